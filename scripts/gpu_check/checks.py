@@ -262,17 +262,17 @@ def gate_calls(bench: Bench) -> str:
 
 def gate_ncu(bench: Bench) -> str:
     """With --profile-from-start off, ncu profiles between a window's cudaProfilerStart and cudaProfilerStop."""
-    from traceable.collectors.ncu import install as ncu_install
+    from traceable.collectors import ncu
     from traceable.trace import ncu_csv
 
     bench.need_gpu()
     report = bench.work / "gated.ncu-rep"
     words = [*_ncu_words(report), "--profile-from-start", "off", sys.executable, *program_words(bench, "windowed")]
-    done = execute(words, bench.work, **GATED, **ncu_install.NO_DEPLOYMENT)
+    done = execute(words, bench.work, **GATED, **ncu.NO_DEPLOYMENT)
     if done.returncode or not report.is_file():
         _check_ncu_works(bench)
         raise Failed(f"ncu --profile-from-start off left no report: {_last(done.stdout + done.stderr)}")
-    launches = ncu_csv.parse(ncu_install.export_csv(report), str(report))
+    launches = ncu_csv.parse(ncu.export_csv(report), str(report))
     grids = [int(one.grid.partition("x")[0]) for one in launches]
     kernels = [oracle.Operation("kernel", "", number, number, 0, None, grid) for number, grid in enumerate(grids)]
     expect(oracle.steps_by_grid(kernels), list(range(START, STOP)), "steps whose kernels ncu profiled, by their grids")
@@ -304,19 +304,19 @@ def gate_nsys(bench: Bench) -> str:
 
 
 def _ncu_words(report: Path) -> list[str]:
-    from traceable.collectors.ncu import install as ncu_install
+    from traceable.collectors import ncu
 
-    words = [str(ncu_install.find_ncu().executable), "--target-processes", "all", "--clock-control", "none"]
+    words = [str(ncu.find_ncu().executable), "--target-processes", "all", "--clock-control", "none"]
     return [*words, "--metrics", "gpu__time_duration.sum", "--export", str(report.with_suffix(""))]
 
 
 def _check_ncu_works(bench: Bench) -> None:
     """Raise `NotPossible` if ncu alone can't measure one kernel."""
-    from traceable.collectors.ncu import install as ncu_install
+    from traceable.collectors import ncu
 
     report = bench.work / "control.ncu-rep"
     words = [*_ncu_words(report), "--launch-count", "1", sys.executable, *program_words(bench, "forward")]
-    done = execute(words, bench.work, **ncu_install.NO_DEPLOYMENT)
+    done = execute(words, bench.work, **ncu.NO_DEPLOYMENT)
     if done.returncode or not report.is_file():
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("==ERROR", "==WARN"))]
         raise NotPossible(f"ncu measures no kernel on this machine: {_last(lines[0] if lines else done.stdout)}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from traceable.analysis.ncu import classify_bound, summarize_launches
+from traceable.errors import TraceError
 from traceable.trace.ncu_csv import COMPUTE, DRAM, DURATION, MEMORY, OCCUPANCY, WAVES, Launch
 
 NAN = math.nan
@@ -74,6 +76,24 @@ def test_launches_of_one_kernel_and_grid_are_one_row_weighted_by_duration() -> N
     each = table.others["launches"]
     assert each.column("duration_ns") == [50, 300, 100, 10]
     assert each.column("bound") == ["compute", "memory", "compute", "latency"]
+
+
+def test_requested_metrics_are_weighted_by_duration_if_they_are_ratios_else_plain_means() -> None:
+    requested = [
+        {"bytes.sum": (10.0, "byte"), "hit.pct": (50.0, "%"), "rate": (4.0, "byte/second"), "policy": ("a", "")},
+        {"bytes.sum": (30.0, "byte"), "hit.pct": (90.0, "%"), "rate": (8.0, "byte/second"), "policy": ("b", "")},
+    ]
+    first, second = (replace(launch("f", ns), requested=one) for ns, one in zip((100, 300), requested, strict=True))
+    table = summarize_launches([first, second, launch("bare", 1)])
+    both, bare = table.rows()
+    assert [both[name] for name in requested[0]] == [20.0, pytest.approx(80), pytest.approx(7), None]
+    assert [bare[name] for name in requested[0]] == [None] * 4
+    assert table.others["metrics"].column("unit") == ["byte", "%", "byte/second", None]
+    assert table.others["launches"].column("policy") == ["a", "b", None]
+    mixed = replace(second, requested={"bytes.sum": (30.0, "Kbyte")})
+    with pytest.raises(TraceError) as caught:
+        summarize_launches([first, mixed])
+    assert caught.value.code == "units_differ"
 
 
 def test_without_durations_means_are_plain_and_times_absent() -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.report.made import export
 
 import traceable
-from traceable.report.csv_table import to_csv
+from traceable.report.csv_output import to_csv
 from traceable.report.views import VIEWS
 
 HOSTILE = "=HYPERLINK(1)\x1b]0;title\x07\x1b[31m\u202e\u2028\r\x9b2J\x7f\b\nINJECTED"

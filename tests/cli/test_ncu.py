@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,13 @@ CSV = f""""ID","Process ID","Kernel Name","Block Size","Grid Size","Device","CC"
 "","","","","","","","nsecond","%","%"
 "0","7","rms_norm_kernel(float *)","(256, 1, 1)","(64, 1, 1)","0","9.0","2000","20","90"
 "1","7","gemm","(128, 1, 1)","(8, 1, 1)","0","9.0","1000","70","10"
+"""
+
+CSV_OF_MORE = f""""ID","Process ID","Kernel Name","{DURATION}","dram__bytes.max","dram__bytes.sum","launch__cluster"
+"","","","nsecond","byte","byte",""
+"0","7","gemm","1000","20,000","1,000,000","Prefer [bold]"
+"1","7","gemm","3000","20,000","3,000,000","Prefer [bold]"
+"2","7","norm","500","n/a","n/a",""
 """
 
 PROGRAM = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(int(sys.argv[1]))"
@@ -97,6 +105,28 @@ def test_json_and_csv_go_to_stdout_whole(ncu: Ncu, stand_in: StandIn, tmp_path: 
     assert (first.partition(",")[0], second.partition(",")[0]) == ('"rms_norm_kernel(float *)"', '"gemm"')
     shown = ncu("--json", "-c", "pass", env=stand_in())
     assert len(json.loads(shown.stdout)["rows"]) == 2
+
+
+def test_requested_metrics_are_collected_and_shown_with_their_units(
+    ncu: Ncu, stand_in: StandIn, tmp_path: Path
+) -> None:
+    dry = ncu("--metrics", "dram__bytes.sum, launch__cluster", "--set", "full", "--dry-run", "-c", "pass")
+    assert f" --set full --metrics {DURATION},{COMPUTE}," in dry.stdout
+    assert ",dram__bytes.sum,launch__cluster --export " in dry.stdout
+    assert " --set " not in ncu("--dry-run", "-c", "pass").stdout
+    env = stand_in(csv=CSV_OF_MORE)
+    shown = ncu("--metrics", "dram__bytes,launch__cluster,absent.sum", "-o", "out", "-c", PROGRAM, "0", env=env)
+    assert (shown.returncode, shown.stdout) == (0, "out\n"), shown.stderr
+    heading, gemm = (
+        next(one for one in shown.stderr.splitlines() if one.startswith(word)) for word in ("kernel ", "gem")
+    )
+    assert heading.endswith("  dram__bytes.max [byte]  dram__bytes.sum [byte]  launch__cluster")
+    assert re.split("  +", gemm)[-3:] == ["20000", "2000000", "Prefer [bold]"]
+    assert message(shown.stderr, "metrics_not_measured").endswith(": absent.sum")
+    document = json.loads(ncu("--read", "out", "--metrics", "dram__bytes.sum", "--json", env=env).stdout)
+    assert [row["dram__bytes.sum"] for row in document["rows"]] == [2_000_000, None]
+    assert document["others"]["metrics"] == [{"metric": "dram__bytes.sum", "unit": "byte"}]
+    assert [row["dram__bytes.sum"] for row in document["others"]["launches"]] == [1e6, 3e6, None]
 
 
 def test_the_exit_code_is_the_programs_own(ncu: Ncu, stand_in: StandIn) -> None:
@@ -202,6 +232,9 @@ def test_a_dry_run_needs_no_ncu_and_leaves_nothing(ncu: Ncu, tmp_path: Path) -> 
         (("--range", "", "-c", "pass"), "name_empty", "range"),
         (("--launches", "0", "-c", "pass"), "number_invalid", "--launches: '0'"),
         (("--skip", "-1", "-c", "pass"), "number_invalid", "--skip: '-1'"),
+        (("--metrics", "dram__bytes.sum,regex:l2.*", "-c", "pass"), "metric_name_invalid", "'regex:l2.*'"),
+        (("--metrics", "", "-c", "pass"), "metric_name_invalid", "''"),
+        (("--set", "", "-c", "pass"), "name_empty", "--set"),
         (("--nonsense",), "no_such_option", "`traceable ncu --help`"),
         ((), "no_program", ""),
         (("absent.py",), "no_such_script", "absent.py"),

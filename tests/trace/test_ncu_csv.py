@@ -106,6 +106,20 @@ def test_launches_of_several_processes_with_equal_ids_are_kept_apart() -> None:
     assert [one.process for one in ncu_csv.parse(text, "x")] == ["7", "8"]
 
 
+def test_requested_metrics_are_read_by_name_or_by_the_name_without_a_suffix() -> None:
+    wide = WIDE_2024.replace(COMPUTE, "dram__bytes.sum").replace('"%"', '"Mbyte"')
+    (only,) = ncu_csv.parse(wide, "x", ["dram__bytes"])
+    assert only.requested == {"dram__bytes.sum": (46.54, "Mbyte")}
+    assert ncu_csv.parse(wide, "x", ["dram__byte"])[0].requested == {}
+    rows = long(
+        '"Command line profiler metrics","dram__bytes.sum","byte","1,205.50"',
+        '"Command line profiler metrics","launch__policy","","PreferL1"',
+        '"Command line profiler metrics","sm__cycles.avg","cycle","n/a"',
+    )
+    (only,) = ncu_csv.parse(rows, "x", ["dram__bytes.sum", "launch__policy", "sm__cycles.avg"])
+    assert only.requested == {"dram__bytes.sum": (1205.5, "byte"), "launch__policy": ("PreferL1", "")}
+
+
 @pytest.mark.parametrize("value", ["1,205.00", "1205", "1205.0", "1.205,00", "1205.00; 600; 605", "1205 (600; 605)"])
 def test_numbers_are_read_in_whichever_locale_they_were_written(value: str) -> None:
     (only,) = ncu_csv.parse(long(f'"x","{DURATION}","ns","{value}",'), "x")

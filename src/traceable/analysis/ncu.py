@@ -8,13 +8,15 @@ not a roofline of floating-point operations over bytes, which needs other metric
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from traceable.analysis.table import Table, objects
 from traceable.analysis.units import format_percent
-from traceable.trace.model import Float64
+from traceable.errors import TraceError
+from traceable.trace.model import Float64, NDArray
 from traceable.trace.ncu_csv import COMPUTE, DRAM, DURATION, MEMORY, OCCUPANCY, WAVES, Launch
 
 BUSY = 0.80
@@ -32,7 +34,13 @@ SMALL_WAVES = 1.0
 _SAME = 0.001
 """The throughput of the memory system is that of its busiest part: this near, DRAM is that part."""
 
-_SHARES = {"compute_share": COMPUTE, "memory_share": MEMORY, "dram_share": DRAM, "occupancy_share": OCCUPANCY}
+_MEASURED = {
+    "compute_share": COMPUTE,
+    "memory_share": MEMORY,
+    "dram_share": DRAM,
+    "occupancy_share": OCCUPANCY,
+    "waves": WAVES,
+}
 
 
 def summarize_launches(launches: Sequence[Launch]) -> Table:
@@ -40,31 +48,35 @@ def summarize_launches(launches: Sequence[Launch]) -> Table:
 
     `duration_*_ns` are over its launches. The shares of peak, the occupancy and the waves are means weighted by
     duration, so that they are those of the whole time. `bound` is `compute`, `memory`, `balanced`, `latency`, or None
-    if unknown; `reason` gives the numbers. `others["launches"]` has the single launches.
+    if unknown; `reason` gives the numbers. A requested metric is a column of its name: of a share or a rate the mean
+    weighted by duration, of other numbers the mean over launches, of texts the one that all launches have.
+    `others["launches"]` has the single launches, `others["metrics"]` the units of the requested metrics.
+
+    Raises:
+        TraceError: the values of a metric are in several units.
     """
-    groups: dict[tuple[str, str, str, str], list[Launch]] = {}
+    units = _collect_units(launches)
+    groups: dict[tuple[str, ...], list[Launch]] = {}
     for launch in launches:
         groups.setdefault((launch.name, launch.grid, launch.block, launch.device), []).append(launch)
-    each = [list(members) for members in groups.values()]
-    names = {
-        "name": objects(key[0] for key in groups),
-        "grid": objects(key[1] or None for key in groups),
-        "block": objects(key[2] or None for key in groups),
-        "device": objects(key[3] or None for key in groups),
-        "launches": np.array([len(members) for members in each], np.int64),
-    }
+    each = list(groups.values())
     durations = [[one.values[DURATION] for one in members if DURATION in one.values] for members in each]
+    total = _reduce_each(durations, math.fsum)
     times = {
-        "duration_total_ns": _reduce_each(durations, math.fsum),
+        "launches": np.array([len(members) for members in each], np.int64),
+        "duration_total_ns": total,
         "duration_mean_ns": _reduce_each(durations, lambda known: math.fsum(known) / len(known)),
         "duration_min_ns": _reduce_each(durations, min),
         "duration_max_ns": _reduce_each(durations, max),
     }
-    table = Table(
-        {**names, **times, **_classify_rows([[_weighted_mean(members, of) for of in _MEASURED] for members in each])}
-    )
-    heaviest = np.argsort(-np.nan_to_num(times["duration_total_ns"]), kind="stable")
-    return Table(table.take(heaviest).values, {"launches": _list_launches(launches)})
+    kernels = Table({**_identify(each), **times, **_measure(each, units)})
+    single = [[one] for one in launches]
+    time = {"duration_ns": np.array([one.values.get(DURATION, math.nan) for one in launches], np.float64)}
+    others = {
+        "launches": Table({**_identify(single), **time, **_measure(single, units)}),
+        "metrics": Table({"metric": objects(units), "unit": objects(unit or None for unit in units.values())}),
+    }
+    return Table(kernels.take(np.argsort(-np.nan_to_num(total), kind="stable")).values, others)
 
 
 def classify_bound(compute: float, memory: float, waves: float, dram: float) -> tuple[str | None, str | None]:
@@ -92,48 +104,75 @@ def classify_bound(compute: float, memory: float, waves: float, dram: float) -> 
     return side, f"{numbers}: {format_percent(BALANCED)} or more apart"
 
 
-_MEASURED = (*_SHARES.values(), WAVES)
+def _collect_units(launches: Sequence[Launch]) -> dict[str, str]:
+    """Return the unit of each requested metric."""
+    units: dict[str, str] = {}
+    for launch in launches:
+        for name, (_, unit) in launch.requested.items():
+            if units.setdefault(name, unit) != unit:
+                raise TraceError(
+                    "units_differ", f"{name} is in {units[name]!r} and in {unit!r}", "export with --print-units base"
+                )
+    return units
 
 
-def _classify_rows(rows: Sequence[Sequence[float]]) -> dict[str, np.ndarray]:
-    """Return the columns of measurements and of the bound; each row is in the order of `_MEASURED`."""
-    compute, memory, dram, occupancy, waves = np.array(rows, np.float64).reshape(-1, len(_MEASURED)).T
-    verdicts = [classify_bound(*four) for four in zip(compute, memory, waves, dram, strict=True)]
+def _identify(groups: Sequence[Sequence[Launch]]) -> dict[str, NDArray[Any]]:
+    """Return the columns that identify the kernel of each group."""
+    first = [members[0] for members in groups]
     return {
-        "bound": objects(verdict for verdict, _ in verdicts),
-        "compute_share": compute,
-        "memory_share": memory,
-        "dram_share": dram,
-        "occupancy_share": occupancy,
-        "waves": waves,
-        "reason": objects(reason for _, reason in verdicts),
+        "name": objects(one.name for one in first),
+        "grid": objects(one.grid or None for one in first),
+        "block": objects(one.block or None for one in first),
+        "device": objects(one.device or None for one in first),
     }
 
 
-def _list_launches(launches: Sequence[Launch]) -> Table:
-    """Return the launches, in order."""
-    values = {
-        "name": objects(one.name for one in launches),
-        "grid": objects(one.grid or None for one in launches),
-        "block": objects(one.block or None for one in launches),
-        "device": objects(one.device or None for one in launches),
-        "duration_ns": np.array([one.values.get(DURATION, math.nan) for one in launches], np.float64),
+def _measure(groups: Sequence[Sequence[Launch]], units: Mapping[str, str]) -> dict[str, NDArray[Any]]:
+    """Return the columns of the bound, the measurements, and the requested metrics of each group."""
+    means = {
+        column: np.array([_mean(members, _get_value(metric)) for members in groups], np.float64)
+        for column, metric in _MEASURED.items()
     }
-    return Table({**values, **_classify_rows([[one.values.get(of, math.nan) for of in _MEASURED] for one in launches])})
+    four = (means["compute_share"], means["memory_share"], means["waves"], means["dram_share"])
+    bounds = [classify_bound(*row) for row in zip(*four, strict=True)]
+    requested = {name: [_reduce_metric(members, name, unit) for members in groups] for name, unit in units.items()}
+    return {
+        "bound": objects(bound for bound, _ in bounds),
+        **means,
+        "reason": objects(reason for _, reason in bounds),
+        **{
+            name: objects(values) if any(isinstance(value, str) for value in values) else np.array(values, np.float64)
+            for name, values in requested.items()
+        },
+    }
 
 
-def _reduce_each(lists: Sequence[Sequence[float]], function: object) -> Float64:
-    assert callable(function)
-    return np.array([function(known) if known else math.nan for known in lists], np.float64)
+def _get_value(metric: str) -> Callable[[Launch], float | None]:
+    return lambda launch: launch.values.get(metric)
 
 
-def _weighted_mean(launches: Sequence[Launch], metric: str) -> float:
-    """Return the mean of a metric over launches, weighted by their durations; unweighted if these are not all known."""
-    known = [one.values for one in launches if metric in one.values]
+def _reduce_metric(launches: Sequence[Launch], name: str, unit: str) -> float | str | None:
+    """Return the value of a requested metric for several launches; None where it is absent, or texts differ."""
+    values = [one.requested[name][0] for one in launches if name in one.requested]
+    if any(isinstance(value, str) for value in values):
+        return values[0] if len(set(values)) == 1 else None
+    is_ratio = unit == "%" or "/" in unit
+    value = _mean(
+        launches, lambda one: cast(float, one.requested[name][0]) if name in one.requested else None, is_ratio
+    )
+    return None if math.isnan(value) else value
+
+
+def _mean(launches: Sequence[Launch], get: Callable[[Launch], float | None], weighted: bool = True) -> float:
+    """Return the mean of a value over the launches that have it, weighted by their durations if all are known."""
+    known = [(value, one.values.get(DURATION, math.nan)) for one in launches if (value := get(one)) is not None]
     if not known:
         return math.nan
-    weights = [values.get(DURATION, math.nan) for values in known]
-    whole = math.fsum(weights)
-    if not whole > 0:
-        return math.fsum(values[metric] for values in known) / len(known)
-    return math.fsum(values[metric] * weight for values, weight in zip(known, weights, strict=True)) / whole
+    whole = math.fsum(weight for _, weight in known)
+    if not weighted or not whole > 0:
+        return math.fsum(value for value, _ in known) / len(known)
+    return math.fsum(value * weight for value, weight in known) / whole
+
+
+def _reduce_each(lists: Sequence[Sequence[float]], function: Callable[[Sequence[float]], float]) -> Float64:
+    return np.array([function(known) if known else math.nan for known in lists], np.float64)

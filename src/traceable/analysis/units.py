@@ -44,14 +44,14 @@ def format_occurrences(number: int) -> str:
 
 
 def format_number(number: float) -> str:
-    """Write a number of no known unit: a whole one as it is, any other with six digits.
+    """Write a number of no known unit for a table: a whole one as it is, any other with six digits.
 
     Examples:
         >>> [format_number(number) for number in (8, -12345.0, 0.25, 1234567.89, 1e300)]
-        ['8', '-12 345', '0.25', '1.23457e+06', '1e+300']
+        ['8', '-12345', '0.25', '1.23457e+06', '1e+300']
     """
     if number == int(number) and abs(number) < 1e15:
-        return format_count(int(number))
+        return str(int(number))
     return f"{number:.6g}"
 
 
@@ -83,10 +83,10 @@ def format_rate(gb_per_s: float) -> str:
     """Write 10**9 bytes a second.
 
     Examples:
-        >>> format_rate(25.6321), format_rate(0.00512)
-        ('25.6 GB/s', '0.00512 GB/s')
+        >>> format_rate(25.6321), format_rate(0.00512), format_rate(1688.4)
+        ('25.6 GB/s', '0.00512 GB/s', '1688 GB/s')
     """
-    return f"{gb_per_s:.3g} GB/s" if abs(gb_per_s) < 999.5 else f"{format_count(round(gb_per_s))} GB/s"
+    return f"{gb_per_s:.3g} GB/s" if abs(gb_per_s) < 999.5 else f"{gb_per_s:.0f} GB/s"
 
 
 def format_timestamp(ns: float) -> str:

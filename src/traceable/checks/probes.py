@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from traceable.collectors import tools
-from traceable.collectors.ncu import install as ncu_install
+from traceable.collectors import ncu, tools
 from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys import user_options
 from traceable.errors import CollectorError, TraceableError
@@ -200,7 +199,7 @@ def describe_unresponsive_nsys(seconds: float) -> Nsys:
 def probe_ncu() -> Tool:
     """Return the version of the ncu that `traceable ncu` would use."""
     try:
-        install = ncu_install.find_ncu()
+        install = ncu.find_ncu()
     except TraceableError as error:
         exists = bool(os.environ.get(environment.NCU) or shutil.which("ncu"))
         return Tool(None, error=error.problem, remedy=error.remedy, exists=exists)

@@ -13,30 +13,43 @@ production. The program may also be -m module, -c code or -- command. --read pri
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from traceable.cli import annotate
 from traceable.cli.console import log, print_command
-from traceable.cli.profile import STDOUT, add_raw_argument, check_raw, parse_positive_int, write_output
+from traceable.cli.profile import (
+    STDOUT,
+    add_raw_argument,
+    check_raw,
+    has_stdout_output,
+    parse_non_negative_int,
+    parse_positive_int,
+    write_content,
+)
 from traceable.cli.run import exit_with_status
 from traceable.cli.run import take_program as take_program
-from traceable.collectors.ncu import collector as ncu
-from traceable.collectors.ncu import filter as ncu_filter
+from traceable.collectors import ncu
 from traceable.errors import Message, MissingDataError, TraceableError, UsageError
 from traceable.launch import launcher, target
 from traceable.launch import ncu as runs
+from traceable.report import OUTPUTS, Content
+from traceable.trace.ncu_csv import METRICS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.table import Table
     from traceable.analysis.top_kernels import TopKernels
+    from traceable.recording import Recording
 
 DEFAULT_TOP = 3
 DEFAULT_LAUNCHES = 5
 MAX_NAME_CELLS = 100
+
+_METRIC = re.compile(r"[a-zA-Z]\w*(\.\w+)*", re.ASCII)
+"""The name of a metric. `regex:` and the other prefixes of ncu's --metrics stand for names that nobody knows before."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"profile N launches; with --from, N of each kernel (default: {DEFAULT_LAUNCHES})",
     )
     parser.add_argument(
-        "--skip", metavar="N", type=_parse_count, default=0, help="skip the first N matching launches (default: 0)"
+        "--skip",
+        metavar="N",
+        type=parse_non_negative_int,
+        default=0,
+        help="skip the first N matching launches (default: 0)",
     )
     parser.add_argument(
         "--clock-control",
@@ -75,9 +92,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="lock the GPU's clocks to base while a kernel is profiled, or don't (default: base)",
     )
     parser.add_argument(
+        "--metrics",
+        metavar="NAMES",
+        type=_parse_metrics,
+        default=(),
+        help="also collect and print these metrics of ncu, separated by commas",
+    )
+    parser.add_argument(
         "--set",
         metavar="NAME",
-        dest="sections",
+        dest="section_set",
         help="also collect a set of ncu's sections, to view in ncu-ui: basic, detailed, full, roofline",
     )
     parser.add_argument(
@@ -90,10 +114,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("Output")
     output = group.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print kernels and launches as JSON (traceable help ncu)")
-    output.add_argument("--csv", action="store_true", help="print the kernels as CSV, every column")
+    for name in OUTPUTS:
+        output.add_argument(
+            f"--{name}", action="store_const", const=STDOUT, help=f"print the result as {name.upper()} on stdout"
+        )
     add_raw_argument(group)
     annotate.add_annotate_arguments(parser)
+
+
+def _parse_metrics(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if not _METRIC.fullmatch(name):
+            words = f"{name[:80]!r} is not the name of a metric; `ncu --query-metrics` lists them"
+            raise argparse.ArgumentTypeError(Message("metric_name_invalid", words))
+    return names
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,22 +136,24 @@ def run(arguments: argparse.Namespace) -> int:
     check_raw(arguments)
     if arguments.read is not None:
         if arguments.program or arguments.range_name or arguments.kernel or arguments.source or arguments.dry_run:
-            raise UsageError(
-                "read_runs_nothing",
-                "--read runs no program",
-                "remove the program and the options that select kernels",
-            )
-        _print(_read(arguments.read), arguments, str(arguments.read))
+            remedy = "remove the program and the options that select kernels"
+            raise UsageError("read_runs_nothing", "--read runs no program", remedy)
+        _print(_read(arguments.read, arguments.metrics), arguments, str(arguments.read))
         return 0
     if arguments.top is not None and arguments.source is None:
         raise UsageError("top_needs_from", "--top needs --from", "add --from RUN")
+    for value, option in ((arguments.range_name, "--range"), (arguments.kernel, "--kernel")):
+        if value == "":
+            raise UsageError("name_empty", f"the name of {option} is empty", "remove the option to select all")
+    if arguments.section_set == "":
+        raise UsageError("name_empty", "the name of --set is empty", "list the sets with `ncu --list-sets`")
     targets = annotate.load_option_targets(arguments)
     program = target.parse_target(arguments.program)
-    selected = _select_launches(arguments)
+    selection, lines = _select_launches(arguments)
     request = runs.NcuRequest(
         target=program,
-        selection=selected.selection,
-        selection_text=selected.scope,
+        selection=selection,
+        scope=_describe_scope(arguments),
         directory=arguments.output,
         force=arguments.force,
         variables=annotate.make_annotate_environment(targets),
@@ -124,88 +161,76 @@ def run(arguments: argparse.Namespace) -> int:
     annotate.check_reachable(targets, program.command(target.get_interpreter_flags()))
     runs.check_ncu_request(request)
     install = None if arguments.dry_run else runs.find_ncu(request)
-    for line in selected.lines:
+    for line in lines:
         log(line)
     if install is None:
         print_command(runs.format_ncu_command_line(request))
         return 0
-    for line in _list_warnings(selected.selection):
-        log(line)
-    finished = runs.run_ncu(request, install, log)
-    for note in annotate.find_unmatched(targets, finished.directory):
+    clocks = "locked to base (--clock-control)" if arguments.clock_control == "base" else "unchanged"
+    words = (
+        f"ncu replays each of these launches several times, alone on the GPU, with caches flushed and clocks {clocks}: "
+        "they take 10 to 1000 times as long"
+    )
+    log(Message("kernels_replayed", words))
+    words = "don't use another profiler on this GPU meanwhile (nsys, torch.profiler, DCGM, another ncu)"
+    log(Message("gpu_not_shared", words))
+    result = runs.run_ncu(request, install, log)
+    for note in annotate.find_unmatched(targets, result.directory):
         log(note)
-    failed = finished.problem
-    if finished.csv is not None:
-        try:
-            _print(
-                _read(finished.csv), arguments, launcher.format_path(finished.directory), _list_clock_notes(arguments)
-            )
-            report = launcher.format_path(finished.csv.with_suffix(ncu.SUFFIX))
-            log(f"next: ncu-ui {report}, or python -m traceable ncu --read {report}")
-        except TraceableError as error:
-            failed = error
-    if failed is not None:
-        log(failed.message)
+    failure: TraceableError | None = None
+    try:
+        _print_result(result, arguments)
+    except TraceableError as error:
+        failure = error
+        log(error.message)
     # The program's exit code is passed through; if it succeeded, a missing result is the failure.
-    return exit_with_status(finished.status) or (failed.exit_code if failed is not None else 0)
+    return exit_with_status(result.status) or (failure.exit_code if failure is not None else 0)
 
 
-@dataclass(frozen=True)
-class _LaunchSelection:
-    """The launches to profile; `scope` describes them as a clause, `lines` as messages."""
+def _print_result(result: runs.NcuResult, arguments: argparse.Namespace) -> None:
+    if isinstance(result.csv, TraceableError):
+        raise result.csv
+    table = _read(result.csv, arguments.metrics)
+    if arguments.clock_control == "base":
+        words = "measured alone, with cold caches and clocks at base: durations differ from those without ncu"
+        table = replace(table, notes=(*table.notes, Message("clocks_locked", words)))
+    _print(table, arguments, launcher.format_path(result.directory))
+    report = launcher.format_path(result.csv.with_suffix(ncu.SUFFIX))
+    log(f"next: ncu-ui {report}, or python -m traceable ncu --read {report}")
 
-    selection: ncu.Selection
-    scope: str
-    lines: tuple[str, ...]
+
+def _describe_scope(arguments: argparse.Namespace) -> str:
+    return f"inside range {arguments.range_name}" if arguments.range_name else "by the program"
 
 
-def _select_launches(arguments: argparse.Namespace) -> _LaunchSelection:
-    """Return the launches to profile.
+def _select_launches(arguments: argparse.Namespace) -> tuple[ncu.Selection, list[str]]:
+    """Return the launches to profile, and what to log about them.
 
     Raises:
-        UsageError: the name of the range or the kernel is empty.
         MissingDataError: the recorded run does not have the range, or no such kernel in it.
     """
-    from traceable.trace.ncu_csv import METRICS
-
-    name, glob = arguments.range_name, arguments.kernel
-    if name == "" or glob == "":
-        raise UsageError("name_empty", "the name of a range or kernel is empty", "remove the option to select all")
-    scope = f"inside range {name}" if name else "by the program"
-    places = ncu_filter.parse_range_option(name) if name else ()
-    expression, base = _convert_kernel_glob(glob)
-    kernels = None if expression is None else ncu_filter.make_kernel_regex([expression])
+    ranges = ncu.parse_range_option(arguments.range_name) if arguments.range_name else ()
+    expression, base = ncu.convert_glob(arguments.kernel) if arguments.kernel else (None, "function")
     selection = ncu.Selection(
-        includes=tuple(ncu_filter.format_nvtx_includes(places)),
-        kernels=kernels,
+        includes=tuple(ncu.format_nvtx_includes(ranges)),
+        kernels=None if expression is None else ncu.make_kernel_regex([expression]),
         base=base,
         skip=arguments.skip,
         count=arguments.launches,
-        metrics=METRICS,
+        metrics=tuple(dict.fromkeys((*METRICS, *arguments.metrics))),
         clocks=arguments.clock_control,
-        sections=arguments.sections,
+        section_set=arguments.section_set,
     )
-    if arguments.source is None:
-        kernel_text = f"kernels named {glob}" if glob else "the first kernels"
-        return _LaunchSelection(
-            selection, scope, (f"ncu will profile {arguments.launches} launches {scope}: {kernel_text}",)
-        )
-    return _select_top_kernels(arguments, selection, scope, expression)
-
-
-def _convert_kernel_glob(glob: str | None) -> tuple[str | None, str]:
-    """Return the regular expression of --kernel, and whether it is for functions or for whole demangled names."""
-    if glob is None:
-        return None, "function"
-    if any(mark in glob for mark in "<(: "):
-        return ncu_filter.convert_glob(glob).removeprefix(ncu_filter.convert_glob("")), "demangled"
-    return ncu_filter.convert_glob(glob), "function"
+    if arguments.source is not None:
+        return _select_top_kernels(arguments, selection, ranges, expression)
+    kernels = f"kernels named {arguments.kernel}" if arguments.kernel else "the first kernels"
+    return selection, [f"ncu will profile {arguments.launches} launches {_describe_scope(arguments)}: {kernels}"]
 
 
 def _select_top_kernels(
-    arguments: argparse.Namespace, selection: ncu.Selection, scope: str, expression: str | None
-) -> _LaunchSelection:
-    """Return the most expensive kernels of the range in the recorded run."""
+    arguments: argparse.Namespace, selection: ncu.Selection, ranges: tuple[ncu.RangePath, ...], expression: str | None
+) -> tuple[ncu.Selection, list[str]]:
+    """Return the same for the most expensive kernels of the range in the recorded run."""
     from traceable.analysis.top_kernels import find_top_kernels, match_instances
     from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress
@@ -215,144 +240,108 @@ def _select_top_kernels(
     with Progress() as progress:
         # ncu matches ranges by the names that the program emits.
         recording = load(arguments.source, progress=progress, raw_names=True)
-        context, places, instances = recording.context, [], None
-        if arguments.range_name:
-            names = recording.trace.names
-            for place in ncu_filter.parse_range_option(arguments.range_name):
-                matches = match_instances(context.instances, names, place.names, place.domain)
-                if matches.any():
-                    places.append(place)
-                    instances = matches if instances is None else instances | matches
-            if instances is None:
+        instances, names = None, recording.trace.names
+        if ranges:
+            matches = [match_instances(recording.context.instances, names, one.names, one.domain) for one in ranges]
+            ranges = tuple(one for one, match in zip(ranges, matches, strict=True) if match.any())
+            if not ranges:
                 recording.check_range(arguments.range_name)
                 raise MissingDataError(
                     "range_not_found",
                     f"no range {arguments.range_name!r} in {arguments.source}",
                     "list the ranges with `traceable report RUN --view ranges`",
                 )
-        top = arguments.top or (None if expression else DEFAULT_TOP)
-        options = {"pattern": expression, "top": top, "launches": arguments.launches, "skip": arguments.skip}
-        best = find_top_kernels(context, instances, **options)
-        symbols = _load_symbol_patterns(Path(recording.trace.source.path), arguments.source, best)
-    expressions = symbols or [f"(?:.*::)?{ncu_filter.escape_regex(one.function)}" for one in best.kernels]
+            instances = sum(matches[1:], start=matches[0])
+        top = find_top_kernels(
+            recording.context,
+            instances,
+            pattern=expression,
+            top=arguments.top or (None if expression else DEFAULT_TOP),
+            launches=arguments.launches,
+            skip=arguments.skip,
+        )
+        symbols = _load_symbols(recording, arguments.source, top)
+    if symbols is None:
+        expressions = [ncu.match_function(ncu.escape_regex(kernel.function)) for kernel in top.kernels]
+    else:
+        expressions = [ncu.escape_regex(symbol) for symbol in symbols]
     narrowed = replace(
         selection,
-        includes=tuple(ncu_filter.format_nvtx_includes(places)) if best.all_visible else (),
-        kernels=ncu_filter.make_kernel_regex(expressions),
-        base="mangled" if symbols else "function",
-        count=best.launches_needed,
+        includes=tuple(ncu.format_nvtx_includes(ranges)) if top.all_visible else (),
+        kernels=ncu.make_kernel_regex(expressions),
+        base="function" if symbols is None else "mangled",
+        count=top.launches_needed,
     )
-    return _LaunchSelection(narrowed, scope, tuple(_describe_selection(arguments, best, symbols is not None, scope)))
+    return narrowed, _describe_kernels(arguments, top, has_symbols=symbols is not None)
 
 
-def _load_symbol_patterns(file: Path, source: Path, best: TopKernels) -> list[str] | None:
-    """Return the kernels' symbols as regular expressions; None if the recording does not have them."""
+def _load_symbols(recording: Recording, source: Path, top: TopKernels) -> list[str] | None:
+    """Return the symbols of the kernels; None if the recording does not have them."""
     from traceable.launch.reports import open_report
     from traceable.trace.mangled_names import load_mangled_names
 
-    names = [one.name for one in best.kernels]
-    if source.is_file():
-        with open_report(source) as readable:
-            symbols = load_mangled_names(readable, names)
-    else:
-        symbols = load_mangled_names(file, names)
-    return None if symbols is None else [ncu_filter.escape_regex(symbol) for symbol in symbols]
+    names = [kernel.name for kernel in top.kernels]
+    if not source.is_file():
+        return load_mangled_names(Path(recording.trace.source.path), names)
+    with open_report(source) as readable:
+        return load_mangled_names(readable, names)
 
 
-def _describe_selection(arguments: argparse.Namespace, best: TopKernels, exact: bool, scope: str) -> list[str]:
+def _describe_kernels(arguments: argparse.Namespace, top: TopKernels, *, has_symbols: bool) -> list[str]:
     from traceable.analysis.units import format_count, format_duration, format_percent
     from traceable.report.text import escape_name, truncate
 
-    selected_ns = sum(kernel.total_ns for kernel in best.kernels)
-    number = format_count(len(best.kernels), "kernel")
-    share = format_percent(selected_ns / best.total_ns if best.total_ns else 0)
-    needed = format_count(best.launches_needed, "launch", "launches")
+    share = sum(kernel.total_ns for kernel in top.kernels) / max(1, top.total_ns)
     lines = [
-        f"ncu will profile {needed} {scope} to get {arguments.launches} of each of {number} "
-        f"({share} of the kernel time there):"
+        f"ncu will profile {format_count(top.launches_needed, 'launch', 'launches')} {_describe_scope(arguments)} to "
+        f"get {arguments.launches} of each of {format_count(len(top.kernels), 'kernel')} "
+        f"({format_percent(share)} of the kernel time there):"
     ]
-    for kernel in best.kernels:
+    for kernel in top.kernels:
         launches = format_count(kernel.launches, "launch", "launches")
         name = truncate(escape_name(kernel.name), MAX_NAME_CELLS)
         lines.append(f"  {format_duration(kernel.total_ns)} in {launches}: {name}")
-    if not exact:
-        lines.append(
-            Message(
-                "kernel_symbols_missing",
-                "the recording has no symbols of kernels: every template instance of these functions is profiled",
-            )
+    if not has_symbols:
+        words = "the recording has no symbols of kernels: every template instance of these functions is profiled"
+        lines.append(Message("kernel_symbols_missing", words))
+    if not top.all_visible:
+        words = (
+            f"some of them are launched by another thread (autograd's) than the one that opened "
+            f"{arguments.range_name}, where ncu does not see the range: they are profiled wherever they run"
         )
-    if not best.all_visible:
-        lines.append(
-            Message(
-                "kernels_on_other_threads",
-                f"some of them are launched by another thread (autograd's) than the one that opened "
-                f"{arguments.range_name}, where ncu does not see the range: they are profiled wherever they run",
-            )
-        )
-    if best.excluded:
-        lines.append(
-            Message(
-                "nccl_kernels_excluded",
-                f"{format_count(best.excluded, 'NCCL kernel')} excluded: they would deadlock, since ncu runs kernels "
-                "one at a time",
-            )
-        )
+        lines.append(Message("kernels_on_other_threads", words))
+    if top.excluded:
+        number = format_count(top.excluded, "NCCL kernel")
+        words = f"{number} excluded: they would deadlock, since ncu runs kernels one at a time"
+        lines.append(Message("nccl_kernels_excluded", words))
     return lines
 
 
-def _list_warnings(selection: ncu.Selection) -> tuple[Message, ...]:
-    clocks = "clocks locked to base (--clock-control)" if selection.clocks == "base" else "clocks unchanged"
-    return (
-        Message(
-            "kernels_replayed",
-            f"ncu replays each of these launches several times, alone on the GPU, with caches flushed and {clocks}: "
-            "they take 10 to 1000 times as long",
-        ),
-        Message(
-            "gpu_not_shared",
-            "don't use another profiler on this GPU meanwhile (nsys, torch.profiler, DCGM, another ncu)",
-        ),
-    )
-
-
-def _list_clock_notes(arguments: argparse.Namespace) -> tuple[Message, ...]:
-    if arguments.clock_control != "base":
-        return ()
-    return (
-        Message(
-            "clocks_locked",
-            "measured alone, with cold caches and clocks at base: durations differ from those without ncu",
-        ),
-    )
-
-
-def _read(path: Path) -> Table:
+def _read(path: Path, metrics: tuple[str, ...]) -> Table:
+    """Return what an ncu report, a directory with one, or a CSV file has; a note names the metrics that it lacks."""
     from traceable.analysis.ncu import summarize_launches
     from traceable.trace import ncu_csv
 
-    if path.is_dir() or path.suffix == ncu.SUFFIX:
-        return summarize_launches(ncu_csv.parse(runs.read_report_csv(path), str(path)))
-    return summarize_launches(ncu_csv.read(path))
+    report = runs.find_report(path)
+    is_csv = report.suffix != ncu.SUFFIX
+    launches = ncu_csv.read(report, metrics) if is_csv else ncu_csv.parse(ncu.export_csv(report), str(path), metrics)
+    table = summarize_launches(launches)
+    measured = table.others["metrics"].column("metric")
+    missing = [name for name in metrics if not any(f"{one}.".startswith(f"{name}.") for one in measured)]
+    if missing:
+        note = Message("metrics_not_measured", f"not in the report: {', '.join(missing)}")
+        table = replace(table, notes=(*table.notes, note))
+    return table
 
 
-def _print(table: Table, arguments: argparse.Namespace, source: str, notes: Sequence[Message] = ()) -> None:
+def _print(table: Table, arguments: argparse.Namespace, source: str) -> None:
     from traceable.report import ncu as report
-    from traceable.report.csv_table import to_csv
-    from traceable.report.document import to_json
 
-    table = replace(table, notes=(*table.notes, *notes))
-    if arguments.json:
-        write_output(STDOUT, to_json(report.build_kernel_report(table, source)) + "\n", sys.stdout)
-    elif arguments.csv:
-        write_output(STDOUT, to_csv(list(table.rows()), table.columns, arguments.raw), sys.stdout)
-    else:
+    content = Content(
+        lambda: report.build_kernel_report(table, source), lambda: (table.rows(), table.columns), arguments.raw
+    )
+    write_content(content, arguments, sys.stdout)
+    if not has_stdout_output(arguments):
         # stdout belongs to the program: the table of a run goes to stderr, as the profile of `run` does.
         report.write_kernels(sys.stdout if arguments.read else sys.stderr, table, f"kernels of {source}")
     sys.stdout.flush()
-
-
-def _parse_count(word: str) -> int:
-    if not (word.isascii() and word.isdigit() and len(word) < 16):
-        raise argparse.ArgumentTypeError(Message("number_invalid", f"{word[:40]!r} is not a number of launches"))
-    return int(word)

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.errors import Message, MissingDataError, UsageError
+from traceable.report import OUTPUTS, Content, load_output
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter, resolve_column
 from traceable.report.text import escape_unencodable
 
@@ -39,16 +40,8 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     """Add those of these options that do not depend on what is shown, and return their group."""
     group = parser.add_argument_group("output")
     output = group.add_mutually_exclusive_group()
-    output.add_argument(
-        "--json",
-        metavar="=FILE",
-        nargs="?",
-        const=STDOUT,
-        help="print the report as JSON on stdout (traceable help report); =FILE writes a file and prints the tables",
-    )
-    output.add_argument(
-        "--csv", metavar="=FILE", nargs="?", const=STDOUT, help="print the table as CSV, every column; =FILE as above"
-    )
+    for name, help_line in OUTPUTS.items():
+        output.add_argument(f"--{name}", metavar="=FILE", nargs="?", const=STDOUT, help=help_line)
     add_raw_argument(group)
     group.add_argument("--quiet", action="store_true", help="print only errors, and the output of --json and --csv")
     group.add_argument("--top", metavar="N", type=parse_non_negative_int, help="print the N largest rows; 0 prints all")
@@ -117,14 +110,15 @@ def print_ranges(
     Args:
         thresholds: of the findings, as `Recording.findings` takes them. CSV has the ranges alone.
     """
-    from traceable.report.csv_table import to_csv
-    from traceable.report.document import build_header, build_report, to_json
+    from traceable.report.document import build_header, build_report
 
-    if arguments.json:
-        write_output(arguments.json, to_json(build_report(recording, choice, verdicts, thresholds)) + "\n", stream)
-    elif arguments.csv:
-        table = recording.profile.names if by == "name" else recording.profile.ranges
-        write_output(arguments.csv, to_csv(choice.rows(table, DEFAULT_SORT), table.columns, arguments.raw), stream)
+    table = recording.profile.names if by == "name" else recording.profile.ranges
+    content = Content(
+        lambda: build_report(recording, choice, verdicts, thresholds),
+        lambda: (choice.rows(table, DEFAULT_SORT), table.columns),
+        arguments.raw,
+    )
+    write_content(content, arguments, stream)
     if has_table_output(arguments):
         from traceable.report.terminal import (
             Page,
@@ -158,13 +152,14 @@ def parse_row_filter(arguments: argparse.Namespace) -> RowFilter:
 
 
 def has_stdout_output(arguments: argparse.Namespace) -> bool:
-    """Whether --json or --csv print on stdout, where nothing else goes then."""
-    return STDOUT in (arguments.json, arguments.csv)
+    """Whether an output is printed on stdout, where nothing else goes then."""
+    return STDOUT in (getattr(arguments, name) for name in OUTPUTS)
 
 
 def output_file(arguments: argparse.Namespace) -> str | None:
-    """Return the file that --json or --csv write; None for none."""
-    return next((name for name in (arguments.json, arguments.csv) if name not in (None, STDOUT)), None)
+    """Return the file that an output is written to; None for none."""
+    files = [getattr(arguments, name) for name in OUTPUTS]
+    return next((file for file in files if file not in (None, STDOUT)), None)
 
 
 def has_table_output(arguments: argparse.Namespace) -> bool:
@@ -173,13 +168,13 @@ def has_table_output(arguments: argparse.Namespace) -> bool:
 
 
 def check_output_files(arguments: argparse.Namespace) -> None:
-    """Make the files of --json and --csv absolute, and reject those that can't be written.
+    """Make the files of the outputs absolute, and reject those that can't be written.
 
     Raises:
         UsageError: such a file, or --raw without --csv.
     """
     check_raw(arguments)
-    for option in ("json", "csv"):
+    for option in OUTPUTS:
         name = getattr(arguments, option)
         if name in (None, STDOUT):
             continue
@@ -223,8 +218,15 @@ def remove_output_file(arguments: argparse.Namespace) -> None:
         ) from None
 
 
+def write_content(content: Content, arguments: argparse.Namespace, stream: TextIO) -> None:
+    """Write the output that the options select, if any; `stream` as for `write_output`."""
+    for name in OUTPUTS:
+        if (destination := getattr(arguments, name)) is not None:
+            write_output(destination, load_output(name).render(content), stream)
+
+
 def write_output(destination: str, text: str, stream: TextIO) -> None:
-    """Write the output of --json or --csv.
+    """Write the text of an output.
 
     Args:
         destination: STDOUT, or the path of a file.

@@ -36,11 +36,12 @@ from traceable.cli.profile import (
     parse_positive_int,
     parse_row_filter,
     print_ranges,
-    write_output,
+    write_content,
 )
 from traceable.errors import Message, MissingDataError, TraceError, UsageError
 from traceable.launch import memory_limit
-from traceable.report.row_filter import RowFilter, resolve_column
+from traceable.report import Content
+from traceable.report.row_filter import Row, RowFilter, resolve_column
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
@@ -222,13 +223,16 @@ def run(arguments: argparse.Namespace) -> int:
             recording, verdicts, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds
         )
     else:
-        if arguments.json:
-            report = (
-                build_header(recording) if ranges is None else build_report(recording, ranges, verdicts, thresholds)
-            )
-            _print_json(report, answers, arguments)
-        elif arguments.csv:
-            _print_csv(next(iter(answers.values())), arguments)
+        content = Content(
+            lambda: _add_answers(
+                build_header(recording) if ranges is None else build_report(recording, ranges, verdicts, thresholds),
+                answers,
+                arguments,
+            ),
+            lambda: _select_table(next(iter(answers.values())), arguments),
+            arguments.raw,
+        )
+        write_content(content, arguments, sys.stdout)
         if has_table_output(arguments):
             _print_tables(recording, ranges, answers, arguments)
     sys.stdout.flush()
@@ -515,8 +519,11 @@ def _answers(
     return {view: answers[view] for view in views if not (documented and view is RANGES)}
 
 
-def _print_json(report: dict[str, Any], answers: Mapping[View, ViewResult], arguments: argparse.Namespace) -> None:
-    from traceable.report.document import missing_data_to_dict, table_to_dict, to_json
+def _add_answers(
+    report: dict[str, Any], answers: Mapping[View, ViewResult], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the document with the results of the views."""
+    from traceable.report.document import missing_data_to_dict, table_to_dict
 
     for view, found in answers.items():
         if view is FINDINGS and FINDINGS.name in report:
@@ -528,12 +535,11 @@ def _print_json(report: dict[str, Any], answers: Mapping[View, ViewResult], argu
             report[key] = missing_data_to_dict(found)
         else:
             report[key] = table_to_dict(found, build_row_filter(arguments, found))
-    write_output(arguments.json, to_json(report) + "\n", sys.stdout)
+    return report
 
 
-def _print_csv(found: ViewResult, arguments: argparse.Namespace) -> None:
-    from traceable.report.csv_table import to_csv
-
+def _select_table(found: ViewResult, arguments: argparse.Namespace) -> tuple[list[Row], Sequence[str]]:
+    """Return the rows and columns of the table that --table names, the view's own by default."""
     assert not isinstance(found, MissingDataError), "raised before"
     table = found
     if arguments.table is not None:
@@ -541,9 +547,7 @@ def _print_csv(found: ViewResult, arguments: argparse.Namespace) -> None:
             there = f"it has {', '.join(found.others)}" if found.others else "it has no further tables"
             raise UsageError("no_such_table", f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = found.others[arguments.table]
-    write_output(
-        arguments.csv, to_csv(build_row_filter(arguments, table).rows(table), table.columns, arguments.raw), sys.stdout
-    )
+    return build_row_filter(arguments, table).rows(table), table.columns
 
 
 def _print_tables(
@@ -596,7 +600,7 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
     from traceable.cli.progress import Progress
     from traceable.recording import load, normalize_names
     from traceable.report.compare import build_comparison, write_comparison
-    from traceable.report.document import build_header, to_json
+    from traceable.report.document import build_header
     from traceable.report.terminal import Page
 
     keep_freed_memory()
@@ -614,10 +618,12 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
         table = _comparison_table(recordings, by, arguments)
         heads = [build_header(recording) for recording in recordings]
     choice = dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
-    if arguments.json:
-        write_output(arguments.json, to_json(build_comparison(heads, by, table, choice)) + "\n", sys.stdout)
-    elif arguments.csv:
-        _print_comparison_csv(table, choice, arguments)
+    content = Content(
+        lambda: build_comparison(heads, by, table, choice),
+        lambda: _select_comparison_table(table, choice, arguments),
+        arguments.raw,
+    )
+    write_content(content, arguments, sys.stdout)
     if has_table_output(arguments):
         shown = dataclasses.replace(choice.for_terminal(PROFILE_ROWS), fold=False)
         write_comparison(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
@@ -682,18 +688,17 @@ def _comparison_table(recordings: Sequence[Recording], by: str, arguments: argpa
     )
 
 
-def _print_comparison_csv(table: Table, choice: RowFilter, arguments: argparse.Namespace) -> None:
-    from traceable.report.csv_table import to_csv
-
+def _select_comparison_table(
+    table: Table, choice: RowFilter, arguments: argparse.Namespace
+) -> tuple[list[Row], Sequence[str]]:
+    """Return the rows and columns of the table that --table names, that of the ranges by default."""
     other = arguments.table
     if other is None:
-        text = to_csv(choice.rows(table), table.columns, arguments.raw)
-    elif other in table.others:
-        text = to_csv(table.others[other].rows(), table.others[other].columns, arguments.raw)
-    else:
-        raise UsageError(
-            "no_such_table",
-            f"a comparison has no table {other!r}",
-            f"it has {', '.join(table.others)}",
-        )
-    write_output(arguments.csv, text, sys.stdout)
+        return choice.rows(table), table.columns
+    if other in table.others:
+        return list(table.others[other].rows()), table.others[other].columns
+    raise UsageError(
+        "no_such_table",
+        f"a comparison has no table {other!r}",
+        f"it has {', '.join(table.others)}",
+    )

@@ -157,7 +157,7 @@ def format_value(value: Any) -> str:
 
     Examples:
         >>> format_value(["step", "forward"]), format_value(True), format_value(12345), format_value(0.5)
-        ('step / forward', 'yes', '12 345', '0.5')
+        ('step / forward', 'yes', '12345', '0.5')
     """
     if isinstance(value, str):
         return escape_name(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from traceable.analysis.table import Table
 from traceable.errors import MissingDataError, TraceableError
 from traceable.report import windows
 from traceable.report.expectations import build_expectation_rows as expectation_rows
+from traceable.report.json_output import to_json
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 from traceable.trace.model import Trace
 
@@ -152,14 +152,9 @@ def missing_data_to_dict(error: MissingDataError) -> dict[str, Any]:
     return {"missing_data": error.message.as_dict}
 
 
-def to_json(report: dict[str, Any]) -> str:
-    """Return the document as JSON text in ASCII, without a newline at its end."""
-    return json.dumps(report, allow_nan=False)
-
-
 def write_report(report: dict[str, Any], path: Path) -> None:
     """Write the document to `path`, as `write_file` does."""
-    write_file(to_json(report) + "\n", path)
+    write_file(to_json(report), path)
 
 
 def write_file(text: str, path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TextIO
 
 from traceable.analysis.table import Table
-from traceable.report.columns import Column
+from traceable.report.columns import Column, format_value
 from traceable.report.document import table_to_dict
 from traceable.report.row_filter import RowFilter
 from traceable.report.terminal import Page, write_view
@@ -34,25 +35,31 @@ VIEW = View(
         Column("waves", rank=9),
     ),
 )
-"""The columns of the main table; the single launches are in the JSON."""
+"""The columns of the main table, before those of the requested metrics; the single launches are in the JSON."""
 
 
 def build_kernel_report(table: Table, source: str) -> dict[str, Any]:
-    """Return the document of `--json`: the rows by kernel, and the launches."""
+    """Return the document of `--json`: the rows by kernel, the launches, and the units of the requested metrics."""
     return {"schema": SCHEMA, "source": source, **table_to_dict(table, RowFilter())}
 
 
 def write_kernels(stream: TextIO, table: Table, title: str) -> None:
     """Print the table of kernels, below it the reason for each one's bound, and the notes."""
+    requested = [
+        Column(
+            row["metric"], f"{row['metric']} [{row['unit']}]" if row["unit"] else row["metric"], 1, write=format_value
+        )
+        for row in table.others["metrics"].rows()
+    ]
     page = Page(stream)
     page.line(title)
     page.line()
-    write_view(page, VIEW, Table(table.values, {}, ()), RowFilter(), 0)
+    view = replace(VIEW, columns=(*VIEW.columns, *requested))
+    write_view(page, view, Table(table.values), RowFilter(), 0)
     page.line()
     for row in table.rows():
         if row["reason"] is not None:
-            page.paragraph(
-                [row["bound"].ljust(8)], f"{truncate(escape_name(row['name']), MAX_NAME_CELLS)}: {row['reason']}"
-            )
+            name = truncate(escape_name(row["name"]), MAX_NAME_CELLS)
+            page.paragraph([], f"{row['bound']}: {name}: {row['reason']}")
     for note in table.notes:
         page.line(format_line(note))

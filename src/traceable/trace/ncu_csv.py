@@ -26,7 +26,7 @@ OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
 WAVES = "launch__waves_per_multiprocessor"
 
 METRICS = (DURATION, COMPUTE, MEMORY, DRAM, OCCUPANCY, WAVES)
-"""The metrics that are collected and read: available from Volta to Hopper; a Tegra has none for DRAM."""
+"""The metrics that are always collected and read: available from Volta to Hopper; a Tegra has none for DRAM."""
 
 _LABELS = {
     "Duration": DURATION,
@@ -54,6 +54,9 @@ _NUMBER = re.compile(r"[-+]?[\d.,]*\d[\d.,]*(?:[eE][-+]?\d+)?")
 _SNIFFED_BYTES = 4096
 _FIX = "pass the output of `ncu --csv --page raw` or `--page details`, or the .ncu-rep itself"
 
+_Row = tuple[int, list[str]]
+"""A row of the file and the number of its line."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -64,7 +67,8 @@ class Launch:
         process: its id.
         grid, block: such as `12288x1x1`; empty if not in the file.
         device: number and, if in the file, name of the GPU.
-        values: by metric: times in ns, throughputs and occupancy from 0 to 1; only those that were measured.
+        values: by metric of METRICS: times in ns, throughputs and occupancy from 0 to 1; only those that were measured.
+        requested: by name of a requested metric, its value and unit, both as in the file.
     """
 
     name: str
@@ -73,14 +77,18 @@ class Launch:
     block: str
     device: str
     values: dict[str, float] = field(default_factory=dict)
+    requested: dict[str, tuple[float | str, str]] = field(default_factory=dict)
 
 
-def read(path: Path) -> list[Launch]:
+def read(path: Path, metrics: Sequence[str] = ()) -> list[Launch]:
     """Return the launches in a CSV file, in its order.
 
+    Args:
+        path: the file.
+        metrics: as for `parse`.
+
     Raises:
-        TraceError: the file can't be read, is not from ncu, has no launch or no metric of METRICS, or a value in it
-            is not a number.
+        TraceError: the file can't be read, is not from ncu, has no launch or no metric, or a value in it is invalid.
     """
     try:
         with untrusted.open_regular(path, follow=True) as file:
@@ -89,28 +97,43 @@ def read(path: Path) -> list[Launch]:
             content = b"" if b"\0" in begin else begin + file.read()
         text = content.decode("utf-8-sig", "replace")
     except OSError as error:
-        found = f"{path} can't be read: {error.strerror}"
-        raise TraceError("file_unreadable", found, "check the path and its permissions") from None
-    return parse(text, str(path))
+        problem = f"{path} can't be read: {error.strerror}"
+        raise TraceError("file_unreadable", problem, "check the path and its permissions") from None
+    return parse(text, str(path), metrics)
 
 
-def parse(text: str, source: str) -> list[Launch]:
-    """Return the launches in a CSV text; `source` is its name in errors. Raises as `read`."""
+def parse(text: str, source: str, metrics: Sequence[str] = ()) -> list[Launch]:
+    """Return the launches in a CSV text. Raises as `read`.
+
+    Args:
+        text: of the file.
+        source: its name in errors.
+        metrics: names of further metrics to read; one without a suffix stands for all with one (`.avg`, `.sum`).
+    """
     lines = text.splitlines()
     start, header = _find_header(lines, source)
-    rows = list(_read_rows(lines, start, header, source))
+    rows = _read_rows(lines, start, header, source)
     is_long = {"Metric Name", "Metric Value"} <= set(header)
-    launches = _read_long(header, rows, source) if is_long else _read_wide(header, rows, source)
+    launches: dict[tuple[str, ...], Launch] = {}
+    for number, key, cells, measurements in _read_long(header, rows) if is_long else _read_wide(header, rows):
+        launch = launches.setdefault(key, _make_launch(cells))
+        for name, unit, value in measurements:
+            metric = name if name in METRICS else _LABELS.get(name)
+            if metric is not None and not (metric == MEMORY and unit not in ("%", "")):
+                _add_value(launch.values, metric, value, unit, f"{source}, line {number}")
+            if any(name == one or name.startswith(f"{one}.") for one in metrics) and not _is_absent(value):
+                parsed = _parse_number(_strip_instances(value))
+                launch.requested[name] = (value if parsed is None else parsed, unit)
     if not launches:
         problem = f"{source} has no launch of a kernel"
         raise TraceError("no_kernel_launches", problem, "profile again with other filters")
-    if not any(launch.values for launch in launches):
+    if not any(launch.values or launch.requested for launch in launches.values()):
         raise TraceError(
             "no_metrics",
             f"{source} has none of the metrics that tell what limits its {len(launches)} launches",
             "profile with `traceable ncu`, or collect ncu's section SpeedOfLight",
         )
-    return launches
+    return list(launches.values())
 
 
 def _find_header(lines: Sequence[str], source: str) -> tuple[int, list[str]]:
@@ -124,8 +147,8 @@ def _find_header(lines: Sequence[str], source: str) -> tuple[int, list[str]]:
     raise TraceError("not_an_ncu_csv", problem, _FIX)
 
 
-def _read_rows(lines: Sequence[str], start: int, header: Sequence[str], source: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows below the header with their line numbers, as wide as it is."""
+def _read_rows(lines: Sequence[str], start: int, header: Sequence[str], source: str) -> Iterator[_Row]:
+    """Yield the rows below the header, as wide as it is."""
     # ncu quotes every field, which distinguishes other output of ncu or the program.
     quoted = lines[start].startswith('"')
     needed = header.index("Metric Value") + 1 if "Metric Value" in header else len(header)
@@ -150,41 +173,28 @@ def _split_line(line: str, number: int, source: str) -> list[str]:
         raise TraceError("csv_malformed", f"{source}, line {number + 1} is not valid CSV: {error}", _FIX) from None
 
 
-def _read_wide(header: Sequence[str], rows: Sequence[tuple[int, list[str]]], source: str) -> list[Launch]:
-    columns = [(place, metric) for place, name in enumerate(header) if (metric := _find_metric(name)) is not None]
+_Measured = tuple[int, tuple[str, ...], dict[str, str], Sequence[tuple[str, str, str]]]
+"""Line number, key of the launch, cells by column, and the measurements: name, unit and value."""
+
+
+def _read_wide(header: Sequence[str], rows: Iterator[_Row]) -> Iterator[_Measured]:
     units = [""] * len(header)
-    launches = []
     for number, row in rows:
         cells = dict(zip(header, row, strict=False))
         if not cells["Kernel Name"] and not cells.get("ID"):
             units = row
             continue
-        values: dict[str, float] = {}
-        for place, metric in columns:
-            _add_value(values, metric, row[place], units[place], f"{source}, line {number}")
-        launches.append(_make_launch(cells, values))
-    return launches
+        yield number, (str(number),), cells, list(zip(header, units, row, strict=False))
 
 
-def _read_long(header: Sequence[str], rows: Sequence[tuple[int, list[str]]], source: str) -> list[Launch]:
-    launches: dict[tuple[str, ...], Launch] = {}
+def _read_long(header: Sequence[str], rows: Iterator[_Row]) -> Iterator[_Measured]:
     for number, row in rows:
         cells = dict(zip(header, row, strict=False))
-        metric = _find_metric(cells["Metric Name"])
         key = (cells.get("Process ID", ""), cells.get("ID", ""), cells["Kernel Name"])
-        launch = launches.setdefault(key, _make_launch(cells, {}))
-        unit = cells.get("Metric Unit", "")
-        if metric is None or (metric == MEMORY and unit not in ("%", "")):
-            continue
-        _add_value(launch.values, metric, cells["Metric Value"], unit, f"{source}, line {number}")
-    return list(launches.values())
+        yield number, key, cells, [(cells["Metric Name"], cells.get("Metric Unit", ""), cells["Metric Value"])]
 
 
-def _find_metric(name: str) -> str | None:
-    return name if name in METRICS else _LABELS.get(name)
-
-
-def _make_launch(cells: dict[str, str], values: dict[str, float]) -> Launch:
+def _make_launch(cells: dict[str, str]) -> Launch:
     def size(column: str, metric: str) -> str:
         # Without base units 2022.3 writes 256.000000.
         each = [cells.get(f"{metric}_{axis}", "").partition(".")[0] for axis in "xyz"]
@@ -194,7 +204,7 @@ def _make_launch(cells: dict[str, str], values: dict[str, float]) -> Launch:
     name = cells.get("device__attribute_display_name", "")
     device = " ".join(filter(None, (cells.get("Device") or cells.get("launch__device_id", ""), name)))
     grid, block = size("Grid Size", "launch__grid_dim"), size("Block Size", "launch__block_dim")
-    return Launch(cells["Kernel Name"], cells.get("Process ID", ""), grid, block, device, values)
+    return Launch(cells["Kernel Name"], cells.get("Process ID", ""), grid, block, device)
 
 
 def _add_value(values: dict[str, float], metric: str, text: str, unit: str, where: str) -> None:
@@ -203,11 +213,9 @@ def _add_value(values: dict[str, float], metric: str, text: str, unit: str, wher
     Raises:
         TraceError: it is not a number, or has an unknown unit.
     """
-    # A metric with a value per instance is written `total; one; one` or `total (one; one)`.
-    plain = re.split(r"[;(]", text, maxsplit=1)[0].strip() if not text.startswith("(") else text.strip()
-    if plain.lower() in _NO_VALUE:
+    if _is_absent(text):
         return
-    number = _parse_number(plain)
+    number = _parse_number(_strip_instances(text))
     if number is None or number < 0:
         raise TraceError("metric_invalid", f"{where}: {text[:60]!r} is not a valid value of {metric}", _FIX)
     if metric == DURATION:
@@ -217,6 +225,18 @@ def _add_value(values: dict[str, float], metric: str, text: str, unit: str, wher
         values[metric] = number * _TIMES_NS[unit]
     else:
         values[metric] = number if metric == WAVES else number / 100
+
+
+def _strip_instances(text: str) -> str:
+    """Return the total of a metric with a value per instance, which is written `total; one; one` or `total (one; one)`.
+
+    The parenthesis of `(!) nan` has no total before it.
+    """
+    return text.strip() if text.startswith("(") else re.split(r"[;(]", text, maxsplit=1)[0].strip()
+
+
+def _is_absent(text: str) -> bool:
+    return _strip_instances(text).lower() in _NO_VALUE
 
 
 def _parse_number(text: str) -> float | None:

@@ -7,10 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from traceable.protocol.environment import escape_unprintable
+from traceable.report import Content
 from traceable.report.row_filter import Row
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of cells that spreadsheets evaluate."""
+
+
+def render(content: Content) -> str:
+    """Return the table as CSV text."""
+    return to_csv(*content.table(), content.raw)
 
 
 def to_csv(rows: Iterable[Row], columns: Sequence[str], raw: bool = False) -> str:

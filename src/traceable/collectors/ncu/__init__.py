@@ -1,1 +1,0 @@
-"""Nsight Compute: how it is found, its filters of kernels, its command line."""

@@ -1,0 +1,58 @@
+"""A command is one module and one line in `main.COMMANDS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import traceable.cli
+from traceable.cli.main import COMMANDS, main
+
+MODULE = '''
+"""Count what the options give."""
+
+
+def add_arguments(parser):
+    parser.add_argument("--number", type=int, default=1)
+
+
+def take_program(parser, words):
+    return words[:2], words[2:]
+
+
+def run(arguments):
+    print(arguments.number, arguments.program)
+    return arguments.number
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary package with a command, whose folder is searched for modules of `traceable.cli`."""
+    folder = tmp_path / "more_commands"
+    folder.mkdir()
+    (folder / "count.py").write_text(MODULE)
+    monkeypatch.setattr(traceable.cli, "__path__", [*traceable.cli.__path__, str(folder)])
+    monkeypatch.setitem(COMMANDS, "count", "count what the options give")
+    monkeypatch.delitem(sys.modules, "traceable.cli.count", raising=False)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_command_is_one_file_and_one_registration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count", "--number", "3", "app.py", "-x"]) == 3
+    assert capsys.readouterr().out == "3 ['app.py', '-x']\n"
+    assert main(["count", "--number", "x"]) == 2
+    assert "`traceable count --help`" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "count what the options give" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["count", "--help"])
+    assert "--number" in capsys.readouterr().out
+
+
+def test_without_the_registration_there_is_no_such_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count"]) == 2
+    assert "[arguments_invalid]" in capsys.readouterr().err

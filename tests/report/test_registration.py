@@ -1,0 +1,56 @@
+"""An output is one file and one line in `report.OUTPUTS`: the command line offers it everywhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.report.made import export
+
+import traceable.report
+from traceable.cli.main import main
+
+MODULE = '''
+"""A table as tab-separated values."""
+
+from traceable.report import Content
+
+
+def render(content: Content) -> str:
+    rows, columns = content.table()
+    return "".join("\\t".join(str(row[name]) for name in columns) + "\\n" for row in rows)
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary package with an output, whose folder is searched for modules of `traceable.report`."""
+    folder = tmp_path / "more_outputs"
+    folder.mkdir()
+    (folder / "tsv_output.py").write_text(MODULE)
+    monkeypatch.setattr(traceable.report, "__path__", [*traceable.report.__path__, str(folder)])
+    monkeypatch.setitem(traceable.report.OUTPUTS, "tsv", "print the table as TSV")
+
+
+@pytest.mark.usefixtures("package")
+def test_an_output_is_one_file_and_one_registration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = str(export(tmp_path / "made.sqlite"))
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    assert re.search(r"--tsv.* print the table as TSV", capsys.readouterr().out, re.DOTALL)
+    for words in (["--by", "name"], ["--view", "kernels"], [database]):
+        assert main(["report", database, *words, "--tsv"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines and all("\t" in line for line in lines)
+    saved = tmp_path / "ranges.tsv"
+    assert main(["report", database, "--by", "name", f"--tsv={saved}"]) == 0
+    assert saved.read_text().startswith("step\t")
+    assert "range" in capsys.readouterr().out, "the tables are printed where the output goes to a file"
+    csv = tmp_path / "ncu.csv"
+    csv.write_text("ID,Kernel Name,gpu__time_duration.sum\n,,ns\n0,f,12\n")
+    assert main(["ncu", "--read", str(csv), "--tsv"]) == 0
+    assert capsys.readouterr().out.startswith("f\t")
+    assert main(["report", database, "--tsv", "--csv"]) == 2
+    assert main(["report", database, "--tsv=absent/x"]) == 2
+    assert "[output_file_invalid]" in capsys.readouterr().err

@@ -11,8 +11,8 @@ from traceable import import_fallback as _fallback
 from traceable.annotation.counters import Counter, counter
 from traceable.annotation.domains import Domain, DummyDomain, ExtCounter, Float64Counter, Int64Counter, get_domain
 from traceable.annotation.expectations import expect
-from traceable.annotation.import_hooks import register_import_hooks as _register_import_hooks
-from traceable.annotation.profile import Profile
+from traceable.annotation.external.import_hook import register_import_hooks as _register_import_hooks
+from traceable.annotation.external.profile import Profile
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
 from traceable.capture.flight import dump
 from traceable.protocol import environment as _environment
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from traceable.annotation.patching import annotate_targets
+    from traceable.annotation.external.patching import annotate_targets
     from traceable.annotation.pauses import record_gc, record_loop_pauses
     from traceable.annotation.torch.copies import instrument_copies
     from traceable.annotation.torch.modules import instrument
@@ -63,7 +63,7 @@ __all__ = [
 
 _LATER = {
     "Recording": "traceable.recording",
-    "annotate_targets": "traceable.annotation.patching",
+    "annotate_targets": "traceable.annotation.external.patching",
     "capture_when": "traceable.capture.triggers",
     "instrument": "traceable.annotation.torch.modules",
     "instrument_copies": "traceable.annotation.torch.copies",

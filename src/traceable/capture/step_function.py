@@ -1,6 +1,7 @@
 """Each call of one function is a step, without a line in the program: `run --step-function 'engine:Engine.step'`.
 
-`annotation/patching.py` finds, replaces and restores the function, as for `--annotate`; this module makes the wrapper.
+`annotation/external/patching.py` finds, replaces and restores the function, as for `--annotate`; this module makes the
+wrapper.
 The result, the exception and the kind of function that `inspect` reports stay the same.
 """
 
@@ -10,8 +11,9 @@ import os
 import sys
 import types
 
-from traceable.annotation import engine, patching
-from traceable.annotation.patterns import parse_step_function
+from traceable.annotation import engine
+from traceable.annotation.external import patching
+from traceable.annotation.external.patterns import parse_step_function
 from traceable.errors import CauseError
 from traceable.protocol import environment
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from traceable.annotation.patterns import Target
+    from traceable.annotation.external.patterns import Target
 
 _BIND_AS_METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 """Types that a class turns into a bound method, as it does the wrapper."""
@@ -56,7 +58,7 @@ def wrap_as_step(value: Any, target: Target, name: str, in_class: bool) -> Any:
     if isinstance(value, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
         return _wrap_function(value)
     if callable(value):
-        from traceable.annotation.proxy import wrap_callable
+        from traceable.annotation.external.proxy import wrap_callable
 
         return wrap_callable(value, _wrap_function)
     raise CauseError("not_a_function", f"is not a function but of type {type(value).__name__}")

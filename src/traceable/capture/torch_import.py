@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from traceable.annotation.import_hooks import PostImportFinder
+from traceable.annotation.external.import_hook import PostImportFinder
 from traceable.errors import code_of
 from traceable.protocol import environment
 

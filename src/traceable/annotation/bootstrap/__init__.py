@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from traceable.annotation.patterns import Target, encode_targets
+from traceable.annotation.external.patterns import Target, encode_targets
 from traceable.protocol import environment
 
 DIRECTORY = str(Path(__file__).parent)

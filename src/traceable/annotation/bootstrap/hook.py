@@ -128,7 +128,7 @@ class _Watch:
         """Load traceable and have it take the patterns; None where this interpreter has no traceable."""
         self.has_begun = True
         try:
-            from traceable.annotation import patching
+            from traceable.annotation.external import patching
 
             patching.annotate_from_environment()
             if os.environ.get(_STEP_FUNCTION):
@@ -210,7 +210,7 @@ def _watch_imports(patterns: str) -> None:
     if "__main__" in packages or main.partition(".")[0] in packages:
         # The program's own file is read next: there is no import of it to wait for.
         if watch.begin():
-            from traceable.annotation import main_module
+            from traceable.annotation.external import main_module
 
             main_module.install(main)
     # Loading traceable may import what the standard library has: not within an import of the very same module.
@@ -272,7 +272,7 @@ def _report_if_idle(watch: _Watch, pid: int) -> None:
     if watch.has_begun or is_worker:
         return
     try:
-        from traceable.annotation import patching
+        from traceable.annotation.external import patching
 
         patching.report_idle_process()
     except Exception as error:  # noqa: BLE001 - the program has ended as it ended

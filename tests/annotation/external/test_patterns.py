@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.annotation.patching import annotate_targets
-from traceable.annotation.patterns import (
+from traceable.annotation.external.patching import annotate_targets
+from traceable.annotation.external.patterns import (
     Target,
     decode_targets,
     encode_targets,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from traceable.annotation import import_hooks
+from traceable.annotation.external import import_hook
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_it_is_called_once_after_the_modules_own_code_and_leaves_no_finder(
     calls: list[str] = []
     monkeypatch.setitem(sys.modules, "watched_calls", calls)  # type: ignore[arg-type]
     before = list(sys.meta_path)
-    import_hooks.register_post_import_hook(module, lambda: calls.append("called"))
+    import_hook.register_post_import_hook(module, lambda: calls.append("called"))
     for _ in range(2):
         spec = importlib.util.find_spec(module)
         assert spec is not None
@@ -45,7 +45,7 @@ def test_it_is_called_once_after_the_modules_own_code_and_leaves_no_finder(
 def test_what_is_imported_already_is_called_for_at_once() -> None:
     calls: list[str] = []
     before = list(sys.meta_path)
-    import_hooks.register_post_import_hook("sys", lambda: calls.append("called"))
+    import_hook.register_post_import_hook("sys", lambda: calls.append("called"))
     assert calls == ["called"]
     assert sys.meta_path == before
 
@@ -60,6 +60,6 @@ def test_a_finder_that_goes_through_the_finders_again_ends(module: str, monkeypa
     calls: list[str] = []
     monkeypatch.setitem(sys.modules, "watched_calls", calls)  # type: ignore[arg-type]
     sys.meta_path.insert(0, Again())  # type: ignore[arg-type]
-    import_hooks.register_post_import_hook(module, lambda: calls.append("called"))
+    import_hook.register_post_import_hook(module, lambda: calls.append("called"))
     importlib.import_module(module)
     assert calls == ["called"]

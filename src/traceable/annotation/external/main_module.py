@@ -18,8 +18,8 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 
-from traceable.annotation import patching
-from traceable.annotation.patterns import Target, part_matches
+from traceable.annotation.external import patching
+from traceable.annotation.external.patterns import Target, part_matches
 from traceable.protocol import environment
 
 TYPE_CHECKING = False

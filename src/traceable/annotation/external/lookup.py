@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 
-from traceable.annotation.patterns import has_wildcard, part_matches
+from traceable.annotation.external.patterns import has_wildcard, part_matches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -199,7 +199,7 @@ def test_copies_made_before_patching_are_annotated_and_given_back(run: Run, code
                 import engine
                 from engine import step
                 import other
-                import traceable.annotation.patching as patching
+                import traceable.annotation.external.patching as patching
 
                 def states():
                     return [dict(vars(x)) for x in (engine, other, other.C, sys.modules["__main__"])]
@@ -256,7 +256,7 @@ def test_what_wraps_ours_or_replaces_it_is_left_alone(run: Run, code: Callable[.
     code({"engine.py": "def step(): return 1\ndef other(): return 2"})
     program = """
 import engine
-from traceable.annotation.patching import annotate_targets
+from traceable.annotation.external.patching import annotate_targets
 handle = annotate_targets("engine:*")
 mine = lambda: 3
 engine.step, original = mine, engine.other.__wrapped__
@@ -388,7 +388,7 @@ def test_disabled_means_untouched(run: Run) -> None:
 def test_threads_that_annotate_and_undo_at_once_leave_the_original(run: Run) -> None:
     program = """
 import json, threading
-from traceable.annotation.patching import annotate_targets
+from traceable.annotation.external.patching import annotate_targets
 
 original, together = json.loads, threading.Barrier(4)
 

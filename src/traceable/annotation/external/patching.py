@@ -18,9 +18,9 @@ import types
 from _thread import RLock, get_ident
 from itertools import islice
 
-from traceable.annotation import lookup, patch_report
+from traceable.annotation.external import lookup, patch_report
+from traceable.annotation.external.patterns import Target, decode_targets, parse_pattern, parse_step_function
 from traceable.annotation.handle import Handle
-from traceable.annotation.patterns import Target, decode_targets, parse_pattern, parse_step_function
 from traceable.errors import CauseError, Message
 from traceable.protocol import environment
 
@@ -158,7 +158,7 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
         return decorate(value)
     if callable(value):
         # wrapt takes 85 ms to import (2.5.2), so only what needs a proxy pays for it.
-        from traceable.annotation.proxy import wrap_callable
+        from traceable.annotation.external.proxy import wrap_callable
 
         return wrap_callable(value, decorate)
     raise CauseError("not_a_function", f"is not a function but of type {kind.__name__}")

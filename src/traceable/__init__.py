@@ -11,8 +11,8 @@ from traceable import import_fallback as _fallback
 from traceable.annotation.counters import Counter, counter
 from traceable.annotation.domains import Domain, DummyDomain, ExtCounter, Float64Counter, Int64Counter, get_domain
 from traceable.annotation.expectations import expect
-from traceable.annotation.external.import_hook import register_import_hooks as _register_import_hooks
 from traceable.annotation.external.profile import Profile
+from traceable.annotation.libraries import support_libraries as _support_libraries
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
 from traceable.capture.flight import dump
 from traceable.protocol import environment as _environment
@@ -165,7 +165,7 @@ def _is_set(*names: str) -> bool:
     return any(_os.environ.get(name) for name in names)
 
 
-_register_import_hooks()
+_support_libraries()
 if _is_set(_environment.GC, _environment.LOOP_PAUSES):
     _begin("traceable.annotation.pauses", "record_from_environment")
 if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RUN_DIR):

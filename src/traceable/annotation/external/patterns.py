@@ -7,6 +7,7 @@ library only, and `tomllib` not before a file is read.
 
 from __future__ import annotations
 
+import re
 import sys
 
 TYPE_CHECKING = False
@@ -104,8 +105,6 @@ def part_matches(pattern: str, name: str) -> bool:
 
 
 def _fits(pattern: str, text: str, star: str, question_mark: str) -> bool:
-    import re  # 5 ms, which a process without wildcards need not pay
-
     expression = re.escape(pattern).replace(r"\*", star).replace(r"\?", question_mark)
     return re.fullmatch(expression, text) is not None
 

@@ -20,6 +20,7 @@ from itertools import islice
 
 from traceable.annotation.external import lookup, patch_report
 from traceable.annotation.external.import_hook import ImportHook
+from traceable.annotation.external.patcher import Patches
 from traceable.annotation.external.patterns import Target, decode_targets, parse_pattern, parse_step_function
 from traceable.annotation.handle import Handle
 from traceable.errors import CauseError, Message
@@ -48,34 +49,6 @@ if hasattr(os, "register_at_fork"):
 _live: list[PatchSet] = []
 _installed: dict[int, object] = {}
 """Our active replacements, by id: what is annotated from outside already is left as it is."""
-
-
-class Patch:
-    """One attribute that was replaced from outside: its original and its replacement.
-
-    Attributes:
-        own: whether the original is in the owner's own namespace; else it is inherited.
-    """
-
-    __slots__ = ("attribute", "original", "own", "owner", "replacement")
-
-    def __init__(self, owner: Any, attribute: str, original: Any, replacement: object, own: bool = True) -> None:
-        self.owner = owner
-        self.attribute = attribute
-        self.original = original
-        self.replacement = replacement
-        self.own = own
-
-    def undo(self) -> None:
-        """Put the very same object back, unless someone else has replaced ours meanwhile."""
-        if getattr(self.original, "__qualname__", "").endswith(_THROUGH_OURS):
-            self.original.__qualname__ = self.original.__qualname__[: -len(_THROUGH_OURS)]
-        if lookup.get_namespace(self.owner).get(self.attribute) is not self.replacement:
-            return
-        if self.own:
-            setattr(self.owner, self.attribute, self.original)
-        else:
-            delattr(self.owner, self.attribute)
 
 
 def annotate_value(value: Any, target: Target, name: str, in_class: bool) -> Any:
@@ -191,7 +164,7 @@ class PatchSet(Handle):
         self.make = make
         self.matches: dict[Target, list[str]] = {target: [] for target in targets}
         self.problems: dict[Target, list[Message]] = {}
-        self._changes: list[Patch] = []
+        self.patches = Patches()
         self._hook = ImportHook(
             (target.package for target in targets),
             lambda name: any(target.matches_module(name) for target in targets),
@@ -224,14 +197,11 @@ class PatchSet(Handle):
             if self in _live:
                 _live.remove(self)
                 self._hook.remove()
-            while self._changes:
-                change = self._changes.pop()
-                try:
-                    change.undo()
-                    _installed.pop(id(change.replacement), None)
-                except Exception as error:  # noqa: BLE001 - a class may refuse; the rest is still put back
-                    message = f"{change.attribute} stays annotated: {error}"
-                    environment.warn_once("annotation_not_removed", message, key=change.attribute)
+            for patch in self.patches:
+                _installed.pop(id(patch.replacement), None)
+                if getattr(patch.original, "__qualname__", "").endswith(_THROUGH_OURS):
+                    patch.original.__qualname__ = patch.original.__qualname__[: -len(_THROUGH_OURS)]
+            self.patches.undo()
 
 
 def annotate_targets(*patterns: str | Target) -> PatchSet:
@@ -391,7 +361,8 @@ def _replace(patching: PatchSet, target: Target, module_name: str, place: lookup
         _add_match(patching, target, name)
         return None
     try:
-        is_replaced = _change(patching, Patch(place.owner, place.attribute, place.value, replacement, place.own))
+        original = place.value if place.own else None
+        is_replaced = _change(patching, place.owner, place.attribute, original, replacement)
     except (AttributeError, TypeError):
         owner = getattr(place.owner, "__qualname__", None) or module_name
         reason = f"{name} can't be replaced: {owner} is an extension type or rejects new attributes"
@@ -427,15 +398,12 @@ def keep_picklable(place: lookup.FunctionLocation) -> None:
         function.__qualname__ += _THROUGH_OURS
 
 
-def _change(patching: PatchSet, change: Patch) -> bool:
+def _change(patching: PatchSet, owner: Any, attribute: str, original: object, replacement: object) -> bool:
     with _lock:
-        if lookup.get_namespace(change.owner).get(change.attribute, None) is not (
-            change.original if change.own else None
-        ):
+        if lookup.get_namespace(owner).get(attribute) is not original:
             return False  # another thread was faster
-        setattr(change.owner, change.attribute, change.replacement)
-        patching._changes.append(change)
-        _installed[id(change.replacement)] = change.replacement
+        patching.patches.replace(owner, attribute, replacement)
+        _installed[id(replacement)] = replacement
         return True
 
 
@@ -448,7 +416,7 @@ def _replace_copies(
             continue
         for attribute, value in list(lookup.get_namespace(module).items()):
             if id(value) in moved and value is moved[id(value)][0]:
-                _change(patching, Patch(module, attribute, value, moved[id(value)][1]))
+                _change(patching, module, attribute, value, moved[id(value)][1])
 
 
 def _add_match(patching: PatchSet, target: Target, name: str) -> None:

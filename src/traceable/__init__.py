@@ -6,6 +6,7 @@ costs next to nothing is loaded at once, because a program may be unable to impo
 
 import os as _os
 import sys as _sys
+from typing import TYPE_CHECKING
 
 from traceable import import_fallback as _fallback
 from traceable.annotation.counters import Counter, counter
@@ -17,7 +18,6 @@ from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_
 from traceable.capture.flight import dump
 from traceable.protocol import environment as _environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

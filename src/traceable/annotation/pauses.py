@@ -18,17 +18,14 @@ import gc
 import math
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from traceable.annotation import engine
 from traceable.annotation.external.patcher import Patches
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
 from traceable.protocol import environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 GC_DOMAIN = "traceable.gc"
 GC_NAME = "gc"

@@ -11,15 +11,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from traceable.annotation.external.patcher import Patches
 from traceable.capture.gates import GateError
 from traceable.protocol import environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 SUFFIX = ".pt.trace.json.gz"
 """The suffix of the files, the same as that of torch's own handlers."""

@@ -7,9 +7,11 @@ The result, the exception and the kind of function that `inspect` reports stay t
 
 from __future__ import annotations
 
+import functools
 import os
-import sys
 import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from traceable.annotation import engine
 from traceable.annotation.external import patching
@@ -17,11 +19,7 @@ from traceable.annotation.external.patterns import parse_step_function
 from traceable.errors import CauseError
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from traceable.annotation.external.patterns import Target
 
 _BIND_AS_METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -52,8 +50,7 @@ def wrap_as_step(value: Any, target: Target, name: str, in_class: bool) -> Any:
     """
     if isinstance(value, (staticmethod, classmethod)):
         return type(value)(wrap_as_step(value.__func__, target, name, in_class=False))
-    functools = sys.modules.get("functools")
-    if isinstance(value, property) or (functools is not None and isinstance(value, functools.cached_property)):
+    if isinstance(value, property | functools.cached_property):
         raise CauseError("step_is_property", "is a property: a step is a call of a function")
     if isinstance(value, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
         return _wrap_function(value)
@@ -65,7 +62,6 @@ def wrap_as_step(value: Any, target: Target, name: str, in_class: bool) -> Any:
 
 
 def _wrap_function(function: Any) -> Callable[..., Any]:
-    import functools
     import inspect
 
     from traceable.capture.control import session

@@ -29,6 +29,8 @@ TARGETS = st.builds(
     name=st.none() | NAMES,
     domain=st.none() | NAMES,
     preset=st.sampled_from(["", "torch"]),
+    level=st.none() | st.integers(1, 9),
+    payload=st.sampled_from([None, "module:function", "package.module:Class.method"]),
 )
 
 

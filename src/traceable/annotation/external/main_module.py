@@ -16,19 +16,17 @@ import ast
 import builtins
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 from traceable.annotation.external import patching
 from traceable.annotation.external.import_hook import ImportHook
 from traceable.annotation.external.patterns import Target, part_matches
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import CodeType
-    from typing import Any
-
     Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 NAME = "__main__"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from traceable.annotation.external import lookup
 from traceable.annotation.external.patterns import STEP_FUNCTION, Target, has_wildcard
@@ -15,11 +17,7 @@ from traceable.decision import json_of
 from traceable.errors import Message
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
-
     from traceable.annotation.external.patching import PatchSet
 
 SCHEMA = "traceable.annotate/1"

@@ -15,8 +15,10 @@ import os
 import sys
 import types
 from _thread import RLock
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from traceable.annotation.external import lookup, patch_report
 from traceable.annotation.external.import_hook import ImportHook
@@ -26,11 +28,7 @@ from traceable.annotation.handle import Handle
 from traceable.errors import CauseError, Message
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
     Make = Callable[[Any, Target, str, bool], Any]
     """Makes the replacement of a value, as `annotate_value` does."""
 
@@ -120,9 +118,8 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
     if issubclass(kind, (staticmethod, classmethod)):
         inner = _annotated(value.__func__, decorate, in_class=False)
         return value if inner is value.__func__ else _with_attributes_of(value, kind(inner))
-    functools = sys.modules.get("functools")  # where it is not imported, nothing of it can be here
-    if functools is not None and issubclass(kind, functools.cached_property):
-        return _cached_property(value, decorate)
+    if issubclass(kind, cached_property):
+        return _annotate_cached_property(value, decorate)
     if issubclass(kind, property):
         return decorate(value)
     if issubclass(kind, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
@@ -135,7 +132,7 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
     raise CauseError("not_a_function", f"is not a function but of type {kind.__name__}")
 
 
-def _cached_property(value: Any, decorate: Callable[[Any], Any]) -> Any:
+def _annotate_cached_property(value: Any, decorate: Callable[[Any], Any]) -> Any:
     """Annotate a copy: a new one would not know its name, which it learns only while its class is made."""
     import copy
 

@@ -20,12 +20,9 @@ besides follows its name, and what is not plain ASCII is escaped as in URLs:
 from __future__ import annotations
 
 from _thread import _local
+from collections.abc import Callable
 from itertools import count
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from typing import Any
 
 _PLAIN = frozenset(range(0x20, 0x7F)) - set(b'"\\%[]')
 """The bytes of a name that are not escaped."""

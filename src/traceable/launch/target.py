@@ -23,7 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceable.errors import UsageError
-from traceable.protocol.python_command import CODE, MODULE, SCRIPT, parse_python_command
+from traceable.protocol.python_command import CODE as CODE
+from traceable.protocol.python_command import MODULE as MODULE
+from traceable.protocol.python_command import SCRIPT as SCRIPT
+from traceable.protocol.python_command import parse_python_command
 
 COMMAND = "command"
 

@@ -185,7 +185,7 @@ def _watch_imports(patterns: str) -> None:
     elif any(name in sys.modules or name in sys.stdlib_module_names for name in packages):
         _take_patterns()
     else:
-        hook = import_hook.ImportHook(packages, on_find=lambda _spec: hook.remove() and _take_patterns())
+        hook: Any = import_hook.ImportHook(packages, on_find=lambda _spec: hook.remove() and _take_patterns())
         hook.install()
         atexit.register(_report_if_idle, hook, os.getpid())
 

@@ -151,8 +151,9 @@ class _Finder:
         # `on_find` may have installed another hook.
         is_awaited = any(hook.on_import is not None and hook.matches(fullname) for hook in self.hooks)
         # A loader with load_module alone (gone in 3.15) is left to itself: the import system must see that it is one.
-        if is_awaited and hasattr(spec.loader, "exec_module") and type(spec.loader) is not _Loader:
-            spec.loader = _Loader(spec.loader, fullname)  # type: ignore[assignment]
+        loader: Any = spec.loader
+        if is_awaited and hasattr(loader, "exec_module") and type(loader) is not _Loader:
+            spec.loader = _Loader(loader, fullname)  # type: ignore[assignment]
         return spec
 
     def _find_by_others(self, fullname: str, path: "Sequence[str] | None", target: "Any") -> "ModuleSpec | None":

@@ -6,22 +6,22 @@ costs next to nothing is loaded at once, because a program may be unable to impo
 
 import os as _os
 import sys as _sys
+from typing import TYPE_CHECKING
 
 from traceable import import_fallback as _fallback
 from traceable.annotation.counters import Counter, counter
 from traceable.annotation.domains import Domain, DummyDomain, ExtCounter, Float64Counter, Int64Counter, get_domain
 from traceable.annotation.expectations import expect
-from traceable.annotation.import_hooks import register_import_hooks as _register_import_hooks
-from traceable.annotation.profile import Profile
+from traceable.annotation.external.profile import Profile
+from traceable.annotation.libraries import support_libraries as _support_libraries
 from traceable.annotation.ranges import annotate, enabled, end_range, mark, pop_range, push_range, start_range
 from traceable.capture.flight import dump
 from traceable.protocol import environment as _environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from traceable.annotation.patching import annotate_targets
+    from traceable.annotation.external.patching import annotate_targets
     from traceable.annotation.pauses import record_gc, record_loop_pauses
     from traceable.annotation.torch.copies import instrument_copies
     from traceable.annotation.torch.modules import instrument
@@ -63,7 +63,7 @@ __all__ = [
 
 _LATER = {
     "Recording": "traceable.recording",
-    "annotate_targets": "traceable.annotation.patching",
+    "annotate_targets": "traceable.annotation.external.patching",
     "capture_when": "traceable.capture.triggers",
     "instrument": "traceable.annotation.torch.modules",
     "instrument_copies": "traceable.annotation.torch.copies",
@@ -165,7 +165,7 @@ def _is_set(*names: str) -> bool:
     return any(_os.environ.get(name) for name in names)
 
 
-_register_import_hooks()
+_support_libraries()
 if _is_set(_environment.GC, _environment.LOOP_PAUSES):
     _begin("traceable.annotation.pauses", "record_from_environment")
 if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RUN_DIR):

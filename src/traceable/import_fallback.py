@@ -8,15 +8,13 @@ is.
 from __future__ import annotations
 
 from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from traceable.annotation.handle import Handle
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Any
-
     from typing_extensions import Self
 
 _RETRY_S = 1.0

@@ -37,25 +37,6 @@ def test_nothing_to_run(words):
 
 
 @pytest.mark.parametrize(
-    ("original", "flags"),
-    [
-        (["python", "-m", "traceable", "run", "-u"], []),
-        (
-            ["python", "-u", "-X", "dev", "-Xutf8", "-W", "error", "-m", "traceable"],
-            ["-u", "-X", "dev", "-Xutf8", "-W", "error"],
-        ),
-        (["python", "-uBm", "traceable", "-O"], ["-uB"]),
-        (["python", "-OOWignore", "-I", "/bin/traceable", "run", "-s"], ["-OOWignore", "-I"]),
-        (["python", "-BW", "ignore", "-c", "code"], ["-BW", "ignore"]),
-        (["python", "--check-hash-based-pycs", "always", "-P", "-m", "x"], ["--check-hash-based-pycs", "always", "-P"]),
-        (["python"], []),
-    ],
-)
-def test_the_interpreters_flags_are_those_that_were_typed(original, flags):
-    assert target.get_interpreter_flags(original) == flags
-
-
-@pytest.mark.parametrize(
     ("program", "name"),
     [
         (Target("script", "dir/my app.py"), "my_app"),

@@ -7,7 +7,8 @@ names: NVTX loads the recorder into the annotated process by its path, and the d
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from pathlib import Path
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import sys
 from _collections_abc import Mapping
+from typing import Any
 
 from traceable.annotation.colors import parse_color
 from traceable.protocol import environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _INT64 = 1 << 63
 _dumps: Any = None

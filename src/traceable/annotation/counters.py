@@ -5,12 +5,10 @@ NVTX's own counters are an extension that nsys 2022.4 and 2023.4 reject, so a sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from traceable.annotation.ranges import annotate
 from traceable.protocol.nvtx import COUNTER_DOMAIN
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _CACHE_MAX = 4096  # as many as ranges are interned
 

@@ -9,18 +9,16 @@ of batches. numpy is imported for the first such counter.
 from __future__ import annotations
 
 from _operator import index
+from collections.abc import Iterable
 from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
 
 from traceable.annotation import engine, ranges
 from traceable.annotation.counters import Counter
 from traceable.annotation.ranges import annotate, pop, push
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
     from traceable.annotation.ranges import Category, Color, Payload
 
 _KEEP: Any = object()  # means "unchanged"; None clears

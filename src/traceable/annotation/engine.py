@@ -7,15 +7,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextvars import ContextVar
-    from typing import Any
-
     from traceable._native._core import Range as Range
     from traceable._native._core import ResumableRange as ResumableRange
 

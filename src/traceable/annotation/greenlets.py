@@ -11,17 +11,16 @@ plain ranges.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 import greenlet  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from greenlet import getcurrent, gettrace, settrace  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from traceable.annotation import engine, resumable
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from traceable._native._core import ResumableRange
     from traceable.annotation.ranges import annotate
 

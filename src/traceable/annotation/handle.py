@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
     from typing_extensions import Self
 
 

@@ -5,14 +5,13 @@ Used without the native core; arguments are checked too, so that a wrong one is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
 from traceable.annotation.arguments import log_lost_range, normalize_arguments, normalize_payload, normalize_value
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-    from typing import Any, TypeVar
-
     from typing_extensions import Self
 
     Arguments = tuple[Any, Any, Any, Any, Any]

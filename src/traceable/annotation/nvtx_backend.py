@@ -13,19 +13,17 @@ What the native core does and this can't: name threads, for which the nvtx packa
 from __future__ import annotations
 
 from _thread import _local
+from collections.abc import Callable
 from contextvars import ContextVar
 from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from traceable.annotation import null_backend
 from traceable.annotation.arguments import is_mutable, normalize_payload, normalize_value
 from traceable.protocol.nvtx import INSTANCE_BITS, PAYLOAD_DOMAIN, pack_identity
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-    from typing import Any, TypeVar
-
     from typing_extensions import Self
 
     _R = TypeVar("_R")

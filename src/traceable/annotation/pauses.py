@@ -18,16 +18,14 @@ import gc
 import math
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from traceable.annotation import engine
+from traceable.annotation.external.patcher import Patches
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
 from traceable.protocol import environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 GC_DOMAIN = "traceable.gc"
 GC_NAME = "gc"
@@ -210,13 +208,11 @@ class _Callbacks:
         self._ranges: dict[str, annotate] = {}
         self._has_recorded = False
         self._watches_exit = False
-        self._handle: Any = None
-        self._original: Any = None
-        self._patched: Any = None
+        self._patches = Patches()
 
     def acquire(self, threshold_ns: int) -> bool:
         """Patch, or lower the threshold of the patch; return whether it is active."""
-        if self._patched is None and not self._patch():
+        if not self._patches and not self._patch():
             return False
         self._thresholds_ns.append(threshold_ns)
         self._ranges = {}
@@ -230,9 +226,7 @@ class _Callbacks:
             return
         self._warn_if_nothing_recorded()
         # Another's patch on top of ours calls ours, which then does nothing but call the original.
-        if self._handle.__dict__.get("_run") is self._patched:
-            self._handle._run = self._original
-            self._patched = None
+        self._patches.undo()
 
     def _patch(self) -> bool:
         try:
@@ -241,14 +235,11 @@ class _Callbacks:
             message = f"the event loop's pauses are not recorded: {type(error).__name__}: {error}"
             environment.warn_once("loop_pauses_not_recorded", message)
             return False
-        original = getattr(events.Handle, "_run", None)
-        if not callable(original):
+        if not callable(getattr(events.Handle, "_run", None)):
             message = "the event loop's pauses are not recorded: asyncio has no Handle._run"
             environment.warn_once("loop_pauses_not_recorded", message)
             return False
-        self._handle, self._original = events.Handle, original
-        self._patched = _wrap_run(original, self._open)
-        events.Handle._run = self._patched  # type: ignore[method-assign]
+        self._patches.wrap(events.Handle, "_run", functools.partial(_wrap_run, self._open))
         if not self._watches_exit:
             self._watches_exit = True
             atexit.register(self._warn_if_nothing_recorded)
@@ -281,7 +272,7 @@ class _Callbacks:
             return None
 
 
-def _wrap_run(run: Any, open_range: Callable[[Any], tuple[annotate, int] | None]) -> Any:
+def _wrap_run(open_range: Callable[[Any], tuple[annotate, int] | None], run: Any) -> Any:
     def _run(self: Any) -> Any:
         opened = None
         try:

@@ -14,15 +14,13 @@ import atexit
 import os
 import sys
 from _thread import get_ident
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType, TracebackType
-    from typing import Any, TypeVar
-
     from typing_extensions import Self
 
     _R = TypeVar("_R")

@@ -23,13 +23,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 from traceable import decision
 from traceable.protocol import environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 MAGIC = b"TRCBLEMT"
 ENTRY_BYTES = 128

@@ -6,17 +6,16 @@ How a range reaches NVTX is `engine`; how coroutines and generators are followed
 
 from __future__ import annotations
 
+import functools
 import sys
 from _thread import _local
+from collections.abc import Callable, Mapping
+from types import FunctionType, MethodType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from traceable.annotation import arguments, engine, resumable
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
-    from typing import Any, TypeVar, overload
-
     from typing_extensions import Self
 
     from traceable._native._core import Range
@@ -26,19 +25,12 @@ if TYPE_CHECKING:
     Category = str | int | None
     Payload = float | Mapping[str, Any] | None
     RangeId = tuple[int, str | None]
+
 else:
     Range = engine.Range
 
 _GENERATOR, _COROUTINE, _ITERABLE_COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x100, 0x200  # inspect.CO_*
 _RESUMABLE = _GENERATOR | _COROUTINE | _ASYNC_GENERATOR
-
-# From 3.14 on annotations are evaluated when they are asked for, and may name what is not defined yet.
-_ANNOTATIONS = "__annotate__" if sys.version_info >= (3, 14) else "__annotations__"
-_CARRIED = ("__module__", "__name__", "__qualname__", "__doc__", _ANNOTATIONS, "__type_params__")
-
-_function = type(lambda: None)
-_method = type((lambda _self: None).__get__(object()))
-
 
 domain_of: Any = None
 """`get_domain` of `domains`, which puts it here: a domain is made of ranges, and a range knows its domain."""
@@ -154,7 +146,7 @@ def decorate(range_: annotate, target: Any) -> Any:
         return type(target)(decorate(range_, target.__func__))
     if isinstance(target, property):
         return _property(range_, target)
-    if _is_cached_property(target):
+    if isinstance(target, functools.cached_property):
         return type(target)(decorate(range_, target.func))
     if not callable(target):
         raise TypeError(
@@ -173,7 +165,7 @@ def _class(range_: annotate, target: type) -> type:
     """Annotate the public methods that the class itself defines, in place; a message becomes their prefix."""
     message = range_._arguments[0]
     for name, member in list(vars(target).items()):
-        if name.startswith("_") or not isinstance(member, _function | staticmethod | classmethod):
+        if name.startswith("_") or not isinstance(member, FunctionType | staticmethod | classmethod):
             continue
         own = range_ if message is None else _renamed(range_, f"{message}.{name}")
         setattr(target, name, decorate(own, member))
@@ -189,11 +181,6 @@ def _property(range_: annotate, target: property) -> property:
     if target.fdel is not None:
         target = target.deleter(decorate(range_, target.fdel))
     return target
-
-
-def _is_cached_property(target: Any) -> bool:
-    functools = sys.modules.get("functools")  # where it is not imported, nothing of it can be here
-    return functools is not None and isinstance(target, functools.cached_property)
 
 
 def _renamed(range_: annotate, message: str) -> annotate:
@@ -212,11 +199,10 @@ def _named(range_: annotate, target: Any) -> annotate:
 
 def _innermost(target: Any) -> Any:
     """Look through functools.partial and bound methods, as inspect does."""
-    functools = sys.modules.get("functools")
     while True:
-        if functools is not None and isinstance(target, functools.partial):
+        if isinstance(target, functools.partial):
             target = target.func
-        elif isinstance(target, _method):
+        elif isinstance(target, MethodType):
             target = target.__func__
         else:
             return target
@@ -226,7 +212,7 @@ def _kind(target: Any) -> int:
     """Return the code flags that tell whether calling `target` makes a coroutine or generator, 0 for neither."""
     inner = _innermost(target)
     code = getattr(inner, "__code__", None)
-    if code is None and not isinstance(inner, _function):
+    if code is None and not isinstance(inner, FunctionType):
         code = getattr(getattr(type(inner), "__call__", None), "__code__", None)  # noqa: B004 - its code, not whether
     flags = getattr(code, "co_flags", 0)
     if not isinstance(flags, int):
@@ -254,14 +240,11 @@ def _callable(range_: annotate, target: Any) -> Any:
 
 
 def update_wrapper(target: Any, wrapper: Any) -> Any:
-    """Give the wrapper what `functools.wraps` gives; functools itself is not imported for it."""
-    for name in _CARRIED:
-        try:
-            setattr(wrapper, name, getattr(target, name))
-        except (AttributeError, TypeError):  # noqa: PERF203 - a partial has none of them, a mock odd ones
-            continue
-    wrapper.__dict__.update(getattr(target, "__dict__", {}))
-    wrapper.__wrapped__ = target
+    """Give the wrapper what `functools.wraps` gives."""
+    try:
+        functools.update_wrapper(wrapper, target)
+    except (AttributeError, TypeError):  # a mock has odd names
+        wrapper.__wrapped__ = target
     wrapper._torchdynamo_inline = target  # what torch.compile traces in its place: see `annotation.torch.compile`
     return wrapper
 

@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any
 
 from traceable.annotation import engine
 from traceable.protocol import environment
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, unpack_instance
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from typing import Any
-
     from traceable._native._core import ResumableRange
     from traceable.annotation.ranges import annotate
 
@@ -273,7 +272,6 @@ def _patch_executors() -> None:
     """Patch `ThreadPoolExecutor.submit`. To be called once; a failure is logged once, and nothing is carried."""
     try:
         from concurrent.futures import ThreadPoolExecutor
-        from functools import update_wrapper
 
         original, current = ThreadPoolExecutor.submit, engine.get_instance_variable()
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
+from traceable.annotation.external.patcher import Patches
 from traceable.capture.gates import GateError
 from traceable.protocol import environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 SUFFIX = ".pt.trace.json.gz"
 """The suffix of the files, the same as that of torch's own handlers."""
@@ -50,9 +48,9 @@ class Kineto:
         self._theirs = False
         self._ours = False
         self._forked = False
-        self._watched = False
+        self._patches = Patches()
         self._ends_with: int | None = None
-        atexit.register(self.stop_quietly)
+        atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._in_child)
 
     # ---- for subclasses
@@ -153,6 +151,11 @@ class Kineto:
             message = f"the trace of {self.label} was not written: {error}"
             environment.warn_once("trace_not_written", message, key=self.label)
 
+    def _finish(self) -> None:
+        """The process ends."""
+        self.stop_quietly()
+        self.unwatch()
+
     def _stop_recording(self) -> Callable[[str], Any] | None:
         recording, self._running = self._running, None
         if recording is None:
@@ -212,18 +215,23 @@ class Kineto:
         Raises:
             GateError: this torch has no profiler.
         """
-        if self._watched:
+        if self._patches:
             return
         import importlib
 
         try:
-            module: Any = importlib.import_module("torch.autograd.profiler")
-            prepare, enable, disable = module._prepare_profiler, module._enable_profiler, module._disable_profiler
+            module = importlib.import_module("torch.autograd.profiler")
+            self._patches.wrap(module, "_prepare_profiler", self._before)
+            self._patches.wrap(module, "_enable_profiler", self._before)
+            self._patches.wrap(module, "_disable_profiler", self._after)
         except (ImportError, AttributeError) as error:
+            self.unwatch()
             raise GateError("torch_without_profiler", f"this torch has no profiler ({error})") from None
-        module._prepare_profiler, module._enable_profiler = self._before(prepare), self._before(enable)
-        module._disable_profiler = self._after(disable)
-        self._watched = True
+
+    def unwatch(self) -> None:
+        """Watch no more: torch has its own functions again."""
+        self._patches.undo()
+        self._theirs = False
 
     def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def starting(*args: Any, **kwargs: Any) -> Any:
@@ -260,6 +268,7 @@ class Kineto:
             return
         self._running = None
         self._forked = True
+        self.unwatch()
         # Otherwise torch would go on to record this thread, for no reader, until memory is full.
         sys.modules["torch"].autograd._enable_record_function(False)
 

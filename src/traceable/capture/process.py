@@ -11,6 +11,7 @@ import sys
 
 from traceable import decision, selection
 from traceable.protocol import environment
+from traceable.protocol.python_command import parse_python_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def describe_process() -> dict[str, Any]:
     """Return the identity of this process as in the status file (docs/ranks.md); None for unknown values."""
     rank = selection.rank_of(os.environ)
     name, start = _name_and_start()
-    program = selection.program_of(sys.orig_argv)[0]
+    program = parse_python_command(sys.orig_argv).name
     return {
         "name": name,
         "start": start,

@@ -8,6 +8,7 @@ import sys
 from traceable.annotation import engine
 from traceable.capture import process
 from traceable.protocol import environment
+from traceable.protocol.python_command import MODULE, parse_python_command
 
 
 def start_timed_capture() -> None:
@@ -56,5 +57,6 @@ def is_our_command() -> bool:
     """Whether this process is `traceable` itself, started by a program of the run."""
     words: list[str] = getattr(sys, "argv", None) or [""]
     if words[0] == "-m":  # until Python has found the module
-        return ("-m", "traceable") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+        command = parse_python_command(sys.orig_argv)
+        return (command.kind, command.program) == (MODULE, "traceable")
     return os.path.basename(words[0]) == "traceable"  # noqa: PTH119

@@ -1,26 +1,26 @@
 """Each call of one function is a step, without a line in the program: `run --step-function 'engine:Engine.step'`.
 
-`annotation/patching.py` finds, replaces and restores the function, as for `--annotate`; this module makes the wrapper.
+`annotation/external/patching.py` finds, replaces and restores the function, as for `--annotate`; this module makes the
+wrapper.
 The result, the exception and the kind of function that `inspect` reports stay the same.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-import sys
 import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from traceable.annotation import engine, patching
-from traceable.annotation.patterns import parse_step_function
+from traceable.annotation import engine
+from traceable.annotation.external import patching
+from traceable.annotation.external.patterns import parse_step_function
 from traceable.errors import CauseError
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from traceable.annotation.patterns import Target
+    from traceable.annotation.external.patterns import Target
 
 _BIND_AS_METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 """Types that a class turns into a bound method, as it does the wrapper."""
@@ -50,20 +50,18 @@ def wrap_as_step(value: Any, target: Target, name: str, in_class: bool) -> Any:
     """
     if isinstance(value, (staticmethod, classmethod)):
         return type(value)(wrap_as_step(value.__func__, target, name, in_class=False))
-    functools = sys.modules.get("functools")
-    if isinstance(value, property) or (functools is not None and isinstance(value, functools.cached_property)):
+    if isinstance(value, property | functools.cached_property):
         raise CauseError("step_is_property", "is a property: a step is a call of a function")
     if isinstance(value, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
         return _wrap_function(value)
     if callable(value):
-        from traceable.annotation.proxy import wrap_callable
+        from traceable.annotation.external.proxy import wrap_callable
 
         return wrap_callable(value, _wrap_function)
     raise CauseError("not_a_function", f"is not a function but of type {type(value).__name__}")
 
 
 def _wrap_function(function: Any) -> Callable[..., Any]:
-    import functools
     import inspect
 
     from traceable.capture.control import session

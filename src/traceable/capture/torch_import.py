@@ -1,32 +1,17 @@
-"""Starts torch's profiler when the program imports torch, or watches torch from then on for windows.
+"""Starts torch's profiler when the program has imported torch, or watches torch from then on for windows.
 
-The `sitecustomize` of `annotation/bootstrap` calls this at that import. A failure here is printed once on stderr; it
+The `sitecustomize` of `annotation/bootstrap` calls this after that import. A failure here is printed once on stderr; it
 never makes the import of torch fail.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 
-from traceable.annotation.import_hooks import PostImportFinder
 from traceable.errors import code_of
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
-    from typing import Any
-
-
 WHOLE = "whole"
-
-
-def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-    """Return the spec of torch from the other finders; its loader calls `begin` after torch's own code has run."""
-    watch = PostImportFinder(name, begin)
-    sys.meta_path.insert(0, watch)
-    return watch.find_spec(name, path, target)
 
 
 def _open_timed_window() -> None:

@@ -15,7 +15,7 @@ from traceable.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.annotation.patterns import Target
+    from traceable.annotation.external.patterns import Target
 
 _HELP = "see `traceable help annotate-from-outside`"
 
@@ -55,8 +55,8 @@ def load_option_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     """
     if not (arguments.annotate or arguments.annotate_file or arguments.annotate_preset):
         return ()
-    from traceable.annotation.patterns import load_targets, parse_pattern
-    from traceable.annotation.presets import preset_targets
+    from traceable.annotation.external.patterns import load_targets, parse_pattern
+    from traceable.annotation.external.presets import preset_targets
 
     targets: list[Target] = []
     try:
@@ -105,6 +105,6 @@ def find_unmatched(targets: Sequence[Target], run_dir: Path) -> tuple[str, ...]:
     """Return a sentence for each pattern that matched nothing in any process of the run."""
     if not targets:
         return ()
-    from traceable.annotation.patch_report import collect_warnings
+    from traceable.annotation.external.patch_report import collect_warnings
 
     return collect_warnings(run_dir, targets)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from traceable.analysis.completeness import Completeness
     from traceable.analysis.expectations import ExpectationResult
     from traceable.analysis.windows import CaptureResult
-    from traceable.annotation.patterns import Target
+    from traceable.annotation.external.patterns import Target
     from traceable.protocol.start_conditions import Conditions
     from traceable.protocol.window_spec import Spec
 
@@ -543,7 +543,7 @@ def _step_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
         text = "" if environment.read_flag(environment.DISABLE) else os.environ.get(environment.STEP_FUNCTION, "")
         if not text:
             return ()
-    from traceable.annotation.patterns import parse_step_function
+    from traceable.annotation.external.patterns import parse_step_function
 
     try:
         return (parse_step_function(text),)

@@ -23,8 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traceable.errors import UsageError
+from traceable.protocol.python_command import CODE as CODE
+from traceable.protocol.python_command import MODULE as MODULE
+from traceable.protocol.python_command import SCRIPT as SCRIPT
+from traceable.protocol.python_command import parse_python_command
 
-SCRIPT, MODULE, CODE, COMMAND = "script", "module", "code", "command"
+COMMAND = "command"
 
 
 @dataclass(frozen=True)
@@ -112,36 +116,9 @@ def parse_target(words: Sequence[str]) -> Target:
     return Target(SCRIPT, first, tuple(rest))
 
 
-def get_interpreter_flags(original: Sequence[str] | None = None) -> list[str]:
-    """Return the options of the running interpreter, as typed (`-X dev -W error -u`).
-
-    Args:
-        original: the interpreter's command line; by default this process's own (`sys.orig_argv`).
-    """
-    words = iter((sys.orig_argv if original is None else original)[1:])
-    flags: list[str] = []
-    for word in words:
-        if word == "--check-hash-based-pycs":
-            flags += [word, next(words, "default")]
-        elif not word.startswith("-") or word in ("-", "--"):
-            break
-        else:
-            options, values = _split_cluster(word)
-            flags += [options] if len(options) > 1 else []
-            if values is None:
-                break
-            flags += [next(words, "") for _ in range(values)]
-    return flags
-
-
-def _split_cluster(word: str) -> tuple[str, int | None]:
-    """Return the options of a word such as `-uBm`, and the number of values that follow; None after `-m` or `-c`."""
-    for position, letter in enumerate(word[1:], start=1):
-        if letter in "mc":
-            return word[:position], None
-        if letter in "WX":
-            return word, int(position == len(word) - 1)
-    return word, 0
+def get_interpreter_flags() -> list[str]:
+    """Return the options of the running interpreter, as typed (`-X dev -W error -u`)."""
+    return list(parse_python_command(sys.orig_argv).options)
 
 
 def check_target(target: Target, flags: Sequence[str] = ()) -> None:

@@ -57,8 +57,8 @@ NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 """NVTX's own variable: the library that receives the process's NVTX calls. nsys, ncu and our launcher set it."""
 
 ANNOTATE = "TRACEABLE_ANNOTATE"
-"""Code to annotate from outside, one pattern a line (`annotation/patterns.py`). Set by the launcher together with
-`annotation/bootstrap` on PYTHONPATH, where the interpreter finds the `sitecustomize` that reads it."""
+"""Code to annotate from outside, one pattern a line (`annotation/external/patterns.py`). Set by the launcher together
+with `annotation/bootstrap` on PYTHONPATH, where the interpreter finds the `sitecustomize` that reads it."""
 
 ANNOTATE_REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
 """Process id of the one process that reports unmatched patterns on stderr. Set by the first process that read

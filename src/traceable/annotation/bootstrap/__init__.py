@@ -11,12 +11,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from traceable.annotation.patterns import Target, encode_targets
+from traceable.annotation.external.patterns import Target, encode_targets
 from traceable.protocol import environment
+from traceable.protocol.python_command import parse_python_command
 
 DIRECTORY = str(Path(__file__).parent)
 _PYTHON = re.compile(r"python[\d.]*t?(\.exe)?|pypy[\d.]*")
 _SHEBANG_BYTES = 256
+_REASONS = {
+    "I": "-I keeps Python from reading PYTHONPATH",
+    "E": "-E keeps Python from reading PYTHONPATH",
+    "S": "-S keeps Python from reading sitecustomize",
+}
 
 
 def make_bootstrap_environment(targets: Iterable[Target], base: Mapping[str, str]) -> dict[str, str]:
@@ -51,7 +57,10 @@ def find_bootstrap_problem(command: Sequence[str]) -> str | None:
             words.pop(0)
     if not words or not _is_python(words[0]):
         return None
-    return _flag_problem(words[1:])
+    flag = next((letter for letter in parse_python_command(words).letters if letter in _REASONS), None)
+    if flag is None:
+        return None
+    return f"{_REASONS[flag]}, so nothing can be annotated from outside; remove the flag"
 
 
 def _is_python(word: str) -> bool:
@@ -65,31 +74,3 @@ def _shebang(program: str) -> list[str]:
     except OSError:
         return []
     return first[2:].decode("utf-8", "replace").split() if first.startswith(b"#!") else []
-
-
-_REASONS = {
-    "I": "-I keeps Python from reading PYTHONPATH",
-    "E": "-E keeps Python from reading PYTHONPATH",
-    "S": "-S keeps Python from reading sitecustomize",
-}
-
-
-def _flag_problem(words: Sequence[str]) -> str | None:
-    """Read interpreter options as Python does: letters in clusters, the rest of a word the value of -c -m -W -X."""
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("-") or word in ("-", "--"):
-            return None
-        if word.startswith("--"):  # --check-hash-based-pycs takes a word
-            next(rest, None)
-            continue
-        for position, letter in enumerate(word[1:], 1):
-            if letter in _REASONS:
-                return f"{_REASONS[letter]}, so nothing can be annotated from outside; remove the flag"
-            if letter in "cm":
-                return None
-            if letter in "WX":
-                if position == len(word) - 1:
-                    next(rest, None)
-                break
-    return None

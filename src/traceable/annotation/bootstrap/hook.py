@@ -2,7 +2,7 @@
 
 1. The folder that the launcher put first on PYTHONPATH, which `sitecustomize` hides from the program, is passed on to
    the Python processes that the program starts;
-2. a finder on `sys.meta_path` loads traceable once a package named by a pattern is imported.
+2. the import hook loads traceable once a package named by a pattern is imported.
 It costs every interpreter start, so it imports nothing that Python has not imported already, and it never raises.
 """
 
@@ -26,6 +26,20 @@ _TIMING = ("TRACEABLE_DELAY", "TRACEABLE_AFTER_REQUEST", "TRACEABLE_DURATION")
 _SELECTION = ("TRACEABLE_RANKS", "TRACEABLE_PROCESSES")
 _PATH = "PYTHONPATH"
 """The names of `environment.py`, which would load the whole package."""
+
+import_hook: "Any" = None
+"""The module of the import hook; loaded by `begin`."""
+
+
+def _load_import_hook() -> "Any":
+    """Load the module of the import hook alone, from its file. Its package would load all that annotates."""
+    name = "traceable.annotation.external.import_hook"
+    path = f"{os.path.dirname(_DIRECTORY)}/external/import_hook.py"  # noqa: PTH120
+    module: Any = type(sys)(name)
+    module.__file__ = path
+    type(__loader__)(name, path).exec_module(module)  # type: ignore[name-defined]
+    sys.modules[name] = module  # traceable is to use the same
+    return module
 
 
 def _remove_directory(path: str) -> str | None:
@@ -66,10 +80,7 @@ def _pass_on() -> None:
             setattr(os, name, wrapper)
             if original in os.supports_fd:
                 os.supports_fd.add(wrapper)
-    if "subprocess" in sys.modules:
-        _patch_popen(sys.modules["subprocess"])
-    else:
-        sys.meta_path.insert(0, _SubprocessWatch())
+    import_hook.call_after_import("subprocess", _patch_popen)
 
 
 def _copy_metadata(function: "Callable[..., Any]", original: "Callable[..., Any]") -> "Callable[..., Any]":
@@ -105,71 +116,30 @@ def _complete_environment(env: "Any") -> "Any":
     return env
 
 
-def _patch_popen(subprocess: "Any") -> None:
+def _patch_popen() -> None:
+    popen: Any = sys.modules["subprocess"].Popen
     # Its documented order: self, args, bufsize, executable, stdin, stdout, stderr, preexec_fn, close_fds, shell, cwd,
     # env.
-    subprocess.Popen.__init__ = _wrap_with_environment(subprocess.Popen.__init__, 11)
+    popen.__init__ = _wrap_with_environment(popen.__init__, 11)
 
 
-class _Watch:
-    """A finder that finds nothing: at the first import that may concern a pattern it calls traceable's own."""
+def _take_patterns() -> bool:
+    """Load traceable and have it take the patterns. Returns whether this interpreter has traceable."""
+    try:
+        from traceable.annotation.external import patching
 
-    def __init__(self, packages: "set[str]") -> None:
-        self.packages = packages
-        self.has_begun = False
+        patching.annotate_from_environment()
+        if os.environ.get(_STEP_FUNCTION):
+            from traceable.capture import step_function
 
-    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if self.has_begun or fullname.partition(".")[0] not in self.packages:
-            return None
-        patching = self.begin()
-        return patching and patching.finder.find_spec(fullname, path, target)
-
-    def begin(self) -> "Any":
-        """Load traceable and have it take the patterns; None where this interpreter has no traceable."""
-        self.has_begun = True
-        try:
-            from traceable.annotation import patching
-
-            patching.annotate_from_environment()
-            if os.environ.get(_STEP_FUNCTION):
-                from traceable.capture import step_function
-
-                step_function.patch_step_function()
-        except Exception as error:  # noqa: BLE001 - the program runs on, not annotated
-            _log(
-                "patterns_not_read",
-                f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}",
-            )
-            return None
-        return patching
-
-
-class _SubprocessWatch:
-    """A finder that finds nothing: at the import of subprocess it has `Popen` complete environments."""
-
-    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if fullname != "subprocess":
-            return None
-        sys.meta_path.remove(self)
-        for finder in list(sys.meta_path):
-            spec = finder.find_spec("subprocess", path, target)
-            if spec is not None:
-                self._watch_subprocess(spec.loader)
-                return spec
-        return None
-
-    def _watch_subprocess(self, loader: "Any") -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: "Any") -> None:
-            del loader.exec_module
-            execute(module)
-            _patch_popen(module)
-
-        try:
-            loader.exec_module = exec_module
-        except AttributeError:  # frozen into the interpreter: its workers must name PYTHONPATH themselves
-            return
+            step_function.patch_step_function()
+    except Exception as error:  # noqa: BLE001 - the program runs on, not annotated
+        _log(
+            "patterns_not_read",
+            f"annotate patterns have no effect in {sys.executable}: {type(error).__name__}: {error}",
+        )
+        return False
+    return True
 
 
 def _log(code: str, message: str) -> None:
@@ -204,38 +174,33 @@ def _watch_imports(patterns: str) -> None:
     packages = {line.strip().partition(":")[0].partition(".")[0] for line in patterns.split("\n")}
     if not os.environ.get(_RUN_DIR):
         os.environ.setdefault(_REPORTER, str(os.getpid()))
-    watch = _Watch(packages)
-    sys.meta_path.insert(0, watch)
     main = _main_name()
     if "__main__" in packages or main.partition(".")[0] in packages:
         # The program's own file is read next: there is no import of it to wait for.
-        if watch.begin():
-            from traceable.annotation import main_module
+        if _take_patterns():
+            from traceable.annotation.external import main_module
 
             main_module.install(main)
     # Loading traceable may import what the standard library has: not within an import of the very same module.
     elif any(name in sys.modules or name in sys.stdlib_module_names for name in packages):
-        watch.begin()
+        _take_patterns()
     else:
-        atexit.register(_report_if_idle, watch, os.getpid())
+        hook: Any = import_hook.ImportHook(packages, on_find=lambda _spec: hook.remove() and _take_patterns())
+        hook.install()
+        atexit.register(_report_if_idle, hook, os.getpid())
 
 
-class _TorchWatch:
-    """A finder that finds nothing: at the import of torch it has traceable start torch.profiler."""
+def _record_torch() -> None:
+    """Have traceable start torch.profiler, or watch it."""
+    try:
+        from traceable.capture import torch_import
 
-    def find_spec(self, fullname: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        try:
-            from traceable.capture import torch_import
-        except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
-            _log(
-                "torch_profiler_not_started",
-                f"torch.profiler is not started in {sys.executable}: {type(error).__name__}: {error}",
-            )
-            return None
-        return torch_import.find_spec(fullname, path, target)
+        torch_import.begin()
+    except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
+        _log(
+            "torch_profiler_not_started",
+            f"torch.profiler is not started in {sys.executable}: {type(error).__name__}: {error}",
+        )
 
 
 def _load() -> None:
@@ -265,14 +230,14 @@ def _select() -> None:
         )
 
 
-def _report_if_idle(watch: _Watch, pid: int) -> None:
+def _report_if_idle(hook: "Any", pid: int) -> None:
     """Report a process that imported no module named by a pattern; its workers need not repeat it."""
     process = sys.modules.get("multiprocessing.process")
     is_worker = os.getpid() != pid or (process is not None and process.parent_process() is not None)
-    if watch.has_begun or is_worker:
+    if not hook.remove() or is_worker:
         return
     try:
-        from traceable.annotation import patching
+        from traceable.annotation.external import patching
 
         patching.report_idle_process()
     except Exception as error:  # noqa: BLE001 - the program has ended as it ended
@@ -294,16 +259,18 @@ def select() -> None:
 
 def begin() -> None:
     """Do what the environment requests, with our folder hidden."""
+    global import_hook
     try:
         requested = [name for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING) if os.environ.get(name)]
         if not _enabled() or not (requested or any(os.environ.get(name) for name in _SELECTION)):
             return
+        import_hook = _load_import_hook()
         _pass_on()
         patterns = [os.environ[name] for name in (_ANNOTATE, _STEP_FUNCTION) if name in requested]
         if patterns:
             _watch_imports("\n".join(patterns))
         if _TORCH in requested:
-            sys.meta_path.insert(0, _TorchWatch())
+            import_hook.call_after_import("torch", _record_torch)
         if any(name in _PAUSES + _TIMING for name in requested):
             _load()
     except Exception as error:  # noqa: BLE001 - an interpreter that can't start because of us is the worst failure

@@ -24,6 +24,7 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function
 
 from traceable.annotation import engine
+from traceable.annotation.external.patcher import Patches
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
 from traceable.annotation.torch.frames import disable_compile, skip_frame
@@ -36,7 +37,7 @@ _FROM_DEVICE = frozenset({"cpu", "item", "numpy", "tolist"})  # there is nothing
 _lock = threading.RLock()
 _handles = 0
 _active: object | None = None  # of the wrappers now in place; those that could not be removed call through
-_undo: list[Callable[[], None]] = []
+_patches = Patches()
 
 
 class Copy(NamedTuple):
@@ -92,7 +93,9 @@ def _install() -> None:
     if _handles > 1 or not engine.can_emit():
         return
     _active = object()
-    _undo.extend(_replace(name, _wrap_copying(name, getattr(Tensor, name))) for name in METHODS)
+    for name in METHODS:
+        # torch's own are inherited from the C class.
+        _patches.wrap(Tensor, name, functools.partial(_wrap_copying, name))
 
 
 def _uninstall() -> None:
@@ -100,24 +103,7 @@ def _uninstall() -> None:
     _handles -= 1
     if _handles == 0:
         _active = None
-        while _undo:
-            _undo.pop()()
-
-
-def _replace(name: str, ours: Callable[..., Any]) -> Callable[[], None]:
-    """Set a method of Tensor. Returns a function that undoes it, unless it was replaced again."""
-    before = Tensor.__dict__.get(name)
-
-    def undo() -> None:
-        if Tensor.__dict__.get(name) is not ours:
-            return
-        if before is None:  # torch's own are inherited from the C class
-            delattr(Tensor, name)
-        else:
-            setattr(Tensor, name, before)
-
-    setattr(Tensor, name, ours)
-    return undo
+        _patches.undo()
 
 
 @functools.lru_cache(maxsize=16)

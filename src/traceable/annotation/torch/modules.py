@@ -27,6 +27,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from traceable.annotation import engine
+from traceable.annotation.external.patcher import Patches
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
 from traceable.annotation.torch import backward as backward_ranges
@@ -41,7 +42,7 @@ _WRAPPED = (_COMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _range_pairs: dict[int, ModuleRangePair] = {}
 _references: dict[int, weakref.ref[nn.Module]] = {}
 _lock = threading.RLock()
-_patches: list[_Patch] = []
+_patches = Patches()
 _handles = 0
 _active: object | None = None  # of the patches now in place; those that could not be removed call through
 
@@ -63,21 +64,6 @@ class ModuleLocation:
     module: nn.Module
     wrappers: tuple[nn.Module, ...]
     aliases: list[str] = field(default_factory=list)
-
-
-class _Patch:
-    """One attribute of torch replaced while any model is instrumented."""
-
-    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        self._owner, self._name = owner, name
-        self._original = getattr(owner, name)
-        self._ours = wrap(self._original)
-        setattr(owner, name, self._ours)
-
-    def undo(self) -> None:
-        # A patch made after ours stays.
-        if getattr(self._owner, self._name) is self._ours:
-            setattr(self._owner, self._name, self._original)
 
 
 class ModuleRanges(Handle):
@@ -237,11 +223,11 @@ def _install() -> None:
     _handles += 1
     if _handles == 1:
         _active = object()
-        _patches.append(_Patch(nn.Module, "__call__", _wrap_call))
-        _patches.append(_Patch(nn.Module, "_replicate_for_data_parallel", _wrap_replicate))
+        _patches.wrap(nn.Module, "__call__", _wrap_call)
+        _patches.wrap(nn.Module, "_replicate_for_data_parallel", _wrap_replicate)
         # `backward` and `grad` find the entry in the one, torch's own tools in the other.
-        _patches.append(_Patch(torch.autograd, "_engine_run_backward", backward_ranges.wrap_run_backward))
-        _patches.append(_Patch(torch.autograd.graph, "_engine_run_backward", backward_ranges.wrap_run_backward))
+        _patches.wrap(torch.autograd, "_engine_run_backward", backward_ranges.wrap_run_backward)
+        _patches.wrap(torch.autograd.graph, "_engine_run_backward", backward_ranges.wrap_run_backward)
 
 
 def _uninstall() -> None:
@@ -249,8 +235,7 @@ def _uninstall() -> None:
     _handles -= 1
     if _handles == 0:
         _active = None
-        while _patches:
-            _patches.pop().undo()
+        _patches.undo()
 
 
 def _wrap_call(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,12 +21,9 @@ reads it.
 from __future__ import annotations
 
 from _thread import _local
+from collections.abc import Callable
 from itertools import count
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from typing import Any
 
 _PLAIN = frozenset(range(0x20, 0x7F)) - set(b'"\\%[]')
 """The bytes of a name that are not escaped."""

@@ -199,17 +199,17 @@ def test_copies_made_before_patching_are_annotated_and_given_back(run: Run, code
                 import engine
                 from engine import step
                 import other
-                import traceable.annotation.patching as patching
+                from traceable.annotation.external import import_hook, patching
 
                 def states():
                     return [dict(vars(x)) for x in (engine, other, other.C, sys.modules["__main__"])]
 
                 def check():
                     global step
-                    original, before = step, states()
+                    original, before, hooks = step, states(), import_hook.finder.hooks
                     handle = patching.annotate_targets("engine:step", "other:C.m", "other:C.inherited=named")
                     assert step is engine.step is engine.alias is other.taken() and step is not original
-                    assert patching.finder in sys.meta_path
+                    assert sys.meta_path[0] is import_hook.finder and len(import_hook.finder.hooks) == len(hooks) + 1
                     step(); engine.alias(); other.C().m(); other.C().inherited()
                     assert {str(t): names for t, names in handle.matches.items()} == {
                         "engine:step": ["engine.step"], "other:C.m": ["other.C.m"],
@@ -219,7 +219,7 @@ def test_copies_made_before_patching_are_annotated_and_given_back(run: Run, code
                     assert step is engine.step is engine.alias is original and original.__qualname__ == "step"
                     for was, now in zip(before, states()):
                         assert {k: id(v) for k, v in was.items()} == {k: id(v) for k, v in now.items()}
-                    assert patching.finder not in sys.meta_path
+                    assert import_hook.finder.hooks == hooks
                     step(); other.C().m()
 
                 check()
@@ -256,7 +256,7 @@ def test_what_wraps_ours_or_replaces_it_is_left_alone(run: Run, code: Callable[.
     code({"engine.py": "def step(): return 1\ndef other(): return 2"})
     program = """
 import engine
-from traceable.annotation.patching import annotate_targets
+from traceable.annotation.external.patching import annotate_targets
 handle = annotate_targets("engine:*")
 mine = lambda: 3
 engine.step, original = mine, engine.other.__wrapped__
@@ -388,7 +388,7 @@ def test_disabled_means_untouched(run: Run) -> None:
 def test_threads_that_annotate_and_undo_at_once_leave_the_original(run: Run) -> None:
     program = """
 import json, threading
-from traceable.annotation.patching import annotate_targets
+from traceable.annotation.external.patching import annotate_targets
 
 original, together = json.loads, threading.Barrier(4)
 

@@ -17,8 +17,8 @@ import pytest
 
 import traceable
 from traceable.annotation.bootstrap import make_bootstrap_environment
-from traceable.annotation.patch_report import collect_warnings
-from traceable.annotation.patterns import Target, parse_pattern
+from traceable.annotation.external.patch_report import collect_warnings
+from traceable.annotation.external.patterns import Target, parse_pattern
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.errors import Message
 

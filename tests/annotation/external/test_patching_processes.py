@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from traceable.annotation.bootstrap import DIRECTORY, find_bootstrap_problem, make_bootstrap_environment
-from traceable.annotation.patterns import parse_pattern
+from traceable.annotation.external.patterns import parse_pattern
 from traceable.errors import Message
 
 from .conftest import SOURCE, Run

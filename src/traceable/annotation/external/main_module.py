@@ -16,18 +16,17 @@ import ast
 import builtins
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
-from traceable.annotation import patching
-from traceable.annotation.patterns import Target, part_matches
+from traceable.annotation.external import patching
+from traceable.annotation.external.import_hook import ImportHook
+from traceable.annotation.external.patterns import Target, part_matches
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import CodeType
-    from typing import Any
-
     Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 NAME = "__main__"
@@ -49,7 +48,8 @@ def install(name: str) -> None:
     global run_as
     run_as = name
     if name and sys.argv[0] == "-m":
-        sys.meta_path.insert(0, _ModuleFinder())
+        _module_hook.packages = frozenset([name.partition(".")[0]])
+        _module_hook.install()
     elif name:
         script = _Script.of(sys.argv[0])
         if script is not None:
@@ -108,37 +108,13 @@ class _Script:
             sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else [folder]
 
 
-class _ModuleFinder:
-    """A finder for the module that `-m` names: it hands out what the others find, its code annotated."""
-
-    def __init__(self) -> None:
-        self._searching = False
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        global run_as
-        # Other finders, ours of `patching` among them, search by going through sys.meta_path again.
-        if fullname != run_as or self._searching:
-            return None
-        self._searching = True
-        try:
-            # Until Python 3.12 a finder may have `find_module` alone.
-            finders = [one.find_spec for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
-            specs = (find_spec(fullname, path, target) for find_spec in finders)
-            spec = next((spec for spec in specs if spec is not None), None)
-        finally:
-            self._searching = False
-        if spec is None:
-            return None
-        if spec.submodule_search_locations is not None:
-            run_as = f"{fullname}.{NAME}"
-        else:
-            sys.meta_path.remove(self)
-            _annotate_code(spec)
-        return spec
-
-
-def _annotate_code(spec: ModuleSpec) -> None:
-    """Have the loader of `spec` return annotated code, where it can be had."""
+def _annotate_found(spec: ModuleSpec) -> None:
+    """Have the module that `-m` names run with annotated code, which `runpy` takes from its loader."""
+    global run_as
+    if spec.submodule_search_locations is not None:
+        run_as = f"{spec.name}.{NAME}"  # a package: its `__main__` is looked for next
+        return
+    _module_hook.remove()
     loader: Any = spec.loader
     try:
         code = _compiled(loader.get_data(spec.origin), str(spec.origin), None)
@@ -146,6 +122,10 @@ def _annotate_code(spec: ModuleSpec) -> None:
             loader.get_code = lambda _fullname: code
     except Exception:  # noqa: BLE001 - Python reads the module, and reports its errors
         return
+
+
+_module_hook = ImportHook((), lambda name: name == run_as, on_find=_annotate_found)
+"""That for the module that `-m` names."""
 
 
 # ---- the file with decorators in it

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.lacking import lacking
 
-from traceable.annotation.presets import preset_names, preset_targets
+from traceable.annotation.external.presets import preset_names, preset_targets
 from traceable.recording import load
 
 from .conftest import Run

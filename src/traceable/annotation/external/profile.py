@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
+from typing import Any
 
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 from traceable.protocol import environment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType
-    from typing import Any
 
 DOMAIN = "nvtx.py"
 """The domain of these ranges: the name that the nvtx package gives it."""

@@ -6,10 +6,8 @@ here too, as Starlette and FastAPI match them. Loaded with the first request of 
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _WRAPPERS_MAX = 20
 _NONE, _FULL = 0, 2  # starlette.routing.Match

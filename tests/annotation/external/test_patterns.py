@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.annotation.patching import annotate_targets
-from traceable.annotation.patterns import (
+from traceable.annotation.external.patching import annotate_targets
+from traceable.annotation.external.patterns import (
     Target,
     decode_targets,
     encode_targets,
@@ -29,6 +29,8 @@ TARGETS = st.builds(
     name=st.none() | NAMES,
     domain=st.none() | NAMES,
     preset=st.sampled_from(["", "torch"]),
+    level=st.none() | st.integers(1, 9),
+    payload=st.sampled_from([None, "module:function", "package.module:Class.method"]),
 )
 
 

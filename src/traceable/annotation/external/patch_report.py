@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from traceable.annotation import lookup
-from traceable.annotation.patterns import STEP_FUNCTION, Target, has_wildcard
+from traceable.annotation.external import lookup
+from traceable.annotation.external.patterns import STEP_FUNCTION, Target, has_wildcard
 from traceable.decision import json_of
 from traceable.errors import Message
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
-
-    from traceable.annotation.patching import PatchSet
+    from traceable.annotation.external.patching import PatchSet
 
 SCHEMA = "traceable.annotate/1"
 _MAX_NAMES = 100
@@ -83,7 +81,7 @@ def _row(patching: PatchSet, target: Target, final: bool) -> dict[str, Any]:
 
 def _names_main(target: Target) -> bool:
     """Whether a pattern names the program's own file; False where none does, for then its module is not loaded."""
-    main_module = sys.modules.get("traceable.annotation.main_module")
+    main_module = sys.modules.get("traceable.annotation.external.main_module")
     return main_module is not None and main_module.matches_main_module(target)
 
 

@@ -1,9 +1,8 @@
 """Annotates code that can't be edited: finds what patterns name, puts annotated versions in place, removes them.
 
-A module is patched right after its body has run and before any importer can copy from it, by a finder on
-`sys.meta_path` that lets the real loader do its work; modules imported already are patched at once. A failure of ours
-is logged once and swallowed. `patterns` parses patterns, `lookup` resolves them, `patch_report` reports at exit,
-`bootstrap` brings them into worker processes.
+A module is patched right after its body has run and before any importer can copy from it (`import_hook`); modules
+imported already are patched at once. A failure of ours is logged once and swallowed. `patterns` parses patterns,
+`lookup` resolves them, `patch_report` reports at exit, `bootstrap` brings them into worker processes.
 
 `annotate` itself makes most of what is put in a function's place; here is what differs when a thing is replaced after
 its class was made, and when its users hold on to what it is besides a function.
@@ -15,21 +14,21 @@ import atexit
 import os
 import sys
 import types
-from _thread import RLock, get_ident
+from _thread import RLock
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from traceable.annotation import lookup, patch_report
+from traceable.annotation.external import lookup, patch_report
+from traceable.annotation.external.import_hook import ImportHook
+from traceable.annotation.external.patcher import Patches
+from traceable.annotation.external.patterns import Target, decode_targets, parse_pattern, parse_step_function
 from traceable.annotation.handle import Handle
-from traceable.annotation.patterns import Target, decode_targets, parse_pattern, parse_step_function
 from traceable.errors import CauseError, Message
 from traceable.protocol import environment
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from importlib.machinery import ModuleSpec
-    from typing import Any
-
     Make = Callable[[Any, Target, str, bool], Any]
     """Makes the replacement of a value, as `annotate_value` does."""
 
@@ -46,38 +45,8 @@ if hasattr(os, "register_at_fork"):
     # A child forked while another thread patches would wait for ever for a lock that no one holds.
     os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _live: list[PatchSet] = []
-_packages: frozenset[str] = frozenset()
-"""The first parts of the live patterns' modules: most imports match none, and the check must be cheap."""
 _installed: dict[int, object] = {}
 """Our active replacements, by id: what is annotated from outside already is left as it is."""
-
-
-class Patch:
-    """One attribute that was replaced from outside: its original and its replacement.
-
-    Attributes:
-        own: whether the original is in the owner's own namespace; else it is inherited.
-    """
-
-    __slots__ = ("attribute", "original", "own", "owner", "replacement")
-
-    def __init__(self, owner: Any, attribute: str, original: Any, replacement: object, own: bool = True) -> None:
-        self.owner = owner
-        self.attribute = attribute
-        self.original = original
-        self.replacement = replacement
-        self.own = own
-
-    def undo(self) -> None:
-        """Put the very same object back, unless someone else has replaced ours meanwhile."""
-        if getattr(self.original, "__qualname__", "").endswith(_THROUGH_OURS):
-            self.original.__qualname__ = self.original.__qualname__[: -len(_THROUGH_OURS)]
-        if lookup.get_namespace(self.owner).get(self.attribute) is not self.replacement:
-            return
-        if self.own:
-            setattr(self.owner, self.attribute, self.original)
-        else:
-            delattr(self.owner, self.attribute)
 
 
 def annotate_value(value: Any, target: Target, name: str, in_class: bool) -> Any:
@@ -149,22 +118,21 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
     if issubclass(kind, (staticmethod, classmethod)):
         inner = _annotated(value.__func__, decorate, in_class=False)
         return value if inner is value.__func__ else _with_attributes_of(value, kind(inner))
-    functools = sys.modules.get("functools")  # where it is not imported, nothing of it can be here
-    if functools is not None and issubclass(kind, functools.cached_property):
-        return _cached_property(value, decorate)
+    if issubclass(kind, cached_property):
+        return _annotate_cached_property(value, decorate)
     if issubclass(kind, property):
         return decorate(value)
     if issubclass(kind, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
         return decorate(value)
     if callable(value):
         # wrapt takes 85 ms to import (2.5.2), so only what needs a proxy pays for it.
-        from traceable.annotation.proxy import wrap_callable
+        from traceable.annotation.external.proxy import wrap_callable
 
         return wrap_callable(value, decorate)
     raise CauseError("not_a_function", f"is not a function but of type {kind.__name__}")
 
 
-def _cached_property(value: Any, decorate: Callable[[Any], Any]) -> Any:
+def _annotate_cached_property(value: Any, decorate: Callable[[Any], Any]) -> Any:
     """Annotate a copy: a new one would not know its name, which it learns only while its class is made."""
     import copy
 
@@ -193,7 +161,29 @@ class PatchSet(Handle):
         self.make = make
         self.matches: dict[Target, list[str]] = {target: [] for target in targets}
         self.problems: dict[Target, list[Message]] = {}
-        self._changes: list[Patch] = []
+        self.patches = Patches()
+        self._hook = ImportHook(
+            (target.package for target in targets),
+            lambda name: any(target.matches_module(name) for target in targets),
+            on_import=partial(_patch_imported, self),
+        )
+
+    def start(self) -> None:
+        """Replace what the targets name, now where it is imported already, else when it is."""
+        with _lock:
+            _live.append(self)
+            self._hook.install()
+            # Again, to be called before what the program has registered since.
+            atexit.unregister(report_at_exit)
+            atexit.register(report_at_exit)
+        for name in [name for name in list(sys.modules) if self._hook.matches(name)]:
+            module = sys.modules.get(name)
+            if module is not None and not _is_unloaded(module):
+                try:
+                    _patch_module(self, name, [module], copies_in=None)
+                except Exception as error:  # noqa: BLE001 - no memory, no descriptor: the program goes on, unpatched
+                    message = f"{name} was not annotated: {type(error).__name__}: {error}"
+                    environment.warn_once("not_annotated", message, key=name)
 
     def remove(self) -> None:
         """Restore every original object, and patch nothing more. A second call does nothing.
@@ -203,15 +193,12 @@ class PatchSet(Handle):
         with _lock:
             if self in _live:
                 _live.remove(self)
-                _watch()
-            while self._changes:
-                change = self._changes.pop()
-                try:
-                    change.undo()
-                    _installed.pop(id(change.replacement), None)
-                except Exception as error:  # noqa: BLE001 - a class may refuse; the rest is still put back
-                    message = f"{change.attribute} stays annotated: {error}"
-                    environment.warn_once("annotation_not_removed", message, key=change.attribute)
+                self._hook.remove()
+            for patch in self.patches:
+                _installed.pop(id(patch.replacement), None)
+                if getattr(patch.original, "__qualname__", "").endswith(_THROUGH_OURS):
+                    patch.original.__qualname__ = patch.original.__qualname__[: -len(_THROUGH_OURS)]
+            self.patches.undo()
 
 
 def annotate_targets(*patterns: str | Target) -> PatchSet:
@@ -237,7 +224,7 @@ def annotate_targets(*patterns: str | Target) -> PatchSet:
         _check_allowed(target)
     patching = PatchSet(targets)
     if targets and not environment.read_flag(environment.DISABLE):
-        _start(patching)
+        patching.start()
     return patching
 
 
@@ -252,7 +239,7 @@ def replace_targets(*targets: Target, make: Make) -> PatchSet:
     for target in targets:
         _check_allowed(target)
     patching = PatchSet(targets, make)
-    _start(patching)
+    patching.start()
     return patching
 
 
@@ -308,35 +295,6 @@ def _check_allowed(target: Target) -> None:
         raise ValueError(f"annotate pattern '{target}': {target.package} can't be annotated: annotations run on it")
 
 
-def _start(patching: PatchSet) -> None:
-    with _lock:
-        _live.append(patching)
-        _watch()
-    packages = {target.package for target in patching.targets}
-    for name in [name for name in list(sys.modules) if name.partition(".")[0] in packages]:
-        module = sys.modules.get(name)
-        if module is not None and not _is_unloaded(module):
-            try:
-                _patch_module(patching, name, [module], copies_in=None)
-            except Exception as error:  # noqa: BLE001 - no memory, no descriptor: the program goes on, unpatched
-                _not_annotated(name, error)
-
-
-def _watch() -> None:
-    """Install the finder for the active patterns; without any, remove it."""
-    global _packages
-    if sys.meta_path is None:  # type: ignore[comparison-overlap, redundant-expr, unused-ignore]
-        return  # type: ignore[unreachable, unused-ignore]  # the interpreter is ending and imports nothing more
-    _packages = frozenset(target.package for patching in _live for target in patching.targets)
-    if not _live and finder in sys.meta_path:
-        sys.meta_path.remove(finder)
-    if _live and finder not in sys.meta_path:
-        sys.meta_path.insert(0, finder)
-    if _live:
-        atexit.unregister(report_at_exit)
-        atexit.register(report_at_exit)
-
-
 def _is_unloaded(module: object) -> bool:
     """Whether `importlib.util.LazyLoader` made it and nothing has touched it yet: our finder comes after it."""
     return type(module).__name__ == "_LazyModule" and type(module).__module__ == "importlib.util"
@@ -347,100 +305,11 @@ def report_at_exit() -> None:
     patch_report.write_final_report(_live)
 
 
-class _Finder:
-    """The first finder on `sys.meta_path`; finds a module that a pattern names by the other finders, and patches it."""
-
-    def __init__(self) -> None:
-        self._searching: set[tuple[int, str]] = set()
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        if fullname.partition(".")[0] not in _packages or not _is_targeted(fullname):
-            return None
-        # wrapt's finder, and others, look for the module by going through sys.meta_path again.
-        search = (get_ident(), fullname)
-        if search in self._searching:
-            return None
-        self._searching.add(search)
-        try:
-            spec = _spec_of_others(fullname, path, target)
-        finally:
-            self._searching.discard(search)
-        # A loader with load_module alone (gone in 3.15) is left to itself: the import system must see that it is one.
-        loader: Any = spec and spec.loader
-        if spec is not None and hasattr(loader, "exec_module") and type(loader) is not _Loader:
-            spec.loader = _Loader(loader, fullname)  # type: ignore[assignment]
-        return spec
-
-
-def _is_targeted(module_name: str) -> bool:
-    try:
-        return any(target.matches_module(module_name) for patching in list(_live) for target in patching.targets)
-    except Exception as error:  # noqa: BLE001 - a wildcard loads `re`; the program's import must not fail for that
-        _not_annotated(module_name, error)
-        return False
-
-
-def _not_annotated(module_name: str, error: Exception) -> None:
-    message = f"{module_name} was not annotated: {type(error).__name__}: {error}"
-    environment.warn_once("not_annotated", message, key=module_name)
-
-
-def _spec_of_others(fullname: str, path: Sequence[str] | None, target: Any) -> ModuleSpec | None:
-    for other in list(sys.meta_path):
-        find_spec = None if other is finder else getattr(other, "find_spec", None)
-        spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
-        if spec is not None:
-            return spec
-    return None
-
-
-finder: Any = _Finder()
-
-
-class _Loader:
-    """Replaces a module's loader until the module's body runs: the body sees the real one everywhere."""
-
-    def __init__(self, loader: Any, fullname: str) -> None:
-        self._loader = loader
-        self._fullname = fullname
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # a copy in the making has none yet
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    @property
-    def __class__(self) -> Any:
-        """The real loader's class: `find_spec(name).loader` is looked at with isinstance."""
-        return type(self._loader)
-
-    @__class__.setter
-    def __class__(self, value: Any) -> None:
-        raise TypeError("the class of a loader can't be changed")
-
-    def create_module(self, spec: ModuleSpec) -> Any:
-        create = getattr(self._loader, "create_module", None)
-        return create(spec) if create else None
-
-    def exec_module(self, module: Any) -> None:
-        for holder, name in ((getattr(module, "__spec__", None), "loader"), (module, "__loader__")):
-            if lookup.get_namespace(holder).get(name) is self:
-                setattr(holder, name, self._loader)
-        imported_before = len(sys.modules)
-        self._loader.exec_module(module)
-        try:
-            _after_import(self._fullname, module, imported_before)
-        except Exception as error:  # noqa: BLE001 - the import has succeeded, and nothing of ours may make it fail
-            _not_annotated(self._fullname, error)
-
-
-def _after_import(name: str, module: object, imported_before: int) -> None:
+def _patch_imported(patching: PatchSet, name: str, module: object, imported_before: int) -> None:
     current = sys.modules.get(name, module)  # a module may put something else in its own place
     roots = [current] if current is module else [current, module]
     # Only what was imported while the body ran can have copied from it before it is patched (circular imports).
-    copies_in = list(islice(list(sys.modules.values()), imported_before, None))
-    for patching in (*_live,):
-        _patch_module(patching, name, roots, copies_in)
+    _patch_module(patching, name, roots, copies_in=list(islice(list(sys.modules.values()), imported_before, None)))
 
 
 def _patch_module(patching: PatchSet, name: str, roots: list[Any], copies_in: Iterable[object] | None) -> None:
@@ -489,7 +358,8 @@ def _replace(patching: PatchSet, target: Target, module_name: str, place: lookup
         _add_match(patching, target, name)
         return None
     try:
-        is_replaced = _change(patching, Patch(place.owner, place.attribute, place.value, replacement, place.own))
+        original = place.value if place.own else None
+        is_replaced = _change(patching, place.owner, place.attribute, original, replacement)
     except (AttributeError, TypeError):
         owner = getattr(place.owner, "__qualname__", None) or module_name
         reason = f"{name} can't be replaced: {owner} is an extension type or rejects new attributes"
@@ -525,15 +395,12 @@ def keep_picklable(place: lookup.FunctionLocation) -> None:
         function.__qualname__ += _THROUGH_OURS
 
 
-def _change(patching: PatchSet, change: Patch) -> bool:
+def _change(patching: PatchSet, owner: Any, attribute: str, original: object, replacement: object) -> bool:
     with _lock:
-        if lookup.get_namespace(change.owner).get(change.attribute, None) is not (
-            change.original if change.own else None
-        ):
+        if lookup.get_namespace(owner).get(attribute) is not original:
             return False  # another thread was faster
-        setattr(change.owner, change.attribute, change.replacement)
-        patching._changes.append(change)
-        _installed[id(change.replacement)] = change.replacement
+        patching.patches.replace(owner, attribute, replacement)
+        _installed[id(replacement)] = replacement
         return True
 
 
@@ -546,7 +413,7 @@ def _replace_copies(
             continue
         for attribute, value in list(lookup.get_namespace(module).items()):
             if id(value) in moved and value is moved[id(value)][0]:
-                _change(patching, Patch(module, attribute, value, moved[id(value)][1]))
+                _change(patching, module, attribute, value, moved[id(value)][1])
 
 
 def _add_match(patching: PatchSet, target: Target, name: str) -> None:

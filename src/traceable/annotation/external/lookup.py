@@ -7,12 +7,9 @@ Only namespaces are read: no `getattr` on a module (a lazy one would import half
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator, Mapping
 
-from traceable.annotation.patterns import has_wildcard, part_matches
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from traceable.annotation.external.patterns import has_wildcard, part_matches
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traceable.annotation.patterns import Target, targets_from_toml
+from traceable.annotation.external.patterns import Target, targets_from_toml
 
 _FOLDER = Path(__file__).parent
 

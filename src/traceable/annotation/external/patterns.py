@@ -7,12 +7,11 @@ library only, and `tomllib` not before a file is read.
 
 from __future__ import annotations
 
+import re
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from os import PathLike
+from collections.abc import Iterable
+from os import PathLike
+from typing import NamedTuple
 
 STEP_FUNCTION = "--step-function"
 """The preset of the function whose calls are steps, which is not annotated."""
@@ -21,10 +20,8 @@ _KEYS = ("target", "name", "domain", "level", "payload")
 _LEVEL_MAX = 9  # annotation.arguments.LEVEL_MAX, which would load more than a process without patterns needs
 
 
-class Target:
-    """One pattern. Equal to another of the same fields; nothing changes it once it is made.
-
-    No dataclass: `dataclasses` takes longer to import than a Python to start, and every annotated process needs this.
+class Target(NamedTuple):
+    """One pattern.
 
     Attributes:
         module: dotted module name; after its first part `*` (any characters, dots included) and `?` are wildcards.
@@ -36,37 +33,13 @@ class Target:
         payload: `module:function` that takes the arguments of a call and returns the payload of its range, or None.
     """
 
-    __slots__ = ("domain", "level", "module", "name", "payload", "preset", "qualname")
-
-    def __init__(
-        self,
-        module: str,
-        qualname: str,
-        name: str | None = None,
-        domain: str | None = None,
-        preset: str = "",
-        level: int | None = None,
-        payload: str | None = None,
-    ) -> None:
-        self.module = module
-        self.qualname = qualname
-        self.name = name
-        self.domain = domain
-        self.preset = preset
-        self.level = level
-        self.payload = payload
-
-    def _fields(self) -> tuple[object, ...]:
-        return (self.module, self.qualname, self.name, self.domain, self.preset, self.level, self.payload)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Target) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __repr__(self) -> str:
-        return f"Target{self._fields()}"
+    module: str
+    qualname: str
+    name: str | None = None
+    domain: str | None = None
+    preset: str = ""
+    level: int | None = None
+    payload: str | None = None
 
     def __str__(self) -> str:
         return f"{self.module}:{self.qualname}" + ("" if self.name is None else f"={self.name}")
@@ -104,8 +77,6 @@ def part_matches(pattern: str, name: str) -> bool:
 
 
 def _fits(pattern: str, text: str, star: str, question_mark: str) -> bool:
-    import re  # 5 ms, which a process without wildcards need not pay
-
     expression = re.escape(pattern).replace(r"\*", star).replace(r"\?", question_mark)
     return re.fullmatch(expression, text) is not None
 
@@ -113,8 +84,9 @@ def _fits(pattern: str, text: str, star: str, question_mark: str) -> bool:
 def parse_pattern(text: str) -> Target:
     """Read one pattern.
 
-    >>> parse_pattern("mypkg.*:*_kernel=kernels")
-    Target('mypkg.*', '*_kernel', 'kernels', None, '', None, None)
+    >>> target = parse_pattern("mypkg.*:*_kernel=kernels")
+    >>> target.module, target.qualname, target.name
+    ('mypkg.*', '*_kernel', 'kernels')
 
     Raises:
         TypeError: `text` is not a string.

@@ -575,8 +575,6 @@ class Session:
         self._is_timed = True
         with self._lock:
             self._open_status()
-        if conditions.requests:
-            engine.requests.count.when(conditions.requests, self._open_timed_window)
         if conditions.delay_s and not conditions.delay_from_start:
             first_range.watch(lambda: self._open_timed_window_after(conditions.delay_s))
             return
@@ -639,8 +637,6 @@ class Session:
     def _open_status(self) -> StatusWriter:
         if self._status is None:
             self._status = StatusWriter(os.environ.get(environment.RUN_DIR, "") if process.is_selected() else "")
-            if engine.requests is not None:
-                self._status.keep_requests(engine.requests.count)
             self._write()
         return self._status
 

@@ -3,9 +3,6 @@
 Off without a token: then every request goes to the application. A request must have the header `Authorization: Bearer
 TOKEN`. It reaches only the worker process that accepts it; `traceable control` reaches all processes of a run. Nothing
 here waits for a step of the program.
-
-With `run --after-request` it also counts the requests that it passes on, with or without a token: each ends when the
-application returns.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import json
 import os
 import sys
 
-from traceable.annotation import engine
 from traceable.capture import flight
 from traceable.capture.control import WindowRequest, session
 from traceable.errors import Message
@@ -25,8 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
-
-    from traceable.annotation.request_counter import Count
 
 START, STOP, DUMP = "/start_profile", "/stop_profile", "/dump_profile"
 SCHEMA = "traceable.profile/1"
@@ -57,15 +51,6 @@ def _encode_token(token: str | None) -> bytes:
     A token closes no gate: a run that records everything goes on doing so until a request opens a window.
     """
     return (os.environ.get(environment.CONTROL_TOKEN, "") if token is None else token).strip().encode()
-
-
-def _find_counter() -> Count | None:
-    """Return the counter of the requests that are passed on; None if they are not counted."""
-    if engine.requests is None:
-        return None
-    count: Count = engine.requests.count
-    count.by_http = True
-    return count
 
 
 def _check(secret: bytes, method: str, authorization: bytes) -> None:
@@ -143,15 +128,10 @@ class ASGIMiddleware:
     def __init__(self, app: Any, token: str | None = None) -> None:
         self.app = app
         self._token = _encode_token(token)
-        self._count = _find_counter()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if not self._token or scope["type"] != "http" or scope["path"] not in (START, STOP, DUMP):
-            try:
-                await self.app(scope, receive, send)
-            finally:
-                if self._count is not None and scope["type"] == "http":
-                    self._count.add()
+            await self.app(scope, receive, send)
             return
         try:
             headers = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
@@ -193,16 +173,11 @@ class WSGIMiddleware:
     def __init__(self, app: Any, token: str | None = None) -> None:
         self.app = app
         self._token = _encode_token(token)
-        self._count = _find_counter()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
         if not self._token or path not in (START, STOP, DUMP):
-            try:
-                body: Iterable[bytes] = self.app(environ, start_response)
-            finally:
-                if self._count is not None:
-                    self._count.add()
+            body: Iterable[bytes] = self.app(environ, start_response)
             return body
         try:
             _check(

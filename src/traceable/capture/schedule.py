@@ -97,8 +97,6 @@ class ConditionProgress:
             return False
         if index < conditions.warmup_steps:
             return False
-        if conditions.requests and engine.requests.count.over < conditions.requests:
-            return False
         return self._delay_start_s is None or time.monotonic() >= self._delay_start_s + conditions.delay_s
 
     def _has_paused(self, min_s: float) -> bool:

@@ -1,8 +1,8 @@
 """The status of a process, its steps and windows, for the launcher: two files in the run directory, for each process.
 
 `status.<pid>.json` is written atomically, when a window opens or closes and when Python ends. `status.<pid>.steps`
-holds three little-endian int64, the numbers of steps begun, of steps ended, and of completed requests, in a memory map:
-they are correct however the process ends, `kill -9` included. Nothing here raises into the program.
+holds two little-endian int64, the numbers of steps begun and of steps ended, in a memory map: they are correct however
+the process ends, `kill -9` included. Nothing here raises into the program.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from traceable.annotation.request_counter import Count
-
 SCHEMA = "traceable.status/1"
-_COUNTER_BYTES = 24
+_COUNTER_BYTES = 16
 
 
 def _open_no_follow(path: str, flags: int) -> int:
@@ -48,11 +46,6 @@ class StatusWriter:
         if self._counter is not None:
             self._counter[0] = begun
             self._counter[1] = ended
-
-    def keep_requests(self, count: Count) -> None:
-        """Record the number of requests in the same file."""
-        if self._counter is not None:
-            count.keep_in(self._counter[2:])
 
     def write(self, content: dict[str, Any]) -> None:
         """Write the JSON file."""

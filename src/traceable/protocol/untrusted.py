@@ -395,7 +395,6 @@ _WINDOW = {
 _IDENTITY = {"name": TEXT, "start": TEXT, "program": TEXT, "role": TEXT, **dict.fromkeys(("rank", "world_size"), COUNT)}
 _CONDITIONS = {
     "warmup_steps": COUNT,
-    "requests": COUNT,
     **dict.fromkeys(("delay_s", "idle_s", "duration_s"), NUMBER),
     "delay_from_start": FLAG,
 }

@@ -78,7 +78,7 @@ def test_opening_and_closing_a_window_is_in_no_step(program):
 
 
 def test_a_step_whose_beginning_nobody_saw_is_not_known(program):
-    code = CLOCK + "import traceable\nfor n in range(3): traceable.step()\n"
+    code = CLOCK + "import traceable\nfor n in range(3): traceable.step_boundary()\n"
     ran = program(code, TRACEABLE_STEP_TIMES="1")
     pairs = noted(ran.run_dir)
     assert pairs[0] == (0, 0)

@@ -44,8 +44,8 @@ def test_every_opens_a_window_at_each_multiple(program):
     assert ran.steps == [10, 11, 20, 21, 30, 31]
 
 
-@pytest.mark.parametrize("code", ["with traceable.step(): pass", "traceable.step()"])
-def test_blocks_and_bare_calls_open_the_same_windows(program, code):
+@pytest.mark.parametrize("code", ["with traceable.step(): pass", "traceable.step_boundary()"])
+def test_blocks_and_boundaries_open_the_same_windows(program, code):
     loop = f"import traceable\nfor _ in range(20):\n    {code}\n"
     assert program(loop, gated=True, TRACEABLE_STEPS="3:6,15:17").steps == [3, 4, 5, 15, 16]
 
@@ -63,8 +63,8 @@ asyncio.run(main())
     assert program(code, gated=True, TRACEABLE_STEPS="3:6").steps == [3, 4, 5]
 
 
-def test_a_bare_call_can_not_open_a_window_before_its_first_call(program):
-    loop = "import traceable\nfor _ in range(9):\n    traceable.step()\n"
+def test_a_boundary_can_not_open_a_window_before_the_first_one(program):
+    loop = "import traceable\nfor _ in range(9):\n    traceable.step_boundary()\n"
     ran = program(loop, gated=True, TRACEABLE_STEPS="0:1,1:3")
     assert ran.steps == [1, 2]
     missed, late = ran.status["windows"]

@@ -43,7 +43,7 @@ MISSING_STEPS = "missing_steps"
 """The outcome of a window."""
 
 NO_STEP_BEGAN = Message(
-    "no_step_began", "no step began: wrap the program's loop in traceable.steps(...), or call traceable.step()"
+    "no_step_began", "no step began: wrap the program's loop in traceable.steps(...), or call traceable.step_boundary()"
 )
 """The reason why a program without steps never reaches a window of steps."""
 

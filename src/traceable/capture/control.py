@@ -57,13 +57,13 @@ on request; after its duration."""
 class Step:
     """One open step."""
 
-    __slots__ = ("as_block", "bare", "begun_ns", "index", "range", "thread")
+    __slots__ = ("as_block", "at_boundary", "begun_ns", "index", "range", "thread")
 
-    def __init__(self, index: int, as_block: bool, bare: bool) -> None:
+    def __init__(self, index: int, as_block: bool, at_boundary: bool) -> None:
         self.index = index
         self.begun_ns = 0
         self.as_block = as_block
-        self.bare = bare
+        self.at_boundary = at_boundary
         self.thread = get_ident()
         self.range = annotate(STEP, None, None, None, index) if can_emit else None
 
@@ -317,17 +317,17 @@ class Session:
             if self._waiting is wait:
                 self._waiting = None
 
-    def begin(self, *, as_block: bool = False, bare: bool = False, payload: Any = None) -> Step | None:
+    def begin(self, *, as_block: bool = False, at_boundary: bool = False, payload: Any = None) -> Step | None:
         """Begin a step; None if one is open already. Only the conditions of `capture_when` see the payload."""
         if engine.disabled:
             return None
         try:
-            return self._begin(as_block, bare, payload)
+            return self._begin(as_block, at_boundary, payload)
         except Exception as error:  # noqa: BLE001 - no memory, no descriptor: the program goes on, the step is not counted
             self._report_failure(error)
             return None
 
-    def _begin(self, as_block: bool, bare: bool, payload: Any) -> Step | None:
+    def _begin(self, as_block: bool, at_boundary: bool, payload: Any) -> Step | None:
         with self._lock:
             waiting = self._waiting
             if waiting is not None and not waiting.as_block and waiting.thread == get_ident():
@@ -347,7 +347,7 @@ class Session:
                 self.trigger_set.on_step_begin(index, payload)
             if index >= self._schedule.opens_at or self._requests:
                 self._open_window(index)
-            step = self._current = Step(index, as_block, bare)
+            step = self._current = Step(index, as_block, at_boundary)
             (self._status or self._open_status()).count(index + 1, index)
         if self.trigger_set is not None or self._times is not None:
             step.begun_ns = time.perf_counter_ns()
@@ -379,17 +379,17 @@ class Session:
         environment.warn_once("step_not_counted", f"a step is not counted: {type(error).__name__}: {error}")
 
     def next_step(self, payload: Any = None) -> None:
-        """End the current step and begin the next: a bare `step()` at the end of an iteration."""
+        """End the current step and begin the next (`step_boundary`)."""
         if engine.disabled:
             return
         try:
             with self._lock:
-                if self._current is not None and self._current.bare:
+                if self._current is not None and self._current.at_boundary:
                     self.end(self._current)
                 elif self._current is None:
                     # The begin of the iteration that ends here was not recorded.
                     self._record_ended_steps(self._next + 1)
-                self.begin(bare=True, payload=payload)
+                self.begin(at_boundary=True, payload=payload)
         except Exception as error:  # noqa: BLE001 - as above
             self._report_failure(error)
 

@@ -1,4 +1,4 @@
-"""The public functions of this package: `steps`, `step` and `window`.
+"""The public functions of this package: `steps`, `step`, `step_boundary` and `window`.
 
 A step is one iteration of the loop that matters: a training step, a decode iteration, a batch served. They are counted
 from 0 in every process. Each is a range `step` whose payload is its index. Profilers are started and stopped at the
@@ -7,8 +7,11 @@ boundaries between them (docs/windows.md).
 
 from __future__ import annotations
 
+from _thread import _local
+
 from traceable.capture.control import session
 from traceable.errors import UsageError
+from traceable.protocol import environment
 from traceable.protocol.window_spec import Spec, Window
 
 TYPE_CHECKING = False
@@ -102,34 +105,37 @@ def _make_payload(payload: Callable[[Any], Any] | None, items: list[Any]) -> Any
 
 
 def step(*, payload: Any = None) -> OneStep:
-    """Mark one step, in one of two ways.
+    """Return a context manager whose block is one step: `with traceable.step():`.
 
-    `with traceable.step():` (or `async with`, for a step that other tasks must not cross) is a step from its first line
-    to its last. `traceable.step()` alone, at the end of an iteration, ends the current step and begins the next. The
-    first call ends step 0, whose begin was not recorded, so step 0 has no range and a window that begins with it is
-    opened one step late. The step after the last call stays open; it is not counted as complete.
-
-    Don't keep the result of the bare call: that it is released at once distinguishes it from `with`.
+    `async with` makes a step that other tasks can't cross. A call without `with` counts nothing; `step_boundary` is the
+    function for loops whose body can't be indented.
 
     Args:
         payload: the payload of this step for the conditions of `capture_when`, most often a mapping as in
             `step(payload={"batch": 64})`. It is not recorded.
     """
+    if getattr(_unentered, "exists", False):
+        message = "step() without `with` counts no step; call traceable.step_boundary() at the end of each iteration"
+        environment.warn_once("step_not_entered", message)
+    _unentered.exists = True
     return OneStep(payload)
+
+
+_unentered = _local()
+"""`exists`: whether this thread has called `step` and not entered a block since. The second such call is reported."""
 
 
 class OneStep:
     """The context manager that `step` returns."""
 
-    __slots__ = ("_entered", "_payload", "_step")
+    __slots__ = ("_payload", "_step")
 
     def __init__(self, payload: Any = None) -> None:
         self._payload = payload
-        self._entered = False
         self._step: Step | None = None
 
     def __enter__(self) -> Self:
-        self._entered = True
+        _unentered.exists = False
         self._step = session.begin(payload=self._payload)
         return self
 
@@ -139,7 +145,7 @@ class OneStep:
         session.end(self._step)
 
     async def __aenter__(self) -> Self:
-        self._entered = True
+        _unentered.exists = False
         self._step = session.begin(as_block=True, payload=self._payload)
         return self
 
@@ -148,12 +154,17 @@ class OneStep:
     ) -> None:
         session.end(self._step)
 
-    def __del__(self) -> None:
-        try:
-            if not getattr(self, "_entered", True):  # torch.compile creates one without `__init__`, to inspect it
-                session.next_step(self._payload)
-        except Exception:  # noqa: BLE001 - released when the interpreter has shut down: Python would print it
-            return
+
+def step_boundary(*, payload: Any = None) -> None:
+    """End the current step and begin the next: for a loop whose body can't be indented, at the end of an iteration.
+
+    The first call ends step 0, whose begin was not recorded: it has no range, and a window that begins with it is
+    opened one step late. The step after the last call stays open and is not counted as complete.
+
+    Args:
+        payload: the payload of the step that begins, as in `step`.
+    """
+    session.next_step(payload)
 
 
 def window(start: int, stop: int, *, synchronize: bool = False) -> None:

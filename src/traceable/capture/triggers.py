@@ -37,7 +37,7 @@ class StepInfo:
 
     Attributes:
         index: its number, from 0.
-        payload: the payload from `step(payload=...)` or `steps(..., payload=...)`; None without one.
+        payload: the payload from `step(payload=...)`, `step_boundary` or `steps`; None without one.
     """
 
     __slots__ = ("index", "payload")

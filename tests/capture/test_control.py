@@ -51,11 +51,15 @@ class Running:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def steps(self, count: int) -> None:
+    def send(self) -> None:
+        """Send it a line."""
         assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def steps(self, count: int) -> None:
         for _ in range(count):
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
+            self.send()
             assert self.line().startswith("ended")
 
     def end(self) -> str:
@@ -449,6 +453,143 @@ def test_a_planned_window_that_is_stopped_says_so(running):
     program.steps(8)
     program.end()
     assert program.recorded[0] == [1, 2, 3]
+
+
+# ---- a gate that takes long
+
+BLOCKING = """
+import threading
+from traceable.capture.gates import RecorderGate
+start, stop = RecorderGate.open, RecorderGate.close
+def open_blocking(gate):
+    print("gate opens", flush=True)
+    sys.stdin.readline()
+    start(gate)
+def close_blocking(gate):
+    stop(gate)
+    print("gate closes", flush=True)
+    sys.stdin.readline()
+RecorderGate.open, RecorderGate.close = open_blocking, close_blocking
+"""
+"""The gate opens and closes when the program gets a line."""
+
+
+@pytest.fixture
+def opening(running) -> Callable[[], tuple[Running, Talk]]:
+    """A program whose gate has begun to open for the window of one step, and the one who requested it."""
+
+    def open_() -> tuple[Running, Talk]:
+        program = running(STEPPING + BLOCKING + RUN)
+        talk = program.ask(command="window", steps=1, by="a test")
+        assert talk.event()["event"] == "requested"
+        program.send()
+        assert program.line() == "gate opens"
+        return program, talk
+
+    return open_
+
+
+def test_the_status_comes_back_while_the_gate_opens_and_closes(opening):
+    program, talk = opening()
+    status = program.ask(command="status").event()
+    assert (status["state"], status["requested_by"], status["window"]["opened"]) == ("opening", [], None)
+    assert status["steps"] == {"begun": 0, "ended": 0}
+    rejected = program.ask(command="window", steps=9).event()
+    assert (rejected["code"], rejected["reason"].endswith(", by a test")) == ("window_open", True)
+    program.send()
+    assert program.line() == "gate closes"
+    status = program.ask(command="status").event()
+    assert (status["state"], status["steps"]) == ("closing", {"begun": 1, "ended": 1})
+    program.send()
+    assert program.line() == "ended 1"
+    assert events(talk) == ["opened", "closed"]
+    assert program.ask(command="status").event()["state"] == "idle"
+    assert program.end() == ""
+    assert program.recorded[0] == [0]
+
+
+def test_a_stop_while_the_gate_opens_closes_the_window_with_its_first_step(running):
+    program = running(STEPPING + BLOCKING + RUN)
+    start = program.ask(command="window", steps=None)
+    assert start.event()["event"] == "requested"
+    program.send()
+    assert program.line() == "gate opens"
+    stop = program.ask(command="stop")
+    event = stop.event()
+    assert (event["event"], event["window"]["opened"], event["window"]["closed"]) == ("stopping", None, None)
+    assert program.ask(command="status").event()["state"] == "opening"
+    program.send()
+    assert program.line() == "gate closes"
+    program.send()
+    assert program.line() == "ended 1"
+    assert (events(start), events(stop)) == (["opened", "closed"], ["closed"])
+    (window,) = program.status["windows"]
+    assert (window["opened"]["step"], window["stop_step"], window["closed"]["reason"]) == (0, 1, "complete")
+
+
+def test_a_step_of_another_thread_does_not_wait_for_the_gate_of_the_first(running):
+    code = """
+def second():
+    with traceable.step(): pass
+    print("second", flush=True)
+def step_in_second_thread(gate):
+    thread = threading.Thread(target=second)
+    thread.start(); thread.join()
+    open_blocking(gate)
+RecorderGate.open = step_in_second_thread
+"""
+    program = running(STEPPING + BLOCKING + code + RUN, TRACEABLE_STEPS="0:1")
+    program.send()
+    assert program.line() == "second"
+    assert program.line() == "gate opens"
+    program.send()
+    assert program.line() == "gate closes"
+    program.send()
+    assert program.line() == "ended 1"
+    assert program.end().endswith(" [nested_step]\n")
+    assert (program.status["nested_steps"], program.recorded[0]) == (1, [0])
+
+
+def test_a_step_waits_for_a_gate_that_another_thread_moves(running):
+    code = """
+from traceable.capture.control import windows
+def stop_and_let_go(gate):
+    stop(gate)
+    moving.set()
+    while not windows._gate_moved._waiters: pass
+    print("the step waits", flush=True)
+RecorderGate.open, RecorderGate.close = start, stop_and_let_go
+moving = threading.Event()
+print("ready", flush=True)
+with traceable.step(): pass
+thread = threading.Thread(target=windows.stop)
+thread.start()
+moving.wait()
+with traceable.step(): print("steps", flush=True)
+"""
+    program = running(STEPPING + BLOCKING + code, TRACEABLE_STEPS="0:9")
+    assert (program.line(), program.line()) == ("the step waits", "steps")
+    assert program.end() == ""
+    assert program.recorded[0] == [0]
+
+
+def test_ctrl_c_while_the_gate_opens_leaves_steps_and_windows_usable(running):
+    code = """
+def interrupt(gate):
+    RecorderGate.open, RecorderGate.close = start, stop
+    raise KeyboardInterrupt
+RecorderGate.open = interrupt
+try:
+    with traceable.step(): pass
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    program = running(STEPPING + BLOCKING + "print('ready', flush=True)" + code + "go()\n", TRACEABLE_STEPS="0:1,1:2")
+    assert program.line() == "interrupted"
+    program.steps(2)
+    assert program.ask(command="status").event()["steps"] == {"begun": 2, "ended": 2}
+    program.end()
+    assert program.recorded[0] == [1]
 
 
 # ---- SIGUSR2

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from traceable.capture.triggers import Median
 
-# A step takes the milliseconds that the test gives: it replaces the clock that `control` reads.
+# A step takes the milliseconds that the test gives: it replaces the clock that `counter` reads.
 CLOCK = """
 import traceable
-from traceable.capture import control
+from traceable.capture import counter
 class Clock:
     now = 1
     def __getattr__(self, name): return getattr(real, name)
     def perf_counter_ns(self): return self.now
-real, control.time = control.time, Clock()
+real, counter.time = counter.time, Clock()
 def step(ms, **payload):
     with traceable.step(payload=payload):
-        control.time.now += int(ms * 1e6)
+        counter.time.now += int(ms * 1e6)
 """
 
 

@@ -20,7 +20,8 @@ import threading
 import time
 
 from traceable.capture import flight, process
-from traceable.capture.control import WindowRequest, session
+from traceable.capture.control import publisher, windows
+from traceable.capture.schedule import WindowRequest
 from traceable.capture.timer import should_stop_for_fork
 from traceable.errors import Message
 from traceable.protocol import environment
@@ -100,10 +101,10 @@ class Server:
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._begin_thread()
         self._serving = True
-        session.on_update = self.wake
+        publisher.on_update = self.wake
         if os.environ.get(environment.RECORDING_GATED):
             # Before any request, so that workers forked from now on know whose windows they follow.
-            session.arm()
+            windows.arm()
 
     def _begin_thread(self) -> None:
         self._pausing, self._leaving = False, threading.Lock()
@@ -148,7 +149,7 @@ class Server:
         if not self._serving:
             return
         self._serving = False
-        session.on_update = None
+        publisher.on_update = None
         for peer in self._peers.values():
             peer.connection.close()
         self._peers.clear()
@@ -234,7 +235,7 @@ class Server:
         """Execute a request; return whether the peer stays connected for events."""
         steps = options.get("steps")
         if command == "status":
-            peer.send("status", flight_recorder=flight.is_active(), **session.state)
+            peer.send("status", flight_recorder=flight.is_active(), **publisher.state)
             return False
         if command == "dump":
             return _dump(peer, options.get("number"), by)
@@ -242,16 +243,16 @@ class Server:
             _reject(peer, flight.NO_WINDOWS)
             return False
         if command == "stop":
-            withdrawn = bool(session.state["requested_by"])
-            peer.entry, peer.sent_opened = session.stop(), True
+            withdrawn = bool(publisher.state["requested_by"])
+            peer.entry, peer.sent_opened = windows.stop(), True
             peer.send("stopping", window=peer.entry, withdrawn=withdrawn)
             return peer.entry is not None
         if command != "window" or not (steps is None or (type(steps) is int and 0 < steps <= _STEPS_MAX)):
             raise ValueError(command)
         # Here and not when the window opens, which happens on a thread of the program.
-        session.arm()
+        windows.arm()
         request = WindowRequest(steps, by)
-        rejection = session.request_window(request)
+        rejection = windows.request(request)
         if rejection:
             _reject(peer, rejection)
             return False

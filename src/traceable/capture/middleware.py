@@ -13,7 +13,8 @@ import os
 import sys
 
 from traceable.capture import flight
-from traceable.capture.control import WindowRequest, session
+from traceable.capture.control import publisher, windows
+from traceable.capture.schedule import WindowRequest
 from traceable.errors import Message
 from traceable.protocol import environment
 
@@ -83,20 +84,20 @@ def _check_no_flight_recorder() -> None:
 def _start(query: str) -> _Response:
     _check_no_flight_recorder()
     steps = _parse_steps(query)
-    rejection = session.request_window(WindowRequest(steps, f"POST {START}"))
+    rejection = windows.request(WindowRequest(steps, f"POST {START}"))
     if rejection:
-        return _rejection("409 Conflict", rejection, state=session.state)
-    return _Response("202 Accepted", requested_steps=steps, opens="when the next step begins", state=session.state)
+        return _rejection("409 Conflict", rejection, state=publisher.state)
+    return _Response("202 Accepted", requested_steps=steps, opens="when the next step begins", state=publisher.state)
 
 
 def _stop() -> _Response:
     _check_no_flight_recorder()
-    window = session.stop()
+    window = windows.stop()
     if window is None:
-        return _Response("200 OK", window=None, state=session.state)
+        return _Response("200 OK", window=None, state=publisher.state)
     if window["closed"] is None:
-        return _Response("202 Accepted", window=window, closes="when the step ends", state=session.state)
-    return _Response("200 OK", window=window, run_dir=os.environ.get(environment.RUN_DIR), state=session.state)
+        return _Response("202 Accepted", window=window, closes="when the step ends", state=publisher.state)
+    return _Response("200 OK", window=window, run_dir=os.environ.get(environment.RUN_DIR), state=publisher.state)
 
 
 def _parse_steps(query: str) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from _thread import _local
 
-from traceable.capture.control import session
+from traceable.capture.control import counter, windows
 from traceable.errors import UsageError
 from traceable.protocol import environment
 from traceable.protocol.window_spec import Spec, Window
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from traceable.capture.control import Step
+    from traceable.capture.counter import Step
 
 
 def steps(iterable: Any, *, payload: Callable[[Any], Any] | None = None) -> Steps:
@@ -68,40 +68,40 @@ def _stepping(iterator: Iterator[Any], payload: Callable[[Any], Any] | None) -> 
     # The item leaves this frame before it is yielded: the frame must not keep a batch alive that the loop has released.
     items: list[Any] = []
     while True:
-        wait = session.begin_wait()
+        wait = counter.begin_wait()
         try:
             items.append(next(iterator))
         except StopIteration:
             return
         finally:
-            session.end_wait(wait)
-        open_ = session.begin(payload=_make_payload(payload, items))
+            counter.end_wait(wait)
+        open_ = counter.begin(payload=_make_payload(payload, items))
         try:
             yield items.pop()
         finally:
-            session.end(open_)
+            counter.end(open_)
 
 
 async def _stepping_async(iterator: AsyncIterator[Any], payload: Callable[[Any], Any] | None) -> AsyncIterator[Any]:
     items: list[Any] = []
     while True:
-        wait = session.begin_wait(as_block=True)
+        wait = counter.begin_wait(as_block=True)
         try:
             items.append(await anext(iterator))
         except StopAsyncIteration:
             return
         finally:
-            session.end_wait(wait)
-        open_ = session.begin(as_block=True, payload=_make_payload(payload, items))
+            counter.end_wait(wait)
+        open_ = counter.begin(as_block=True, payload=_make_payload(payload, items))
         try:
             yield items.pop()
         finally:
-            session.end(open_)
+            counter.end(open_)
 
 
 def _make_payload(payload: Callable[[Any], Any] | None, items: list[Any]) -> Any:
     # Called only if there are conditions: it may be expensive.
-    return payload(items[0]) if payload is not None and session.trigger_set is not None else None
+    return payload(items[0]) if payload is not None and counter.trigger_set is not None else None
 
 
 def step(*, payload: Any = None) -> OneStep:
@@ -136,23 +136,23 @@ class OneStep:
 
     def __enter__(self) -> Self:
         _unentered.exists = False
-        self._step = session.begin(payload=self._payload)
+        self._step = counter.begin(payload=self._payload)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        session.end(self._step)
+        counter.end(self._step)
 
     async def __aenter__(self) -> Self:
         _unentered.exists = False
-        self._step = session.begin(as_block=True, payload=self._payload)
+        self._step = counter.begin(as_block=True, payload=self._payload)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        session.end(self._step)
+        counter.end(self._step)
 
 
 def step_boundary(*, payload: Any = None) -> None:
@@ -164,7 +164,7 @@ def step_boundary(*, payload: Any = None) -> None:
     Args:
         payload: the payload of the step that begins, as in `step`.
     """
-    session.next_step(payload)
+    counter.pass_boundary(payload)
 
 
 def window(start: int, stop: int, *, synchronize: bool = False) -> None:
@@ -192,4 +192,4 @@ def window(start: int, stop: int, *, synchronize: bool = False) -> None:
         Spec([Window(start, stop)])
     except UsageError as error:
         raise ValueError(error.message) from None
-    session.plan(Window(start, stop), synchronize)
+    windows.plan(Window(start, stop), synchronize)

@@ -145,7 +145,10 @@ def _format_state(one: dict[str, Any]) -> str:
         return "its flight recorder is on: `traceable control dump`"
     if (window := one["window"]) is not None:
         length = "until stopped" if window["stop_step"] is None else f"until step {window['stop_step']}"
-        return f"a window is open since step {window['start_step']}, {length}"
+        state = "is opening at" if one["state"] == "opening" else "is open since"
+        return f"a window {state} step {window['start_step']}, {length}"
+    if one["state"] == "closing":
+        return "a window is closing"
     closed = f"{one['closed_windows']} window{'' if one['closed_windows'] == 1 else 's'} so far"
     return (
         f"a window is requested, by {one['requested_by'][0]}" if one["requested_by"] else f"no window is open, {closed}"

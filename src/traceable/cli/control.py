@@ -130,12 +130,12 @@ def _report_dump(
             ],
             "files": [dumped.directory.name] if dumped.processes else [],
             "note": None,
-            "problems": [problem.as_dict for problem in dumped.problems],
+            "problems": [problem.as_dict for problem in dumped.problems.values()],
         }
         print(json.dumps(content, indent=2))
     elif dumped.processes:
         printer.print_line(f"written to {dumped.directory}; next: python -m traceable report {dumped.directory}")
-    for problem in dumped.problems:
+    for problem in dumped.problems.values():
         log(problem)
     return UsageError.exit_code if dumped.problems else 0
 
@@ -190,8 +190,8 @@ class _EventPrinter:
 def _closed(pid: int, window: dict[str, Any]) -> str:
     opened, closed = window["opened"], window["closed"]
     if opened is None:
-        why = closed.get("error", closed["reason"])
-        return Message("window_not_opened", f"process {pid} did not open a window: {why}")
+        reason = closed.get("error", closed["reason"])
+        return Message(closed.get("code", "window_not_opened"), f"process {pid} did not open a window: {reason}")
     count = closed["step"] - opened["step"]
     steps = f"{count} step{'' if count == 1 else 's'}"
     cause = "" if closed["reason"] == "complete" else f", by its end ({closed['reason']})"
@@ -219,13 +219,6 @@ def _finish(
     arguments: argparse.Namespace,
 ) -> int:
     """Print what was written and what went wrong, and return the exit code."""
-    last = "opened" if arguments.what == "start" else "closed"
-    for pid, window in result.windows.items():
-        # The process ended before it sent the event; its status file has it.
-        gone = [one for one in result.problems if one.code == "process_gone" and one.startswith(f"process {pid} ")]
-        if gone and window[last]:
-            result.problems.remove(gone[0])
-            printer.print_line(_closed(pid, window) if last == "closed" else f"process {pid} opened")
     if arguments.json:
         content = {
             "schema": SCHEMA,
@@ -233,13 +226,13 @@ def _finish(
             "processes": [{"pid": pid, "window": window} for pid, window in sorted(result.windows.items())],
             "files": result.files,
             "note": result.note.as_dict if result.note else None,
-            "problems": [problem.as_dict for problem in result.problems],
+            "problems": [problem.as_dict for problem in result.problems.values()],
         }
         print(json.dumps(content, indent=2))
     elif result.files:
         printer.print_line(f"written to {place.directory}: {', '.join(result.files)}")
     if result.note:
         log(result.note)
-    for problem in result.problems:
+    for problem in result.problems.values():
         log(problem)
     return UsageError.exit_code if result.problems else 0

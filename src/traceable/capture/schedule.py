@@ -15,7 +15,7 @@ from traceable.annotation import engine
 from traceable.errors import UsageError
 from traceable.protocol import environment, start_conditions
 from traceable.protocol.start_conditions import Conditions
-from traceable.protocol.window_spec import UNTIL_STOPPED, Spec, Window, parse_windows
+from traceable.protocol.windows import UNTIL_STOPPED, Spec, Window, parse_windows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from _thread import _local
 from traceable.capture.control import counter, windows
 from traceable.errors import UsageError
 from traceable.protocol import environment
-from traceable.protocol.window_spec import Spec, Window
+from traceable.protocol.windows import Spec, Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from traceable.capture import flight, gates, process
 from traceable.capture.schedule import NEVER, first_range
 from traceable.errors import Message, UsageError, code_of
 from traceable.protocol import environment
-from traceable.protocol.window_spec import UNTIL_STOPPED, Window
+from traceable.protocol.windows import UNTIL_STOPPED, Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

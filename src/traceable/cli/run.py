@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from traceable.analysis.windows import CaptureResult
     from traceable.annotation.patterns import Target
     from traceable.protocol.start_conditions import Conditions
-    from traceable.protocol.window_spec import Spec
+    from traceable.protocol.windows import Spec
 
 PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
 NO_COLLECTOR = "none"
@@ -153,7 +153,7 @@ def _split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[
 
 
 def _steps(word: str) -> Spec:
-    from traceable.protocol.window_spec import parse_windows
+    from traceable.protocol.windows import parse_windows
 
     return parse_windows(word)
 

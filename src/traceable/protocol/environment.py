@@ -83,7 +83,7 @@ GPU_DIR = "TRACEABLE_GPU_DIR"
 launcher, together with `TRACEABLE_TORCH`."""
 
 STEPS = "TRACEABLE_STEPS"
-"""Which steps are recorded, as `run --steps` takes them (`protocol/window_spec.py`): `10:30`, `10:12,50:52`,
+"""Which steps are recorded, as `run --steps` takes them (`protocol/windows.py`): `10:30`, `10:12,50:52`,
 `every:1000:5`."""
 
 GATE = "TRACEABLE_GATE"

@@ -166,15 +166,15 @@ def test_a_window_of_n_steps_begins_with_the_next_step_and_each_event_is_sent(ru
     assert talk.event()["event"] == "requested"
     program.steps(1)
     opened = talk.event()
-    assert (opened["event"], opened["window"]["opened"]["step"], opened["window"]["requested_by"]) == (
+    assert (opened["event"], opened["window"]["opened_step"], opened["window"]["requested_by"]) == (
         "opened",
         4,
         "a test",
     )
     program.steps(5)
     closed = talk.event()
-    assert (closed["event"], closed["window"]["closed"]["step"]) == ("closed", 7)
-    assert closed["window"]["closed"]["reason"] == "complete"
+    assert (closed["event"], closed["window"]["closed_step"]) == ("closed", 7)
+    assert closed["window"]["reason"] == "complete"
     assert talk.event() is None
     assert program.end() == ""
     assert program.recorded == ([4, 5, 6], ["step", "work"] * 3)
@@ -196,11 +196,11 @@ def test_start_lasts_until_stop_which_waits_for_the_end_of_the_open_step(running
     start.leave()
     stop = program.ask(command="stop")
     event = stop.event()
-    assert (event["event"], event["window"]["closed"], event["window"]["stop_step"]) == ("stopping", None, None)
+    assert (event["event"], event["window"]["closed_step"], event["window"]["stop_step"]) == ("stopping", None, None)
     stdin.write("\n"), stdin.flush()
     assert program.line() == "ended 1"
     window = stop.event()["window"]
-    assert (window["closed"]["step"], window["stop_step"], window["closed"]["reason"]) == (1, 1, "complete")
+    assert (window["closed_step"], window["stop_step"], window["reason"]) == (1, 1, "complete")
     program.end()
     assert program.recorded[0] == [0]
 
@@ -211,7 +211,7 @@ def test_stop_closes_at_once_where_no_step_is_open(running):
     assert start.event()["event"] == "requested"
     program.steps(2)
     stop = program.ask(command="stop")
-    assert stop.event()["window"]["closed"]["step"] == 2
+    assert stop.event()["window"]["closed_step"] == 2
     assert events(stop) == ["closed"]
     assert events(start) == ["opened", "closed"]
     program.steps(2)
@@ -268,7 +268,7 @@ def test_a_window_open_at_the_end_is_closed_by_it_and_the_controller_gets_the_en
     assert program.end() == ""
     assert events(talk) in ([], ["closed"])
     (window,) = program.status["windows"]
-    assert (window["closed"]["reason"], window["closed"]["step"]) == ("exit", 3)
+    assert (window["reason"], window["closed_step"]) == ("exit", 3)
     assert not program.path.exists()
 
 
@@ -449,7 +449,7 @@ def test_a_planned_window_comes_first_and_one_on_request_after_it(running):
 def test_a_planned_window_that_is_stopped_says_so(running):
     program = running(TRACEABLE_STEPS="1:9")
     program.steps(4)
-    assert program.ask(command="stop").event()["window"]["closed"]["reason"] == "stopped"
+    assert program.ask(command="stop").event()["window"]["reason"] == "stopped"
     program.steps(8)
     program.end()
     assert program.recorded[0] == [1, 2, 3]
@@ -492,7 +492,7 @@ def opening(running) -> Callable[[], tuple[Running, Talk]]:
 def test_the_status_comes_back_while_the_gate_opens_and_closes(opening):
     program, talk = opening()
     status = program.ask(command="status").event()
-    assert (status["state"], status["requested_by"], status["window"]["opened"]) == ("opening", [], None)
+    assert (status["state"], status["requested_by"], status["window"]["opened_step"]) == ("opening", [], None)
     assert status["steps"] == {"begun": 0, "ended": 0}
     rejected = program.ask(command="window", steps=9).event()
     assert (rejected["code"], rejected["reason"].endswith(", by a test")) == ("window_open", True)
@@ -516,7 +516,7 @@ def test_a_stop_while_the_gate_opens_closes_the_window_with_its_first_step(runni
     assert program.line() == "gate opens"
     stop = program.ask(command="stop")
     event = stop.event()
-    assert (event["event"], event["window"]["opened"], event["window"]["closed"]) == ("stopping", None, None)
+    assert (event["event"], event["window"]["opened_step"], event["window"]["closed_step"]) == ("stopping", None, None)
     assert program.ask(command="status").event()["state"] == "opening"
     program.send()
     assert program.line() == "gate closes"
@@ -524,7 +524,7 @@ def test_a_stop_while_the_gate_opens_closes_the_window_with_its_first_step(runni
     assert program.line() == "ended 1"
     assert (events(start), events(stop)) == (["opened", "closed"], ["closed"])
     (window,) = program.status["windows"]
-    assert (window["opened"]["step"], window["stop_step"], window["closed"]["reason"]) == (0, 1, "complete")
+    assert (window["opened_step"], window["stop_step"], window["reason"]) == (0, 1, "complete")
 
 
 def test_a_step_of_another_thread_does_not_wait_for_the_gate_of_the_first(running):

@@ -44,7 +44,7 @@ class Peer:
 
     Attributes:
         request: the window that it wants opened.
-        entry: the window that it wants closed.
+        window_id: the window that it wants closed.
         sent_opened: whether the event `opened` was sent.
     """
 
@@ -52,7 +52,7 @@ class Peer:
         self.connection = connection
         self.received = b""
         self.request: WindowRequest | None = None
-        self.entry: dict[str, Any] | None = None
+        self.window_id: str | None = None
         self.sent_opened = False
 
     def send(self, event: str, **more: Any) -> bool:
@@ -219,7 +219,7 @@ class Server:
             return True
         except OSError:
             return False
-        if not received or peer.request is not None or peer.entry is not None:
+        if not received or peer.request is not None or peer.window_id is not None:
             return False
         peer.received += received
         if b"\n" not in peer.received:
@@ -244,9 +244,10 @@ class Server:
             return False
         if command == "stop":
             withdrawn = bool(publisher.state["requested_by"])
-            peer.entry, peer.sent_opened = windows.stop(), True
-            peer.send("stopping", window=peer.entry, withdrawn=withdrawn)
-            return peer.entry is not None
+            window = windows.stop()
+            peer.window_id, peer.sent_opened = window and window.id, True
+            peer.send("stopping", window=window and window.to_dict(), withdrawn=withdrawn)
+            return window is not None
         if command != "window" or not (steps is None or (type(steps) is int and 0 < steps <= _STEPS_MAX)):
             raise ValueError(command)
         # Here and not when the window opens, which happens on a thread of the program.
@@ -261,21 +262,21 @@ class Server:
 
     def _send_events(self, peer: Peer) -> bool:
         """Send a peer its new events; return whether it stays connected."""
-        entry = peer.entry
+        window_id = peer.window_id
         if peer.request is not None:
             if peer.request.withdrawn:
                 peer.send("withdrawn")
                 return False
-            entry = peer.request.entry
-        if entry is None:
+            window_id = peer.request.window_id
+        window = publisher.windows.get(window_id or "")
+        if window is None:
             return True
-        # The entry is complete once it records how the window was opened, or that it was not.
-        if not peer.sent_opened and entry["opened"] is not None:
+        if not peer.sent_opened and window.opened_step is not None:
             peer.sent_opened = True
-            if not peer.send("opened", window=dict(entry)):
+            if not peer.send("opened", window=window.to_dict()):
                 return False
-        if entry["closed"] is not None:
-            peer.send("closed", window=dict(entry))
+        if window.closed_step is not None:
+            peer.send("closed", window=window.to_dict())
             return False
         return True
 

@@ -95,9 +95,11 @@ def _stop() -> _Response:
     window = windows.stop()
     if window is None:
         return _Response("200 OK", window=None, state=publisher.state)
-    if window["closed"] is None:
-        return _Response("202 Accepted", window=window, closes="when the step ends", state=publisher.state)
-    return _Response("200 OK", window=window, run_dir=os.environ.get(environment.RUN_DIR), state=publisher.state)
+    if window.closed_step is None:
+        return _Response("202 Accepted", window=window.to_dict(), closes="when the step ends", state=publisher.state)
+    return _Response(
+        "200 OK", window=window.to_dict(), run_dir=os.environ.get(environment.RUN_DIR), state=publisher.state
+    )
 
 
 def _parse_steps(query: str) -> int | None:

@@ -113,16 +113,16 @@ class WindowRequest:
     Attributes:
         steps: how many steps to record; None until it is stopped.
         by: the requester, for "by ..." in messages.
-        entry: its entry in the status file; None until it is opened.
+        window_id: the id of its window; None until that is opened.
         withdrawn: whether it was withdrawn before that.
     """
 
-    __slots__ = ("by", "entry", "steps", "withdrawn")
+    __slots__ = ("by", "steps", "window_id", "withdrawn")
 
     def __init__(self, steps: int | None, by: str) -> None:
         self.steps = steps
         self.by = by
-        self.entry: dict[str, Any] | None = None
+        self.window_id: str | None = None
         self.withdrawn = False
 
     def window(self, index: int) -> Window:

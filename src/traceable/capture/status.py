@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from traceable.capture.schedule import Schedule
     from traceable.capture.windows import ActiveWindow
+    from traceable.protocol.windows import WindowRecord
 
 SCHEMA = "traceable.status/1"
 _COUNTER_BYTES = 16
@@ -38,7 +39,7 @@ class Publisher:
         begun, ended: how many steps have.
         nested_steps: how many steps began inside of another, and are not counted.
         gate: the name of the gate; None while nothing is gated.
-        windows: the entries of all windows, in the order in which they were due.
+        windows: all windows by id, in the order in which they were due.
         active: the window that is opening, open or closing; None for none.
         on_update: called when a window has opened or closed; None for no function.
     """
@@ -52,7 +53,7 @@ class Publisher:
         """Begin at step 0 with no window, as a new process does and a forked child."""
         self.begun = self.ended = self.nested_steps = 0
         self.gate: str | None = None
-        self.windows: list[dict[str, Any]] = []
+        self.windows: dict[str, WindowRecord] = {}
         self.active: ActiveWindow | None = None
         self._end: str | None = None
         self._files: _StatusFiles | None = None
@@ -87,7 +88,7 @@ class Publisher:
                     "gate": self.gate,
                     "steps": {"begun": self.begun, "ended": self.ended},
                     "nested_steps": self.nested_steps,
-                    "windows": [dict(window) for window in list(self.windows)],
+                    "windows": [window.to_dict() for window in list(self.windows.values())],
                     "end": self._end,
                 }
             )
@@ -110,15 +111,15 @@ class Publisher:
         # Requests first: one that is being opened is seen as a request, as a window, or as both.
         requested_by = [request.by for request in list(self._schedule.requests)]
         active = self.active
-        entry = dict(active.entry) if active is not None and active.state != "closing" else None
+        window = active.record.to_dict() if active is not None and active.state != "closing" else None
         return {
             "pid": os.getpid(),
             "steps": {"begun": self.begun, "ended": self.ended},
             "gate": self.gate,
             "requested_by": requested_by,
             "state": active.state if active is not None else "requested" if requested_by else "idle",
-            "window": entry,
-            "closed_windows": sum(window["closed"] is not None for window in list(self.windows)),
+            "window": window,
+            "closed_windows": sum(one.closed_step is not None for one in list(self.windows.values())),
         }
 
 

@@ -22,7 +22,7 @@ from traceable.capture import flight, gates, process
 from traceable.capture.schedule import NEVER, first_range
 from traceable.errors import Message, UsageError, code_of
 from traceable.protocol import environment
-from traceable.protocol.windows import UNTIL_STOPPED, Window
+from traceable.protocol.windows import Window, WindowRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,37 +42,34 @@ OPENING, OPEN, CLOSING = "opening", "open", "closing"
 """The state of a window that was begun."""
 
 
-def _make_moment(step: int, reason: str | None = None, **more: Any) -> dict[str, Any]:
-    """Return the part of an entry for its opening, or for its end with the reason: now, before step `step`."""
-    return {"wall_ns": time.time_ns(), "step": step, **({"reason": reason} if reason else {}), **more}
-
-
 class ActiveWindow:
     """A window from the begin of its opening to the end of its closing.
 
+    Args:
+        record: its requested steps.
+        synchronize: whether to wait for the GPU before it is opened and before it is closed.
+        publisher: its changes are recorded there.
+
     Attributes:
-        window: its steps.
-        entry: its entry in the status file.
+        record: what is known of it.
         state: `opening`, `open` or `closing`.
         reason: why it closes.
     """
 
-    __slots__ = ("_marker", "_number", "_synchronize", "entry", "reason", "state", "window")
+    __slots__ = ("_marker", "_number", "_publisher", "_synchronize", "reason", "record", "state")
 
-    def __init__(self, window: Window, entry: dict[str, Any], synchronize: bool) -> None:
-        self.window = window
-        self.entry = entry
+    def __init__(self, record: WindowRecord, synchronize: bool, publisher: Publisher) -> None:
+        self.record = record
         self.state = OPENING
         self.reason = COMPLETE
         self._synchronize = synchronize
-        self._marker = annotate(f"window {entry['id']}", None, environment.WINDOW_DOMAIN)
+        self._publisher = publisher
+        self._marker = annotate(f"window {record.id}", None, environment.WINDOW_DOMAIN)
         self._number = 0
 
-    @property
-    def by(self) -> str | None:
-        """Who requested it while the program ran; None for a planned one."""
-        by: str | None = self.entry.get("requested_by")
-        return by
+    def _update(self, **changes: Any) -> None:
+        self.record = self.record._replace(**changes)
+        self._publisher.windows[self.record.id] = self.record
 
     def open(self, gate: Gate, step: int) -> bool:
         """Open it before step `step`; return whether that succeeded."""
@@ -86,10 +83,11 @@ class ActiveWindow:
             self._number = self._marker._start()
         except Exception as error:  # noqa: BLE001 - whatever CUDA or a library raises, the program goes on
             code = code_of(error, "window_not_opened")
-            self.entry["closed"] = _make_moment(step, FAILED, error=str(error), code=code)
-            environment.warn_once(code, f"the window {self.window} was not opened: {error}", key="open")
+            self._update(closed_step=step, closed_wall_ns=time.time_ns(), reason=FAILED, error=str(error), code=code)
+            environment.warn_once(code, f"the window {self._steps} was not opened: {error}", key="open")
             return False
-        self.entry["opened"] = _make_moment(step, stall_ns=time.perf_counter_ns() - begun)
+        stall_ns = time.perf_counter_ns() - begun
+        self._update(opened_step=step, opened_wall_ns=time.time_ns(), open_stall_ns=stall_ns)
         return True
 
     def close(self, gate: Gate, step: int) -> None:
@@ -105,13 +103,22 @@ class ActiveWindow:
             gate.close()
         except Exception as error:  # noqa: BLE001 - as above
             problem = {"error": str(error), "code": code_of(error, "window_not_closed")}
-            message = f"the window {self.window} was not closed properly: {error}"
+            message = f"the window {self._steps} was not closed properly: {error}"
             environment.warn_once(problem["code"], message, key="close")
-        if self.reason == COMPLETE and self.by is not None:
-            # A window requested while the program runs is as long as it has been open.
-            self.entry["stop_step"] = step
-        stall_ns = time.perf_counter_ns() - begun
-        self.entry["closed"] = _make_moment(step, self.reason, stall_ns=stall_ns, **problem)
+        # A window requested while the program runs is as long as it has been open.
+        is_cut = self.reason == COMPLETE and self.record.requested_by is not None
+        self._update(
+            stop_step=step if is_cut else self.record.stop_step,
+            closed_step=step,
+            closed_wall_ns=time.time_ns(),
+            close_stall_ns=time.perf_counter_ns() - begun,
+            reason=self.reason,
+            **problem,
+        )
+
+    @property
+    def _steps(self) -> Window:
+        return Window(self.record.start_step, self.record.stop_step)
 
 
 def _synchronize() -> None:
@@ -236,7 +243,7 @@ class Windows:
             first_range.ignored_thread = 0
             with self.lock:
                 opening.state = OPEN
-                self._closes_at = opening.window.stop
+                self._closes_at = opening.record.stop_step
                 stopping = self._stopping
                 if not is_open:
                     self._release(opening)
@@ -245,7 +252,12 @@ class Windows:
         self._publisher.write()
         if closing is not None:
             self.close(closing)
-        elif self._timer is not None and self._schedule.conditions.duration_s and is_open and opening.by is None:
+        elif (
+            self._timer is not None
+            and self._schedule.conditions.duration_s
+            and is_open
+            and not opening.record.requested_by
+        ):
             self._timer.call_later(self._schedule.conditions.duration_s, lambda: self.end_duration(opening))
 
     def _claim_due(self, index: int) -> ActiveWindow | None:
@@ -253,24 +265,27 @@ class Windows:
         schedule = self._schedule
         is_held_back = schedule.is_held_back(index)
         while not is_held_back and schedule.pending is not None and schedule.pending[0].stop <= index:
-            self._add_entry(schedule.pending[0])["closed"] = _make_moment(index, MISSED)
+            missed = self._make_record(schedule.pending[0])._replace(
+                closed_step=index, closed_wall_ns=time.time_ns(), reason=MISSED
+            )
+            self._publisher.windows[missed.id] = missed
             schedule.advance()
         if self._publisher.active is not None:
             return None
         if not is_held_back and schedule.pending is not None and index >= schedule.pending[0].start:
             window, synchronize = schedule.pending
-            opening = ActiveWindow(window, self._add_entry(window), synchronize)
+            opening = ActiveWindow(self._make_record(window), synchronize, self._publisher)
             schedule.advance()
         elif schedule.requests:
             request = schedule.requests[0]
-            window, synchronize = request.window(index), environment.read_flag(environment.WINDOW_SYNC)
-            request.entry = self._add_entry(window)
-            request.entry["requested_by"] = request.by
-            opening = ActiveWindow(window, request.entry, synchronize)
+            record = self._make_record(request.window(index), request.by)
+            opening = ActiveWindow(record, environment.read_flag(environment.WINDOW_SYNC), self._publisher)
+            request.window_id = record.id
         else:
             return None
+        self._publisher.windows[opening.record.id] = opening.record
         self._publisher.active = opening
-        if opening.by is not None:
+        if opening.record.requested_by is not None:
             schedule.requests.popleft()
         return opening
 
@@ -281,16 +296,9 @@ class Windows:
         if is_due:
             self.open_due(0)
 
-    def _add_entry(self, window: Window) -> dict[str, Any]:
-        entry = {
-            "id": f"{os.getpid()}-{len(self._publisher.windows) + 1}",
-            "start_step": window.start,
-            "stop_step": window.stop if window.stop < UNTIL_STOPPED else None,
-            "opened": None,
-            "closed": None,
-        }
-        self._publisher.windows.append(entry)
-        return entry
+    def _make_record(self, window: Window, requested_by: str | None = None) -> WindowRecord:
+        number = len(self._publisher.windows) + 1
+        return WindowRecord(f"{os.getpid()}-{number}", window.start, window.stop, requested_by=requested_by)
 
     def close(self, closing: ActiveWindow) -> None:
         """Close the window that `end_step` returned."""
@@ -416,20 +424,20 @@ class Windows:
         with self.lock:
             active, requests = self._publisher.active, self._schedule.requests
             if active is not None and active.state != CLOSING:
-                since = f"a window is open since step {active.window.start}"
-                return Message("window_open", since + _format_requester(active.by))
+                since = f"a window is open since step {active.record.start_step}"
+                return Message("window_open", since + _format_requester(active.record.requested_by))
             if requests:
                 return Message("window_requested", f"a window is already requested{_format_requester(requests[0].by)}")
             requests.append(request)
         return None
 
-    def stop(self) -> dict[str, Any] | None:
+    def stop(self) -> WindowRecord | None:
         """Close the open window: at the end of the open step, or now if there is none. Withdraw the requests.
 
         Between two steps this takes as long as the profiler takes to stop.
 
         Returns:
-            The entry of the window, which may not be closed yet; None if none was open.
+            The window, which may not be closed yet; None if none was open.
         """
         with self.lock:
             while self._schedule.requests:
@@ -438,10 +446,10 @@ class Windows:
             if active is None or active.state == CLOSING:
                 self._publisher.notify()
                 return None
-            closing = self._close_at_boundary(STOPPED if active.by is None else COMPLETE)
+            closing = self._close_at_boundary(COMPLETE if active.record.requested_by else STOPPED)
         if closing is not None:
             self.close(closing)
-        return active.entry
+        return active.record
 
     def end_duration(self, window: ActiveWindow) -> None:
         """Close a window whose time is up."""

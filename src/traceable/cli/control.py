@@ -173,39 +173,41 @@ class _EventPrinter:
     def __call__(self, event: control_client.Event) -> None:
         kind, pid = event["event"], event["pid"]
         if kind == "opened":
-            window = event["window"]
-            opened = window["opened"]
-            self.print_line(f"process {pid} opened at step {opened['step']}, {_clock(opened)}{_format_pause(opened)}")
+            opened = event["window"]
+            at = f"{_clock(opened['opened_wall_ns'])}{_format_pause(opened['open_stall_ns'])}"
+            self.print_line(f"process {pid} opened at step {opened['opened_step']}, {at}")
         elif kind == "closed":
             self.print_line(_closed(pid, event["window"]))
         elif kind == "stopping" and event["window"] is None:
             was = "the requested window is withdrawn" if event["withdrawn"] else "no window was open"
             self.print_line(f"process {pid}: {was}")
         elif kind == "dumped":
-            self.print_line(f"process {pid} dumped at {_clock(event)}, in {duration(event['duration_ns'])}")
+            self.print_line(f"process {pid} dumped at {_clock(event['wall_ns'])}, in {duration(event['duration_ns'])}")
         elif kind == "withdrawn":
             self.print_line(f"process {pid}: the window was withdrawn before it opened")
 
 
 def _closed(pid: int, window: dict[str, Any]) -> str:
-    opened, closed = window["opened"], window["closed"]
-    if opened is None:
-        reason = closed.get("error", closed["reason"])
-        return Message(closed.get("code", "window_not_opened"), f"process {pid} did not open a window: {reason}")
-    count = closed["step"] - opened["step"]
+    if window["opened_step"] is None:
+        reason = f"process {pid} did not open a window: {window['error'] or window['reason']}"
+        return Message(window["code"] or "window_not_opened", reason)
+    count = window["closed_step"] - window["opened_step"]
     steps = f"{count} step{'' if count == 1 else 's'}"
-    cause = "" if closed["reason"] == "complete" else f", by its end ({closed['reason']})"
-    return f"process {pid} closed at step {closed['step']}, {_clock(closed)}: {steps}{cause}{_format_pause(closed)}"
+    cause = "" if window["reason"] == "complete" else f", by its end ({window['reason']})"
+    at = _clock(window["closed_wall_ns"])
+    return (
+        f"process {pid} closed at step {window['closed_step']}, {at}: "
+        f"{steps}{cause}{_format_pause(window['close_stall_ns'])}"
+    )
 
 
-def _clock(moment: dict[str, Any]) -> str:
-    seconds, rest = divmod(moment["wall_ns"], 10**9)
+def _clock(wall_ns: int) -> str:
+    seconds, rest = divmod(wall_ns, 10**9)
     return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10**6:03d}"
 
 
-def _format_pause(moment: dict[str, Any]) -> str:
-    stall = moment.get("stall_ns") or 0
-    return f" (paused it for {duration(stall)})" if stall >= 10**7 else ""
+def _format_pause(stall_ns: int | None) -> str:
+    return f" (paused it for {duration(stall_ns)})" if stall_ns is not None and stall_ns >= 10**7 else ""
 
 
 def _processes(pids: tuple[int, ...]) -> str:

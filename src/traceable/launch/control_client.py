@@ -348,13 +348,13 @@ def _complete(target: ControlTarget, result: WindowResult, last: str, before: _F
     closes.
     """
     for pid, window in list(result.windows.items()):
-        if window[last] is None:
+        if window[f"{last}_step"] is None:
             window = _find_window_in_status(target, pid, "id", window["id"]) or window
             result.windows[pid] = window
-        if window[last] is not None and pid in result.problems and result.problems[pid].code == _PROCESS_GONE:
+        if window[f"{last}_step"] is not None and pid in result.problems and result.problems[pid].code == _PROCESS_GONE:
             del result.problems[pid]
             on_event({"event": last, "pid": pid, "window": window})
-    if any(window["closed"] and window["opened"] for window in result.windows.values()):
+    if any(None not in (window["opened_step"], window["closed_step"]) for window in result.windows.values()):
         result.files = _list_written_files(target.directory, before, result.windows)
         result.note = _make_pending_note(target.directory, result.files)
 

@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from traceable.analysis.windows import ON_REQUEST, WHOLE_RUN, CaptureRequest, ProcessStatus, Window
 from traceable.errors import Message, TraceError
 from traceable.launch import processes, run_dir
 from traceable.protocol import untrusted
+from traceable.protocol.capture_request import ON_REQUEST, WHOLE_RUN, CaptureRequest, ProcessStatus
 from traceable.protocol.start_conditions import NO_CONDITIONS, Conditions, pluralize
+from traceable.protocol.windows import UNTIL_STOPPED, WindowRecord
 
 WINDOW_KEY = "window"
 """Key of the requested and captured windows in `run.json`."""
@@ -195,24 +196,10 @@ def _read_step_counts(path: Path) -> tuple[int, int] | None:
     return (begun, ended) if all(0 <= count < untrusted.LATEST_NS for count in (begun, ended)) else None
 
 
-def _parse_window(content: dict[str, Any], begun: int) -> Window:
-    opened, closed = content["opened"] or {}, content["closed"] or {}
-    start, stop = content["start_step"], content["stop_step"]
-    if stop is None:  # open until stopped on request
-        stop = max(begun, start + 1)
-    return Window(
-        id=content["id"],
-        start_step=start,
-        stop_step=stop,
-        opened_step=opened.get("step"),
-        opened_wall_ns=opened.get("wall_ns"),
-        open_stall_ns=opened.get("stall_ns"),
-        closed_step=closed.get("step"),
-        closed_wall_ns=closed.get("wall_ns"),
-        close_stall_ns=closed.get("stall_ns"),
-        reason=closed.get("reason"),
-        error=closed.get("error"),
-    )
+def _parse_window(content: dict[str, Any], begun: int) -> WindowRecord:
+    window = WindowRecord.from_dict(content)
+    is_open_ended = window.stop_step == UNTIL_STOPPED
+    return window._replace(stop_step=max(begun, window.start_step + 1)) if is_open_ended else window
 
 
 def _format_end(end: dict[str, Any]) -> str | None:

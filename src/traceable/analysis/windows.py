@@ -317,7 +317,9 @@ def describe_cause(request: CaptureRequest, process: ProcessStatus, window: Wind
 
 def _describe_failure(window: WindowRecord) -> Message:
     """Return why a window was never opened, with the code of its gate where that failed."""
-    return Message(window.code or "window_never_opened", window.error or "it was not opened")
+    if window.code is not None:
+        return Message(window.code, window.error or "it was not opened")
+    return Message("window_never_opened", window.error or "it was not opened")
 
 
 def find_missing_steps(steps: range, captured_steps: Iterable[int]) -> list[range]:

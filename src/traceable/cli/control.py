@@ -189,8 +189,8 @@ class _EventPrinter:
 
 def _closed(pid: int, window: dict[str, Any]) -> str:
     if window["opened_step"] is None:
-        reason = f"process {pid} did not open a window: {window['error'] or window['reason']}"
-        return Message(window["code"] or "window_not_opened", reason)
+        code = window["code"] or window["reason"]
+        return Message(code, f"process {pid} did not open a window: {window['error'] or window['reason']}")
     count = window["closed_step"] - window["opened_step"]
     steps = f"{count} step{'' if count == 1 else 's'}"
     cause = "" if window["reason"] == "complete" else f", by its end ({window['reason']})"

@@ -351,7 +351,8 @@ def _complete(target: ControlTarget, result: WindowResult, last: str, before: _F
         if window[f"{last}_step"] is None:
             window = _find_window_in_status(target, pid, "id", window["id"]) or window
             result.windows[pid] = window
-        if window[f"{last}_step"] is not None and pid in result.problems and result.problems[pid].code == _PROCESS_GONE:
+        problem = result.problems.get(pid)
+        if window[f"{last}_step"] is not None and problem is not None and problem.code == "process_gone":
             del result.problems[pid]
             on_event({"event": last, "pid": pid, "window": window})
     if any(None not in (window["opened_step"], window["closed_step"]) for window in result.windows.values()):
@@ -497,11 +498,8 @@ def _had_no_window(events: list[Event]) -> bool:
     return any(event["event"] == "stopping" and event["window"] is None for event in events)
 
 
-_PROCESS_GONE = "process_gone"
-
-
 def _make_gone_message(pid: int) -> Message:
-    return Message(_PROCESS_GONE, f"process {pid} has ended")
+    return Message("process_gone", f"process {pid} has ended")
 
 
 def _make_timeout_message(pid: int, seconds: float | None, without_reply: bool) -> Message:

@@ -1,4 +1,4 @@
-"""What counting steps, gating them and watching requests cost the program.
+"""What counting steps and gating them costs the program.
 
     python benchmarks/steps.py [--iterations 100000] [--rounds 5] [--json]
 
@@ -34,9 +34,6 @@ CASES: dict[str, tuple[str, str, str]] = {
     "with annotate('pack'), no profiler": ("pack", "", ""),
     "with annotate('pack'), recorded": ("pack", "recorder", ""),
     "with annotate('pack'), outside of the window": ("pack", "gated", NEVER),
-    "with annotate('pack'), recorded, --after-request": ("pack", "recorder", "after"),
-    "with annotate('request'), recorded": ("request", "recorder", ""),
-    "with annotate('request'), recorded, --after-request": ("request", "recorder", "after"),
 }
 """The body of the loop, the profiler, and the requested steps."""
 
@@ -96,9 +93,7 @@ def run(case: str, iterations: int) -> float:
             gating = Gating(1) if listener == "gated" else None
             variables |= RecorderCollector().plan((), Path(folder), "app", gating).environment
             variables[environment.RUN_DIR] = folder
-        if steps == "after":
-            variables[environment.AFTER_REQUEST] = "1000000000"
-        elif steps:
+        if steps:
             variables[environment.STEPS] = steps
         command = [sys.executable, __file__, "--iterations", str(iterations), "--work", body]
         output = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout

@@ -77,7 +77,7 @@ WINDOWS = [1]
 def stepping():
     assert [item for item in traceable.steps([1, 2], payload=lambda item: item)] == [1, 2]
     with traceable.step(payload=1): pass
-    traceable.step()
+    traceable.step_boundary()
     async def block():
         async with traceable.step(): pass
     once(block())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from traceable.annotation.pauses import record_gc, record_loop_pauses
     from traceable.annotation.torch.copies import instrument_copies
     from traceable.annotation.torch.modules import instrument
-    from traceable.capture.steps import step, steps, window
+    from traceable.capture.steps import step, step_boundary, steps, window
     from traceable.capture.triggers import capture_when
     from traceable.recording import Recording, load
 
@@ -57,6 +57,7 @@ __all__ = [
     "record_loop_pauses",
     "start_range",
     "step",
+    "step_boundary",
     "steps",
     "window",
 ]
@@ -71,6 +72,7 @@ _LATER = {
     "record_gc": "traceable.annotation.pauses",
     "record_loop_pauses": "traceable.annotation.pauses",
     "step": "traceable.capture.steps",
+    "step_boundary": "traceable.capture.steps",
     "steps": "traceable.capture.steps",
     "window": "traceable.capture.steps",
 }

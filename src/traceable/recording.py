@@ -22,12 +22,12 @@ from traceable.analysis.table import Table
 from traceable.analysis.windows import (
     STEP,
     CapturedWindow,
-    CaptureRequest,
     CaptureResult,
     evaluate_capture,
     find_captured_windows,
 )
 from traceable.errors import Message, MissingDataError, UsageError
+from traceable.protocol.capture_request import CaptureRequest
 from traceable.trace.model import Trace
 
 TYPE_CHECKING = False

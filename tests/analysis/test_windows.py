@@ -18,23 +18,24 @@ from traceable.analysis.steps import steps
 from traceable.analysis.streams import streams
 from traceable.analysis.windows import (
     CapturedWindow,
-    CaptureRequest,
-    ProcessStatus,
-    Window,
     evaluate_capture,
     find_captured_windows,
 )
 from traceable.errors import Message
+from traceable.protocol.capture_request import WHOLE_RUN, CaptureRequest, ProcessStatus
+from traceable.protocol.windows import WindowRecord
 from traceable.report.windows import capture_to_dict, format_capture
 from traceable.trace.model import NULL, Kernels, Ranges, Trace, Windows
 
-COMPLETE = Window("7-1", 10, 30, 10, 0, 5, 30, 9, 5, "complete")
+COMPLETE = WindowRecord("7-1", 10, 30, 10, 0, 5, 30, 9, 5, "complete")
 SAID = ProcessStatus(pid=7, begun_steps=50, ended_steps=50, nested_steps=0, end="exit", windows=(COMPLETE,))
 ASKED = CaptureRequest("10:30", ((10, 30),), (SAID,), pid=7, end="the end of the program (exit code 0)")
 WHOLE = CapturedWindow("7-1", tuple(range(10, 30)), 0, "app.nsys-rep", ("7-1",))
 
 
-def outcome(window: Window = COMPLETE, file: CapturedWindow | None = WHOLE, **said: object) -> tuple[str, Message]:
+def outcome(
+    window: WindowRecord = COMPLETE, file: CapturedWindow | None = WHOLE, **said: object
+) -> tuple[str, Message]:
     process = replace(SAID, windows=(window,), **said)  # type: ignore[arg-type]
     (verdict,) = evaluate_capture(replace(ASKED, processes=(process,)), [file] if file else []).outcomes
     assert verdict.reason is not None
@@ -88,7 +89,7 @@ def test_each_rank_must_take_part():
 def test_ranks_say_at_which_step_they_opened():
     parts = []
     for rank, opened in ((0, 10), (1, 10), (2, 10), (5, 12)):
-        window = replace(COMPLETE, id=f"{rank}-1", opened_step=opened)
+        window = COMPLETE._replace(id=f"{rank}-1", opened_step=opened)
         said = replace(SAID, pid=rank, rank=rank, label=f"app_{rank}", windows=(window,))
         file = replace(WHOLE, id=window.id, file_window_ids=(window.id,))
         parts.append(evaluate_capture(replace(ASKED, processes=(said,)), [file]))
@@ -161,17 +162,24 @@ def test_ranks_say_at_which_step_they_opened():
             "window_never_opened",
             "no CUDA runtime is there",
         ),
+        (
+            {"opened_step": None, "reason": "failed", "error": "no CUDA runtime", "code": "cuda_runtime_missing"},
+            None,
+            windows.NEVER_OPENED,
+            "cuda_runtime_missing",
+            "no CUDA runtime",
+        ),
     ],
 )
 def test_whatever_else_is_named(change, file, expected, code, text):
     seen = {"begun_steps": 17, "ended_steps": 17} if change.get("closed_step") == 17 else {}
-    became, why = outcome(replace(COMPLETE, **change), file, **seen)
+    became, why = outcome(COMPLETE._replace(**change), file, **seen)
     assert (became, why.code) == (expected, code)
     assert text in why
 
 
 def test_a_signal_is_named_with_the_step_it_came_in_and_what_the_report_lost():
-    window = replace(COMPLETE, closed_step=None, closed_wall_ns=None, close_stall_ns=None, reason=None)
+    window = COMPLETE._replace(closed_step=None, closed_wall_ns=None, close_stall_ns=None, reason=None)
     process = replace(SAID, begun_steps=18, ended_steps=17, end=None, windows=(window,))
     asked = replace(ASKED, processes=(process,), end="SIGTERM")
     file = replace(WHOLE, steps=(10, 11, 12, 13))
@@ -195,7 +203,7 @@ def test_of_a_window_that_was_never_reached_the_number_of_steps_is_said():
 
 
 def test_processes_that_step_are_judged_each():
-    second = replace(SAID, pid=8, windows=(replace(COMPLETE, id="8-1"),))
+    second = replace(SAID, pid=8, windows=(COMPLETE._replace(id="8-1"),))
     found = evaluate_capture(replace(ASKED, processes=(SAID, second)), [WHOLE])
     assert [(one.pid, one.outcome) for one in found.outcomes] == [(7, "captured"), (8, "missing_report")]
     assert format_capture(capture_to_dict(found))[1].startswith("steps 10-30 of process 8: ")
@@ -213,7 +221,7 @@ def test_an_endless_row_is_judged_by_the_windows_that_came():
 
 
 def test_a_long_stall_is_said():
-    slow = replace(COMPLETE, open_stall_ns=130_000_000, close_stall_ns=1_200_000_000)
+    slow = COMPLETE._replace(open_stall_ns=130_000_000, close_stall_ns=1_200_000_000)
     found = evaluate_capture(replace(ASKED, processes=(replace(SAID, windows=(slow,)),)), [WHOLE])
     paused = format_capture(capture_to_dict(found))[1]
     assert isinstance(paused, Message) and paused.code == "program_paused"
@@ -320,12 +328,12 @@ def test_unrecorded_is_what_lies_between_windows_nanosecond_by_nanosecond(given_
 # -- conditions, and windows of time
 
 HELD = replace(ASKED, conditions="after 5 warm-up steps")
-OF_TIME = CaptureRequest(windows.WHOLE_RUN, None, (), 7, "the end of the program (exit code 0)", "after 2 s", 5.0)
-TIMED = Window("7-1", 0, 1, 40, 10**9, 5, 60, 6 * 10**9 + 9, 9, "duration")
+OF_TIME = CaptureRequest(WHOLE_RUN, None, (), 7, "the end of the program (exit code 0)", "after 2 s", 5.0)
+TIMED = WindowRecord("7-1", 0, 1, 40, 10**9, 5, 60, 6 * 10**9 + 9, 9, "duration")
 
 
 def test_steps_are_those_of_the_program_once_conditions_are_met():
-    moved = replace(COMPLETE, start_step=15, stop_step=35, opened_step=15, closed_step=35)
+    moved = COMPLETE._replace(start_step=15, stop_step=35, opened_step=15, closed_step=35)
     process = replace(SAID, windows=(moved,), counted_from=5)
     found = evaluate_capture(replace(HELD, processes=(process,)), [replace(WHOLE, steps=tuple(range(15, 35)))])
     assert format_capture(capture_to_dict(found)) == [
@@ -359,7 +367,7 @@ def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
 
 
 def test_a_window_that_its_duration_ended_is_whole_up_to_there():
-    ended = replace(COMPLETE, closed_step=20, reason="duration")
+    ended = COMPLETE._replace(closed_step=20, reason="duration")
     held = replace(WHOLE, steps=tuple(range(10, 20)))
     found = evaluate_capture(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
     assert format_capture(capture_to_dict(found)) == ["requested steps 10-30 for 2.5 s at most, captured 10 of 10"]
@@ -368,7 +376,9 @@ def test_a_window_that_its_duration_ended_is_whole_up_to_there():
     assert " 19 " in why
 
 
-def of_time(window: Window, file: CapturedWindow | None, asked: CaptureRequest = OF_TIME, **said: object) -> list[str]:
+def of_time(
+    window: WindowRecord, file: CapturedWindow | None, asked: CaptureRequest = OF_TIME, **said: object
+) -> list[str]:
     """Its first line, and what went wrong as it is printed."""
     process = replace(SAID, begun_steps=60, ended_steps=60, counted_from=40, windows=(window,))
     found = evaluate_capture(replace(asked, processes=(replace(process, **said),)), [file] if file else [])  # type: ignore[arg-type]
@@ -386,15 +396,15 @@ def test_a_window_of_time_holds_the_steps_that_there_were():
     assert " 58-59 " in said and said.endswith("[window_missing_steps]")
     (said,) = of_time(TIMED, None)[1:]
     assert said.endswith(" 7-1 [window_missing_report]")
-    (said,) = of_time(replace(TIMED, reason="exit", closed_wall_ns=3 * 10**9 + 9), STEPS_40_60)[1:]
+    (said,) = of_time(TIMED._replace(reason="exit", closed_wall_ns=3 * 10**9 + 9), STEPS_40_60)[1:]
     assert " 2 s of 5 s, by the end of the program (exit code 0)" in said
     assert said.endswith("[window_stopped_early]")
-    (said,) = of_time(replace(TIMED, opened_step=None, reason="failed", error="no gate"), None)[1:]
+    (said,) = of_time(TIMED._replace(opened_step=None, reason="failed", error="no gate"), None)[1:]
     assert said == "no gate [window_never_opened]"
 
 
 def test_without_steps_it_is_the_time_that_counts():
-    window = replace(TIMED, opened_step=0, closed_step=0)
+    window = TIMED._replace(opened_step=0, closed_step=0)
     nothing = replace(WHOLE, steps=())
     assert of_time(window, nothing, begun_steps=0, ended_steps=0) == ["requested 5 s after 2 s, captured 5.000 s"]
 
@@ -402,8 +412,8 @@ def test_without_steps_it_is_the_time_that_counts():
 def test_until_the_end_of_the_program_any_end_will_do():
     endless = replace(OF_TIME, duration_s=0.0)
     asked = "requested everything after 2 s: the program's steps 40-60, captured 20 of 20"
-    assert of_time(replace(TIMED, reason="exit"), STEPS_40_60, endless) == [asked]
-    killed = replace(TIMED, reason=None, closed_step=None, closed_wall_ns=None)
+    assert of_time(TIMED._replace(reason="exit"), STEPS_40_60, endless) == [asked]
+    killed = TIMED._replace(reason=None, closed_step=None, closed_wall_ns=None)
     assert of_time(killed, STEPS_40_60, replace(endless, end="SIGKILL"), end=None) == [asked]
     (said,) = of_time(killed, None, replace(endless, end="SIGTERM"), end=None)[1:]
     assert " 7-1: SIGTERM " in said and said.endswith("[window_missing_report]")
@@ -423,7 +433,7 @@ def test_a_window_of_time_that_never_came_says_why():
 
 def test_helpers_whose_window_of_time_nothing_holds_are_left_out():
     helper = replace(
-        SAID, pid=8, begun_steps=0, ended_steps=0, windows=(replace(TIMED, id="8-1", opened_step=0, closed_step=0),)
+        SAID, pid=8, begun_steps=0, ended_steps=0, windows=(TIMED._replace(id="8-1", opened_step=0, closed_step=0),)
     )
     main = replace(SAID, begun_steps=60, ended_steps=60, windows=(TIMED,))
     found = evaluate_capture(replace(OF_TIME, processes=(main, helper)), [STEPS_40_60])

@@ -51,11 +51,15 @@ class Running:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def steps(self, count: int) -> None:
+    def send(self) -> None:
+        """Send it a line."""
         assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def steps(self, count: int) -> None:
         for _ in range(count):
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
+            self.send()
             assert self.line().startswith("ended")
 
     def end(self) -> str:
@@ -162,15 +166,15 @@ def test_a_window_of_n_steps_begins_with_the_next_step_and_each_event_is_sent(ru
     assert talk.event()["event"] == "requested"
     program.steps(1)
     opened = talk.event()
-    assert (opened["event"], opened["window"]["opened"]["step"], opened["window"]["requested_by"]) == (
+    assert (opened["event"], opened["window"]["opened_step"], opened["window"]["requested_by"]) == (
         "opened",
         4,
         "a test",
     )
     program.steps(5)
     closed = talk.event()
-    assert (closed["event"], closed["window"]["closed"]["step"]) == ("closed", 7)
-    assert closed["window"]["closed"]["reason"] == "complete"
+    assert (closed["event"], closed["window"]["closed_step"]) == ("closed", 7)
+    assert closed["window"]["reason"] == "complete"
     assert talk.event() is None
     assert program.end() == ""
     assert program.recorded == ([4, 5, 6], ["step", "work"] * 3)
@@ -192,11 +196,11 @@ def test_start_lasts_until_stop_which_waits_for_the_end_of_the_open_step(running
     start.leave()
     stop = program.ask(command="stop")
     event = stop.event()
-    assert (event["event"], event["window"]["closed"], event["window"]["stop_step"]) == ("stopping", None, None)
+    assert (event["event"], event["window"]["closed_step"], event["window"]["stop_step"]) == ("stopping", None, None)
     stdin.write("\n"), stdin.flush()
     assert program.line() == "ended 1"
     window = stop.event()["window"]
-    assert (window["closed"]["step"], window["stop_step"], window["closed"]["reason"]) == (1, 1, "complete")
+    assert (window["closed_step"], window["stop_step"], window["reason"]) == (1, 1, "complete")
     program.end()
     assert program.recorded[0] == [0]
 
@@ -207,7 +211,7 @@ def test_stop_closes_at_once_where_no_step_is_open(running):
     assert start.event()["event"] == "requested"
     program.steps(2)
     stop = program.ask(command="stop")
-    assert stop.event()["window"]["closed"]["step"] == 2
+    assert stop.event()["window"]["closed_step"] == 2
     assert events(stop) == ["closed"]
     assert events(start) == ["opened", "closed"]
     program.steps(2)
@@ -264,7 +268,7 @@ def test_a_window_open_at_the_end_is_closed_by_it_and_the_controller_gets_the_en
     assert program.end() == ""
     assert events(talk) in ([], ["closed"])
     (window,) = program.status["windows"]
-    assert (window["closed"]["reason"], window["closed"]["step"]) == ("exit", 3)
+    assert (window["reason"], window["closed_step"]) == ("exit", 3)
     assert not program.path.exists()
 
 
@@ -445,10 +449,147 @@ def test_a_planned_window_comes_first_and_one_on_request_after_it(running):
 def test_a_planned_window_that_is_stopped_says_so(running):
     program = running(TRACEABLE_STEPS="1:9")
     program.steps(4)
-    assert program.ask(command="stop").event()["window"]["closed"]["reason"] == "stopped"
+    assert program.ask(command="stop").event()["window"]["reason"] == "stopped"
     program.steps(8)
     program.end()
     assert program.recorded[0] == [1, 2, 3]
+
+
+# ---- a gate that takes long
+
+BLOCKING = """
+import threading
+from traceable.capture.gates import RecorderGate
+start, stop = RecorderGate.open, RecorderGate.close
+def open_blocking(gate):
+    print("gate opens", flush=True)
+    sys.stdin.readline()
+    start(gate)
+def close_blocking(gate):
+    stop(gate)
+    print("gate closes", flush=True)
+    sys.stdin.readline()
+RecorderGate.open, RecorderGate.close = open_blocking, close_blocking
+"""
+"""The gate opens and closes when the program gets a line."""
+
+
+@pytest.fixture
+def opening(running) -> Callable[[], tuple[Running, Talk]]:
+    """A program whose gate has begun to open for the window of one step, and the one who requested it."""
+
+    def open_() -> tuple[Running, Talk]:
+        program = running(STEPPING + BLOCKING + RUN)
+        talk = program.ask(command="window", steps=1, by="a test")
+        assert talk.event()["event"] == "requested"
+        program.send()
+        assert program.line() == "gate opens"
+        return program, talk
+
+    return open_
+
+
+def test_the_status_comes_back_while_the_gate_opens_and_closes(opening):
+    program, talk = opening()
+    status = program.ask(command="status").event()
+    assert (status["state"], status["requested_by"], status["window"]["opened_step"]) == ("opening", [], None)
+    assert status["steps"] == {"begun": 0, "ended": 0}
+    rejected = program.ask(command="window", steps=9).event()
+    assert (rejected["code"], rejected["reason"].endswith(", by a test")) == ("window_open", True)
+    program.send()
+    assert program.line() == "gate closes"
+    status = program.ask(command="status").event()
+    assert (status["state"], status["steps"]) == ("closing", {"begun": 1, "ended": 1})
+    program.send()
+    assert program.line() == "ended 1"
+    assert events(talk) == ["opened", "closed"]
+    assert program.ask(command="status").event()["state"] == "idle"
+    assert program.end() == ""
+    assert program.recorded[0] == [0]
+
+
+def test_a_stop_while_the_gate_opens_closes_the_window_with_its_first_step(running):
+    program = running(STEPPING + BLOCKING + RUN)
+    start = program.ask(command="window", steps=None)
+    assert start.event()["event"] == "requested"
+    program.send()
+    assert program.line() == "gate opens"
+    stop = program.ask(command="stop")
+    event = stop.event()
+    assert (event["event"], event["window"]["opened_step"], event["window"]["closed_step"]) == ("stopping", None, None)
+    assert program.ask(command="status").event()["state"] == "opening"
+    program.send()
+    assert program.line() == "gate closes"
+    program.send()
+    assert program.line() == "ended 1"
+    assert (events(start), events(stop)) == (["opened", "closed"], ["closed"])
+    (window,) = program.status["windows"]
+    assert (window["opened_step"], window["stop_step"], window["reason"]) == (0, 1, "complete")
+
+
+def test_a_step_of_another_thread_does_not_wait_for_the_gate_of_the_first(running):
+    code = """
+def second():
+    with traceable.step(): pass
+    print("second", flush=True)
+def step_in_second_thread(gate):
+    thread = threading.Thread(target=second)
+    thread.start(); thread.join()
+    open_blocking(gate)
+RecorderGate.open = step_in_second_thread
+"""
+    program = running(STEPPING + BLOCKING + code + RUN, TRACEABLE_STEPS="0:1")
+    program.send()
+    assert program.line() == "second"
+    assert program.line() == "gate opens"
+    program.send()
+    assert program.line() == "gate closes"
+    program.send()
+    assert program.line() == "ended 1"
+    assert program.end().endswith(" [nested_step]\n")
+    assert (program.status["nested_steps"], program.recorded[0]) == (1, [0])
+
+
+def test_a_step_waits_for_a_gate_that_another_thread_moves(running):
+    code = """
+from traceable.capture.control import windows
+def stop_and_let_go(gate):
+    stop(gate)
+    moving.set()
+    while not windows._gate_moved._waiters: pass
+    print("the step waits", flush=True)
+RecorderGate.open, RecorderGate.close = start, stop_and_let_go
+moving = threading.Event()
+print("ready", flush=True)
+with traceable.step(): pass
+thread = threading.Thread(target=windows.stop)
+thread.start()
+moving.wait()
+with traceable.step(): print("steps", flush=True)
+"""
+    program = running(STEPPING + BLOCKING + code, TRACEABLE_STEPS="0:9")
+    assert (program.line(), program.line()) == ("the step waits", "steps")
+    assert program.end() == ""
+    assert program.recorded[0] == [0]
+
+
+def test_ctrl_c_while_the_gate_opens_leaves_steps_and_windows_usable(running):
+    code = """
+def interrupt(gate):
+    RecorderGate.open, RecorderGate.close = start, stop
+    raise KeyboardInterrupt
+RecorderGate.open = interrupt
+try:
+    with traceable.step(): pass
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    program = running(STEPPING + BLOCKING + "print('ready', flush=True)" + code + "go()\n", TRACEABLE_STEPS="0:1,1:2")
+    assert program.line() == "interrupted"
+    program.steps(2)
+    assert program.ask(command="status").event()["steps"] == {"begun": 2, "ended": 2}
+    program.end()
+    assert program.recorded[0] == [1]
 
 
 # ---- SIGUSR2

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from traceable.capture.triggers import Median
 
-# A step takes the milliseconds that the test gives: it replaces the clock that `control` reads.
+# A step takes the milliseconds that the test gives: it replaces the clock that `counter` reads.
 CLOCK = """
 import traceable
-from traceable.capture import control
+from traceable.capture import counter
 class Clock:
     now = 1
     def __getattr__(self, name): return getattr(real, name)
     def perf_counter_ns(self): return self.now
-real, control.time = control.time, Clock()
+real, counter.time = counter.time, Clock()
 def step(ms, **payload):
     with traceable.step(payload=payload):
-        control.time.now += int(ms * 1e6)
+        counter.time.now += int(ms * 1e6)
 """
 
 
@@ -47,11 +47,11 @@ for _ in traceable.steps([1, 2, 3, 4, 5, 6, 7, 8], payload=lambda item: item): p
     assert program(code).steps == [4, 5]
 
 
-def test_a_bare_call_says_the_payload_of_the_step_that_it_begins(program):
+def test_a_boundary_has_the_payload_of_the_step_that_it_begins(program):
     code = """
 import traceable
 traceable.capture_when(lambda s: s.payload == 3, steps=2)
-for number in range(8): traceable.step(payload=number)
+for number in range(8): traceable.step_boundary(payload=number)
 """
     assert program(code).steps == [4, 5]  # the first call ends step 0
 

@@ -115,7 +115,7 @@ def test_start_and_stop_record_the_requests_between_them(serve):
     status, answer = server.ask("POST", "/stop_profile", "secret")
     assert status == 200
     window = answer["window"]
-    assert (window["start_step"], window["stop_step"], window["closed"]["reason"]) == (1, 4, "complete")
+    assert (window["start_step"], window["stop_step"], window["reason"]) == (1, 4, "complete")
     server.ask("GET", "/c")
     assert server.steps == [1, 2, 3]
 

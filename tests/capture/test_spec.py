@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.errors import UsageError
-from traceable.protocol.window_spec import PeriodicWindows, Spec, Window, parse_windows
+from traceable.protocol.windows import PeriodicWindows, Spec, Window, parse_windows
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_opening_and_closing_a_window_is_in_no_step(program):
     """With a clock that counts its readings, what lies within a step would show."""
     code = CLOCK + "import traceable\nfor n in traceable.steps(range(6)): pass\n"
     ran = program(code, gated=True, TRACEABLE_STEP_TIMES="1", TRACEABLE_STEPS="2:4")
-    assert ran.status["windows"][0]["closed"]["reason"] == "complete"
+    assert ran.status["windows"][0]["reason"] == "complete"
     pairs = noted(ran.run_dir)
     assert [end - begin for begin, end in pairs] == [1] * 6
     between = [after[0] - before[1] for before, after in itertools.pairwise(pairs)]
@@ -78,7 +78,7 @@ def test_opening_and_closing_a_window_is_in_no_step(program):
 
 
 def test_a_step_whose_beginning_nobody_saw_is_not_known(program):
-    code = CLOCK + "import traceable\nfor n in range(3): traceable.step()\n"
+    code = CLOCK + "import traceable\nfor n in range(3): traceable.step_boundary()\n"
     ran = program(code, TRACEABLE_STEP_TIMES="1")
     pairs = noted(ran.run_dir)
     assert pairs[0] == (0, 0)

@@ -1,4 +1,4 @@
-"""Steps are counted and recorded: by loop, by block, by bare call, in async code, in threads, in forked children."""
+"""Steps are counted and recorded: by loop, by block, at boundaries, in async code, in threads, in forked children."""
 
 from __future__ import annotations
 
@@ -128,12 +128,12 @@ with traceable.step(): pass
     assert (ran.done.stdout, ran.steps) == ("'mine'\n", [0, 1])
 
 
-def test_a_bare_call_ends_one_step_and_begins_the_next(program):
+def test_a_boundary_ends_one_step_and_begins_the_next(program):
     code = """
 import traceable
 for number in range(4):
     with traceable.annotate(f"work {number}"): pass
-    traceable.step()
+    traceable.step_boundary()
 """
     ran = program(code)
     trace = ran.trace
@@ -144,13 +144,47 @@ for number in range(4):
     assert ran.counter == (5, 4)
 
 
+def test_a_call_without_with_counts_no_step_and_is_reported_once(program):
+    code = """
+import traceable
+for number in range(4):
+    traceable.step()
+with traceable.step(): pass
+"""
+    ran = program(code)
+    assert (ran.steps, ran.counter) == ([0], (1, 1))
+    (message,) = ran.messages
+    assert message.endswith(" [step_not_entered]")
+
+
+def test_blocks_that_are_entered_later_are_not_reported(program):
+    code = """
+import asyncio, contextlib, threading, traceable
+with contextlib.ExitStack() as stack:
+    stack.enter_context(traceable.step())
+block = traceable.step()
+with block: pass
+async def main():
+    for _ in range(2):
+        async with traceable.step(): pass
+asyncio.run(main())
+def second():
+    with traceable.step(): pass
+traceable.step()  # the other thread has calls of its own
+thread = threading.Thread(target=second)
+thread.start(); thread.join()
+"""
+    ran = program(code)
+    assert (ran.steps, ran.messages) == ([0, 1, 2, 3, 4], [])
+
+
 def test_nested_steps_are_counted_once_and_reported_once(program):
     code = """
 import traceable
 for epoch in traceable.steps(range(2)):
     for batch in traceable.steps(range(3)):
         with traceable.step(): pass
-    traceable.step()
+    traceable.step_boundary()
 """
     ran = program(code)
     assert ran.steps == [0, 1]

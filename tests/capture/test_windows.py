@@ -26,7 +26,7 @@ def test_a_gated_recorder_records_the_steps_of_the_window_and_nothing_else(progr
     assert ran.steps == list(range(10, 30))
     assert not ran.trace.ranges.clipped.any()
     (window,) = ran.status["windows"]
-    assert (window["opened"]["step"], window["closed"]["step"], window["closed"]["reason"]) == (10, 30, "complete")
+    assert (window["opened_step"], window["closed_step"], window["reason"]) == (10, 30, "complete")
     assert windows_of(ran.trace) == [window["id"]]
     assert ran.messages == []
 
@@ -44,8 +44,8 @@ def test_every_opens_a_window_at_each_multiple(program):
     assert ran.steps == [10, 11, 20, 21, 30, 31]
 
 
-@pytest.mark.parametrize("code", ["with traceable.step(): pass", "traceable.step()"])
-def test_blocks_and_bare_calls_open_the_same_windows(program, code):
+@pytest.mark.parametrize("code", ["with traceable.step(): pass", "traceable.step_boundary()"])
+def test_blocks_and_boundaries_open_the_same_windows(program, code):
     loop = f"import traceable\nfor _ in range(20):\n    {code}\n"
     assert program(loop, gated=True, TRACEABLE_STEPS="3:6,15:17").steps == [3, 4, 5, 15, 16]
 
@@ -63,13 +63,13 @@ asyncio.run(main())
     assert program(code, gated=True, TRACEABLE_STEPS="3:6").steps == [3, 4, 5]
 
 
-def test_a_bare_call_can_not_open_a_window_before_its_first_call(program):
-    loop = "import traceable\nfor _ in range(9):\n    traceable.step()\n"
+def test_a_boundary_can_not_open_a_window_before_the_first_one(program):
+    loop = "import traceable\nfor _ in range(9):\n    traceable.step_boundary()\n"
     ran = program(loop, gated=True, TRACEABLE_STEPS="0:1,1:3")
     assert ran.steps == [1, 2]
     missed, late = ran.status["windows"]
-    assert (missed["opened"], missed["closed"]["reason"]) == (None, "missed")
-    assert late["closed"]["reason"] == "complete"
+    assert (missed["opened_step"], missed["reason"]) == (None, "missed")
+    assert late["reason"] == "complete"
 
 
 def test_a_window_that_is_never_reached_is_never_opened(program):
@@ -91,7 +91,7 @@ def test_python_ending_within_a_window_closes_it_and_says_why(program, ending, r
     code = f"import traceable\nfor number in traceable.steps(range(50)):\n    if number == 17:\n        {ending}\n"
     ran = program(code, gated=True, TRACEABLE_STEPS="10:30")
     (window,) = ran.status["windows"]
-    assert window["closed"]["reason"] == reason
+    assert window["reason"] == reason
     assert ran.steps == list(range(10, 18))
     assert not ran.trace.windows.clipped.any()
 
@@ -108,7 +108,7 @@ def test_after_a_death_the_step_is_known_and_the_cut_step_is_marked(program, num
     assert ran.done.returncode < 0
     assert ran.counter == (18, 17)
     (window,) = ran.status["windows"]
-    assert (window["opened"]["step"], window["closed"], ran.status["end"]) == (10, None, None)
+    assert (window["opened_step"], window["closed_step"], ran.status["end"]) == (10, None, None)
     trace = ran.trace
     assert steps_of(trace) == list(range(10, 18))
     # The eighth step is cut; between the others lie their waits.
@@ -203,7 +203,7 @@ for number in traceable.steps(range(20)):
 """
     ran = program(code)
     assert ran.steps == [2, 3, 8, 10, 11]
-    assert [(window["start_step"], window["closed"]["reason"]) for window in ran.status["windows"]][-1] == (0, "missed")
+    assert [(window["start_step"], window["reason"]) for window in ran.status["windows"]][-1] == (0, "missed")
 
 
 def test_what_the_launcher_asks_for_counts_before_the_code(program):
@@ -258,8 +258,7 @@ def test_cuda_that_is_not_there_is_reported_once_and_the_program_runs_on(program
     (message,) = ran.messages
     code = Message.parse(message).code
     assert code in ("cuda_runtime_missing", "cuda_call_failed")  # the second: a runtime without a driver
-    closed = [window["closed"] for window in ran.status["windows"]]
-    assert [(one["reason"], one["code"]) for one in closed] == [("failed", code)] * 2
+    assert [(one["reason"], one["code"]) for one in ran.status["windows"]] == [("failed", code)] * 2
 
 
 def test_the_pure_form_gates_the_recorder_too(program):

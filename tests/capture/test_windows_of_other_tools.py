@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from traceable.protocol.window_spec import parse_windows
+from traceable.protocol.windows import parse_windows
 
 STEPS = 120
 DOCS = Path(__file__).parents[2] / "docs" / "windows.md"

@@ -34,7 +34,6 @@ def run(tmp_path: Path) -> Command:
         (["--duration", "0"], "seconds_invalid", "--duration '0'"),
         (["--idle", "soon"], "seconds_invalid", "--idle 'soon'"),
         (["--warmup-steps", "1.5"], "number_invalid", "--warmup-steps '1.5'"),
-        (["--after-request", "-3"], "number_invalid", "--after-request '-3'"),
         (["--delay", ""], "value_missing", "--delay"),
         (["--warmup-steps", "5", "--control"], "conditions_without_windows", "5 warm-up steps"),
         (["--duration", "5", "--sigusr2"], "conditions_without_windows", "5 s"),
@@ -74,9 +73,8 @@ def test_an_option_counts_instead_of_its_variable(run):
 
 
 def test_without_a_collector_the_program_runs_as_ever(run):
-    done = run("--duration", "5", "--after-request", "3", "--strict", "--collector", "recorder")
+    done = run("--duration", "5", "--delay", "3", "--strict", "--collector", "recorder")
     assert done.stdout == "ran\n"
     assert done.returncode == 3
-    said = [line for line in done.stderr.splitlines() if line.endswith("[requests_not_over]")]
-    assert said and " 0 of 3 requests" in said[0]
+    assert message(done.stderr, "delay_not_begun")
     assert run("--duration", "5", "--step-function", "engine:step").stdout == "ran\n"

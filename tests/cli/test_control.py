@@ -192,7 +192,7 @@ def test_two_windows_of_a_run_are_captured_and_told(recording, launch, control):
         assert code == 0, err
         answer = json.loads(out)
         (one,) = answer["processes"]
-        assert one["window"]["closed"]["step"] - one["window"]["opened"]["step"] == length
+        assert one["window"]["closed_step"] - one["window"]["opened_step"] == length
         assert answer["run_dir"] == str(run.directory)
         assert answer["files"] or answer["note"]["code"] in ("recording_at_end", "report_at_end")
         files += answer["files"]
@@ -437,7 +437,7 @@ def test_the_example_server_is_captured_twice_under_load(recording, launch, cont
         code, out, err = over(asking)
         assert code == 0, err
         (one,) = json.loads(out)["processes"]
-        assert one["window"]["closed"]["step"] - one["window"]["opened"]["step"] == 20
+        assert one["window"]["closed_step"] - one["window"]["opened_step"] == 20
     os.kill(run.pid, signal.SIGTERM)
     code, said = run.end()
     assert code == 0, said

@@ -12,13 +12,6 @@ from tests.launch.test_windows import PROGRAM, ran, recording  # noqa: F401 - fi
 from traceable.launch import run_dir, windows
 from traceable.protocol.start_conditions import Conditions
 
-SERVER = """
-import sys, traceable
-for number in range(int(sys.argv[1])):
-    with traceable.annotate("request"): pass
-    if number == 29: print(open("/proc/self/stat").read() and "served")
-"""
-
 
 def test_warm_up_steps_move_the_window(recording, ran):  # noqa: F811
     run = ran(recording, "--steps", "10:30", "--warmup-steps", "5", "--strict")
@@ -45,10 +38,10 @@ def test_a_timed_window_of_a_program_without_traceable(recording, ran):  # noqa:
 SLOW_IMPORT = """
 import time, traceable
 from traceable.capture.schedule import age_s
-from traceable.capture.control import session
+from traceable.capture.control import publisher
 while age_s() < 1.5: time.sleep(0.01)  # what a module does that takes long to import
 with traceable.annotate("first"): pass
-while not session.state["closed_windows"]:
+while not publisher.state["closed_windows"]:
     with traceable.annotate("work"): time.sleep(0.001)
 """
 
@@ -75,18 +68,9 @@ def test_a_delay_from_a_range_that_never_came_is_reported(ran):  # noqa: F811
     assert any(line.endswith("[delay_not_begun]") and "--delay start+S" in line for line in run.messages)
 
 
-def test_after_requests_everything_is_recorded_to_the_end(recording, ran):  # noqa: F811
-    run = ran(recording, "--after-request", "10", "--strict", code=SERVER, words=("30",))
-    assert (run.done.returncode, run.done.stdout) == (0, "served\n"), run.done.stderr
-    assert (run.captured["duration_s"], run.captured["conditions"]) == (None, "after 10 requests")
-    assert [(row["name"], row["count"], row["clipped"]) for row in run.report["names"]] == [("request", 20, 0)]
-
-
 @pytest.mark.parametrize(
     ("options", "code", "start", "how_far"),
     [
-        (["--after-request", "100", "--steps", "1:2"], "requests_not_over", "steps 1-2: ", " 0 of 100 requests "),
-        (["--after-request", "100"], "requests_not_over", "", " 0 of 100 requests "),
         (["--warmup-steps", "60", "--steps", "1:2"], "warmup_not_over", "steps 1-2: ", " 50 of 60 warm-up steps "),
         (["--warmup-steps", "50"], "no_step_after_conditions", "", ""),
         (["--warmup-steps", "45", "--steps", "10:12"], "window_never_reached", "steps 55-57: ", " 50 steps "),
@@ -106,13 +90,12 @@ def test_what_was_never_met_is_reported_with_its_progress(ran, options, code, st
     ("conditions", "end", "waited_s", "lacks"),
     [
         (Conditions(warmup_steps=60), "exit", None, {"warmup_not_over": "50 of 60"}),
-        (Conditions(requests=100), "exit", None, {"requests_not_over": "30 of 100"}),
         (Conditions(idle_s=1000.0), "exit", None, {"no_idle_pause": "0.25 s"}),
         (Conditions(delay_s=2.0), "exit", None, {"delay_not_begun": "--delay start+S"}),
         (Conditions(delay_s=2.0), "exit", 0.5, {"delay_not_over": "0.5 of 2 s"}),
         (Conditions(delay_s=2.0), None, 0.5, {"delay_not_over": "2 s"}),
         (Conditions(delay_s=2.0), None, None, {"delay_not_over": "2 s"}),
-        (Conditions(warmup_steps=51, requests=31), "exit", None, {"warmup_not_over": "51", "requests_not_over": "31"}),
+        (Conditions(warmup_steps=51, idle_s=9.0), "exit", None, {"warmup_not_over": "51", "no_idle_pause": "9 s"}),
         (Conditions(warmup_steps=50), "exit", None, {"no_step_after_conditions": ""}),
     ],
 )
@@ -120,16 +103,16 @@ def test_each_condition_that_was_not_met_has_a_code_and_its_progress(tmp_path, c
     content = {"schema": "traceable.status/1", "pid": 7, "steps": {"begun": 0, "ended": 0}, "nested_steps": 0}
     content |= {"windows": [], "end": end, "counted_from": None, "delay_waited_s": waited_s, "longest_pause_s": 0.25}
     (tmp_path / "status.7.json").write_text(json.dumps(content))
-    (tmp_path / "status.7.steps").write_bytes(struct.pack("<qqq", 50, 50, 30))
+    (tmp_path / "status.7.steps").write_bytes(struct.pack("<qq", 50, 50))
     (process,) = windows.load_statuses(tmp_path, conditions)
     assert [one.code for one in process.unmet_conditions] == list(lacks)
     assert all(number in one for one, number in zip(process.unmet_conditions, lacks.values(), strict=True))
 
 
-def test_requests_are_counted_up_to_a_kill(ran):  # noqa: F811
-    code = SERVER + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    run = ran("recorder", "--after-request", "100", code=code, words=("30",))
-    assert any(line.endswith("[requests_not_over]") and " 30 of 100 requests " in line for line in run.messages)
+def test_steps_are_counted_up_to_a_kill(ran):  # noqa: F811
+    code = PROGRAM + "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    run = ran("recorder", "--warmup-steps", "100", code=code)
+    assert any(line.endswith("[warmup_not_over]") and " 50 of 100 warm-up steps " in line for line in run.messages)
 
 
 def test_a_duration_longer_than_the_program_is_reported(ran):  # noqa: F811

@@ -27,7 +27,7 @@ def test_windows_that_the_program_does_not_fill(run, tmp_path, asked, cause):
 
 
 def test_a_window_that_opens_late(run, tmp_path):
-    run("recorder", "import traceable\nfor _ in range(5): traceable.step()\n", "--steps", "0:3")
+    run("recorder", "import traceable\nfor _ in range(5): traceable.step_boundary()\n", "--steps", "0:3")
     assert first(tmp_path / "out").cause == "window_opened_late"
 
 

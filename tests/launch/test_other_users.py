@@ -46,7 +46,7 @@ def held(directory: Path) -> dict[str, tuple[int, int, int]]:
 def test_a_run_of_another_user_that_goes_on_is_not_over(tmp_path, as_nobody, start, command) -> None:
     os.mkfifo(tmp_path / "ready")
     os.mkfifo(tmp_path / "go")
-    code = "import traceable; traceable.step(); open('ready', 'w').close(); open('go').read()"
+    code = "import traceable; traceable.step_boundary(); open('ready', 'w').close(); open('go').read()"
     process = start(command("recorder", "--control", "-c", code))
     assert (tmp_path / "ready").read_text() == ""
     pid = json.loads((tmp_path / "out" / "run.json").read_text())["pid"]

@@ -596,8 +596,8 @@ static void *keep_time(void *unused) {
 
 /* Open the window when its time has come, where nobody else in this process does. */
 static void start_timer(void) {
-    static const char *const others[] = {"TRACEABLE_STEPS", "TRACEABLE_WARMUP_STEPS", "TRACEABLE_AFTER_REQUEST",
-                                         "TRACEABLE_IDLE", "TRACEABLE_CONTROL"};
+    static const char *const others[] = {"TRACEABLE_STEPS", "TRACEABLE_WARMUP_STEPS", "TRACEABLE_IDLE",
+                                         "TRACEABLE_CONTROL"};
     const char *delay = getenv("TRACEABLE_DELAY"), *duration = getenv("TRACEABLE_DURATION");
     if (!is_set("TRACEABLE_RECORDING_GATED") || !(delay || duration) || dlsym(RTLD_DEFAULT, "Py_IsInitialized"))
         return;

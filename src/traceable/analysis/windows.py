@@ -18,13 +18,9 @@ from traceable.errors import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.protocol.capture_request import CaptureRequest, ProcessStatus
+    from traceable.protocol.windows import WindowRecord
     from traceable.trace.model import Trace
-
-ON_REQUEST = "on request"
-"""The request of a run whose windows are requested while it runs, before any is."""
-
-WHOLE_RUN = "everything"
-"""The request of a run with conditions or a duration and without steps: one window, from when they are met."""
 
 STEP = "step"
 """The name of the range of every step; its payload is the step's index."""
@@ -43,87 +39,9 @@ MISSING_STEPS = "missing_steps"
 """The outcome of a window."""
 
 NO_STEP_BEGAN = Message(
-    "no_step_began", "no step began: wrap the program's loop in traceable.steps(...), or call traceable.step()"
+    "no_step_began", "no step began: wrap the program's loop in traceable.steps(...), or call traceable.step_boundary()"
 )
 """The reason why a program without steps never reaches a window of steps."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """One window as the process recorded it; None for events that did not happen.
-
-    Attributes:
-        id: part of the name of a range of the window.
-        opened_step, closed_step: the step that was about to begin.
-        open_stall_ns, close_stall_ns: how long that paused its thread.
-        reason: why it was closed: `complete`, `duration`, `stopped`, `exit`, `missed`, `failed` or `exception <class>`.
-        error: the error that prevented it.
-    """
-
-    id: str
-    start_step: int
-    stop_step: int
-    opened_step: int | None = None
-    opened_wall_ns: int | None = None
-    open_stall_ns: int | None = None
-    closed_step: int | None = None
-    closed_wall_ns: int | None = None
-    close_stall_ns: int | None = None
-    reason: str | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class ProcessStatus:
-    """The steps and windows that one process recorded.
-
-    Attributes:
-        begun_steps, ended_steps: number of steps; they differ by one where the process ended within a step.
-        nested_steps: steps that began inside of another.
-        end: how Python ended; None where it could not record that (a signal, os._exit).
-        label: the name of the process: `decode_0`, `worker-2`; empty for none.
-        rank: which rank it is, or of which rank; None for none.
-        counted_from: its step that is step 0 of the request; None while its conditions are not met.
-        unmet_conditions: the conditions that are not met, a clause each.
-        first_range_wall_ns: when its first range began, recorded or not; None for none, or if not measured.
-    """
-
-    pid: int
-    begun_steps: int
-    ended_steps: int
-    nested_steps: int
-    end: str | None
-    windows: tuple[Window, ...]
-    label: str = ""
-    rank: int | None = None
-    counted_from: int | None = 0
-    unmet_conditions: tuple[Message, ...] = ()
-    first_range_wall_ns: int | None = None
-
-
-@dataclass(frozen=True)
-class CaptureRequest:
-    """The request of a run: the windows to record.
-
-    Attributes:
-        text: as the user wrote it: `10:30,50:52`.
-        windows: start and stop of each; None for an endless row.
-        processes: those that began a step.
-        pid: of the program itself.
-        end: how it ended, as `SIGTERM` or `the end of the program (exit code 0)`; None if unknown.
-        conditions: the conditions of the windows, as `after 5 warm-up steps`; empty for nothing.
-        duration_s: how long a window lasts at most; 0 for no limit.
-        need_steps: whether only a program that takes steps can meet the conditions.
-    """
-
-    text: str
-    windows: tuple[tuple[int, int], ...] | None
-    processes: tuple[ProcessStatus, ...]
-    pid: int | None
-    end: str | None
-    conditions: str = ""
-    duration_s: float = 0.0
-    need_steps: bool = False
 
 
 @dataclass(frozen=True)
@@ -164,7 +82,7 @@ class WindowOutcome:
     captured_steps: int
     reason: Message | None = None
     pid: int | None = None
-    window: Window | None = None
+    window: WindowRecord | None = None
     file: str | None = None
     label: str = ""
     rank: int | None = None
@@ -243,9 +161,9 @@ def evaluate_capture(request: CaptureRequest, captured: Iterable[CapturedWindow]
     the steps, or a worker with few of them, took no part (docs/ranks.md).
     """
     by_id = {one.id: one for one in captured}
-    if request.text == ON_REQUEST:
+    if request.is_on_request:
         result = CaptureResult(request.text, ())
-    elif request.text == WHOLE_RUN:
+    elif request.is_whole_run:
         result = _evaluate_whole_run_windows(request, by_id)
     else:
         result = _evaluate_steps(request, by_id)
@@ -311,7 +229,7 @@ def _evaluate_process(
 
 
 def _evaluate_window(
-    request: CaptureRequest, process: ProcessStatus, window: Window, file: CapturedWindow | None
+    request: CaptureRequest, process: ProcessStatus, window: WindowRecord, file: CapturedWindow | None
 ) -> WindowOutcome:
     ended_by_time = window.reason == "duration"
     steps = range(window.start_step, (window.closed_step or 0) if ended_by_time else window.stop_step)
@@ -326,7 +244,7 @@ def _evaluate_window(
         if window.reason == "missed":
             over = f"its steps were over before it could be opened, at step {window.closed_step}"
             return make_outcome(NEVER_OPENED, Message("window_steps_over", over))
-        return make_outcome(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
+        return make_outcome(NEVER_OPENED, _describe_failure(window))
     if window.reason != "complete" and not ended_by_time:
         lost = min(process.ended_steps, window.stop_step) - window.opened_step - len(own)
         loss = (
@@ -378,13 +296,13 @@ def _count_steps(steps: int) -> str:
     return f"{steps} step{'' if steps == 1 else 's'}"
 
 
-def _last(process: ProcessStatus, window: Window) -> int:
+def _last(process: ProcessStatus, window: WindowRecord) -> int:
     if window.closed_step is not None:
         return window.closed_step
     return process.begun_steps - 1 if process.begun_steps > process.ended_steps else process.begun_steps
 
 
-def describe_cause(request: CaptureRequest, process: ProcessStatus, window: Window) -> str:
+def describe_cause(request: CaptureRequest, process: ProcessStatus, window: WindowRecord) -> str:
     """Return who closed a window before its end, as the end of `stopped early by ...`."""
     if window.error:
         return f"an error: {window.error}"
@@ -395,6 +313,13 @@ def describe_cause(request: CaptureRequest, process: ProcessStatus, window: Wind
     if process.pid == request.pid and request.end is not None:
         return request.end
     return "the end of the program" if window.reason else "the end of the process without Python's own end"
+
+
+def _describe_failure(window: WindowRecord) -> Message:
+    """Return why a window was never opened, with the code of its gate where that failed."""
+    if window.code is not None:
+        return Message(window.code, window.error or "it was not opened")
+    return Message("window_never_opened", window.error or "it was not opened")
 
 
 def find_missing_steps(steps: range, captured_steps: Iterable[int]) -> list[range]:
@@ -427,7 +352,7 @@ def _evaluate_whole_run_windows(request: CaptureRequest, by_id: Mapping[str, Cap
 
 
 def _evaluate_whole_run(
-    request: CaptureRequest, process: ProcessStatus, window: Window, file: CapturedWindow | None
+    request: CaptureRequest, process: ProcessStatus, window: WindowRecord, file: CapturedWindow | None
 ) -> WindowOutcome | None:
     begin = window.opened_step if window.opened_step is not None else window.start_step
     steps = range(begin, max(begin, process.ended_steps if window.closed_step is None else window.closed_step))
@@ -439,7 +364,7 @@ def _evaluate_whole_run(
         return WindowOutcome(steps.start, steps.stop, outcome, captured, reason, process.pid, window, name)
 
     if window.opened_step is None:
-        return make_outcome(NEVER_OPENED, Message("window_never_opened", window.error or "it was not opened"))
+        return make_outcome(NEVER_OPENED, _describe_failure(window))
     if file is None:
         # nsys records all processes while one has its window open, so those of helpers may come to nothing.
         if not steps and process.pid != request.pid:
@@ -458,7 +383,7 @@ def _evaluate_whole_run(
     return make_outcome(CAPTURED)
 
 
-def _after(request: CaptureRequest, window: Window) -> str:
+def _after(request: CaptureRequest, window: WindowRecord) -> str:
     limit = f" of {request.duration_s:g} s" if request.duration_s else ""
     if window.opened_wall_ns is None or window.closed_wall_ns is None:
         return f"before its end{limit},"

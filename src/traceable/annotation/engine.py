@@ -96,19 +96,6 @@ if debug:
         return nvtx_backend.wrap(function, range_, range_checker.wrap_checked)
 
 
-requests: Any = None
-"""Counts the requests that are over (`annotation/request_counter.py`), or None where that is not requested."""
-
-if not disabled and os.environ.get(environment.AFTER_REQUEST):
-    from traceable.annotation import request_counter
-
-    requests = request_counter
-    Range = requests.counted(Range)  # type: ignore[misc]
-    ResumableRange = requests.running(ResumableRange)  # type: ignore[misc]
-    if not debug:  # there the range counts itself
-        wrap = requests.wrapping(wrap)
-
-
 def get_instance_variable() -> ContextVar[int]:
     """Return the context variable that holds the number of the innermost instance, 0 outside of all."""
     if core is not None:
@@ -143,15 +130,6 @@ def call_before_next_event(callback: Callable[[], object]) -> None:
         from traceable.annotation import nvtx_backend
 
         nvtx_backend.call_before_next_event(callback)
-
-
-def plain_run() -> Any:
-    """Return `ResumableRange` as it is where no requests are counted."""
-    if core is not None:
-        return core.ResumableRange
-    from traceable.annotation import nvtx_backend
-
-    return nvtx_backend.ResumableRange
 
 
 def watch_greenlets(watch: Callable[[], None], push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:

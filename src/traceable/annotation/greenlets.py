@@ -124,7 +124,7 @@ def push_greenlet_range(range_: annotate) -> bool:
         current = getcurrent()
         if not _thread_of(current).switched or (isinstance(domain, str) and domain.startswith(_OURS)):
             return False
-        run = _new_run(range_, resumable.make_segment_range(range_))
+        run = engine.ResumableRange(range_, resumable.make_segment_range(range_))
         run.resume()
         current.__dict__.setdefault(_RANGES, []).append((range_, run))
         return True
@@ -197,13 +197,7 @@ def track_switches(run: ResumableRange) -> tuple[Callable[[], None], Callable[[]
 
 def enable_greenlet_ranges() -> None:
     """Have the ranges of this process follow the greenlets of their threads."""
-    global _new_run
     if not getattr(greenlet, "GREENLET_USE_CONTEXT_VARS", False):
         raise RuntimeError(f"greenlet {greenlet.__version__} has no context variables; 1.0 has")
-    _new_run = engine.plain_run()
     engine.watch_greenlets(watch_thread, push_greenlet_range, pop_greenlet_range)
     watch_thread()
-
-
-_new_run: Any = None
-"""`engine.ResumableRange`, but for counting requests: a range is counted where it is left."""

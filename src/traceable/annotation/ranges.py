@@ -129,8 +129,7 @@ def _rebuilt(kind: type[annotate], arguments: tuple[Any, ...], level: int) -> an
     return kind(*arguments, level=level)
 
 
-if engine.core is not None and engine.requests is None:
-    # Faster, but past `__new__`, which chooses the class of those that are counted.
+if engine.core is not None:
     engine.core.set_public_class(annotate)
 
 
@@ -155,7 +154,7 @@ def decorate(range_: annotate, target: Any) -> Any:
         )
     # NVTX looks for a profiler once, at its first call. Without one the function itself is the cheapest wrapper.
     # Below the level nothing is emitted either.
-    if (range_._silent or not engine.can_emit()) and not (engine.requests and engine.requests.is_counted(range_)):
+    if range_._silent or not engine.can_emit():
         engine.has_skipped_annotations = engine.has_skipped_annotations or not engine.can_emit()
         return target
     return _callable(_named(range_, target), target)
@@ -266,14 +265,10 @@ def push(range_: annotate, domain: str | None) -> None:
     elif _any_skipped and getattr(_skipped, "open", {}).get(domain):
         _skipped.open[domain].append(True)
     range_._push()
-    if engine.requests is not None:
-        engine.requests.pushed(range_, domain)
 
 
 def pop(domain: str | None) -> None:
     """Close the innermost range that `push` opened on this thread in this domain, unless that was skipped."""
-    if engine.requests is not None:
-        engine.requests.popped(domain)
     if _any_skipped:
         open_ = getattr(_skipped, "open", {}).get(domain)
         if open_ and not open_.pop():
@@ -330,8 +325,7 @@ def start_range(
     number = range_._start()
     if range_._silent and not engine.disabled:
         return None
-    range_id: RangeId = (number, domain)
-    return range_id if engine.requests is None else engine.requests.started(range_, range_id)
+    return number, domain
 
 
 def end_range(range_id: RangeId | None) -> None:
@@ -346,8 +340,6 @@ def end_range(range_id: RangeId | None) -> None:
         raise TypeError(f"range_id must be what start_range returned, not {range_id!r}")
     number, domain = range_id
     annotate(None, None, domain)._end(number)
-    if engine.requests is not None:
-        engine.requests.ended(range_id)
 
 
 def enabled() -> bool:

@@ -20,7 +20,8 @@ import threading
 import time
 
 from traceable.capture import flight, process
-from traceable.capture.control import WindowRequest, session
+from traceable.capture.control import publisher, windows
+from traceable.capture.schedule import WindowRequest
 from traceable.capture.timer import should_stop_for_fork
 from traceable.errors import Message
 from traceable.protocol import environment
@@ -43,7 +44,7 @@ class Peer:
 
     Attributes:
         request: the window that it wants opened.
-        entry: the window that it wants closed.
+        window_id: the window that it wants closed.
         sent_opened: whether the event `opened` was sent.
     """
 
@@ -51,7 +52,7 @@ class Peer:
         self.connection = connection
         self.received = b""
         self.request: WindowRequest | None = None
-        self.entry: dict[str, Any] | None = None
+        self.window_id: str | None = None
         self.sent_opened = False
 
     def send(self, event: str, **more: Any) -> bool:
@@ -100,10 +101,10 @@ class Server:
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._begin_thread()
         self._serving = True
-        session.on_update = self.wake
+        publisher.on_update = self.wake
         if os.environ.get(environment.RECORDING_GATED):
             # Before any request, so that workers forked from now on know whose windows they follow.
-            session.arm()
+            windows.arm()
 
     def _begin_thread(self) -> None:
         self._pausing, self._leaving = False, threading.Lock()
@@ -148,7 +149,7 @@ class Server:
         if not self._serving:
             return
         self._serving = False
-        session.on_update = None
+        publisher.on_update = None
         for peer in self._peers.values():
             peer.connection.close()
         self._peers.clear()
@@ -218,7 +219,7 @@ class Server:
             return True
         except OSError:
             return False
-        if not received or peer.request is not None or peer.entry is not None:
+        if not received or peer.request is not None or peer.window_id is not None:
             return False
         peer.received += received
         if b"\n" not in peer.received:
@@ -234,7 +235,7 @@ class Server:
         """Execute a request; return whether the peer stays connected for events."""
         steps = options.get("steps")
         if command == "status":
-            peer.send("status", flight_recorder=flight.is_active(), **session.state)
+            peer.send("status", flight_recorder=flight.is_active(), **publisher.state)
             return False
         if command == "dump":
             return _dump(peer, options.get("number"), by)
@@ -242,16 +243,17 @@ class Server:
             _reject(peer, flight.NO_WINDOWS)
             return False
         if command == "stop":
-            withdrawn = bool(session.state["requested_by"])
-            peer.entry, peer.sent_opened = session.stop(), True
-            peer.send("stopping", window=peer.entry, withdrawn=withdrawn)
-            return peer.entry is not None
+            withdrawn = bool(publisher.state["requested_by"])
+            window = windows.stop()
+            peer.window_id, peer.sent_opened = window and window.id, True
+            peer.send("stopping", window=window and window.to_dict(), withdrawn=withdrawn)
+            return window is not None
         if command != "window" or not (steps is None or (type(steps) is int and 0 < steps <= _STEPS_MAX)):
             raise ValueError(command)
         # Here and not when the window opens, which happens on a thread of the program.
-        session.arm()
+        windows.arm()
         request = WindowRequest(steps, by)
-        rejection = session.request_window(request)
+        rejection = windows.request(request)
         if rejection:
             _reject(peer, rejection)
             return False
@@ -260,21 +262,21 @@ class Server:
 
     def _send_events(self, peer: Peer) -> bool:
         """Send a peer its new events; return whether it stays connected."""
-        entry = peer.entry
+        window_id = peer.window_id
         if peer.request is not None:
             if peer.request.withdrawn:
                 peer.send("withdrawn")
                 return False
-            entry = peer.request.entry
-        if entry is None:
+            window_id = peer.request.window_id
+        window = publisher.windows.get(window_id or "")
+        if window is None:
             return True
-        # The entry is complete once it records how the window was opened, or that it was not.
-        if not peer.sent_opened and entry["opened"] is not None:
+        if not peer.sent_opened and window.opened_step is not None:
             peer.sent_opened = True
-            if not peer.send("opened", window=dict(entry)):
+            if not peer.send("opened", window=window.to_dict()):
                 return False
-        if entry["closed"] is not None:
-            peer.send("closed", window=dict(entry))
+        if window.closed_step is not None:
+            peer.send("closed", window=window.to_dict())
             return False
         return True
 

@@ -61,6 +61,10 @@ class NvtxGate:
 
     def __init__(self) -> None:
         self._range = annotate(environment.CAPTURE_RANGE, None, environment.WINDOW_DOMAIN)
+        # The native calls release the GIL, so that the threads of the program run on meanwhile.
+        native = engine.core is not None
+        self._start = self._range._start_blocking if native else self._range._start
+        self._end = self._range._end_blocking if native else self._range._end
         self._id: int | None = None
 
     def arm(self, follow: bool) -> bool:  # noqa: ARG002
@@ -72,12 +76,12 @@ class NvtxGate:
         if self._range._silent and engine.can_emit():
             reason = "no range is emitted, and so no capture range for nsys (TRACEABLE_LEVEL or _DISABLE)"
             raise GateError("capture_range_silent", reason)
-        self._id = self._range._start()
+        self._id = self._start()
 
     def close(self) -> None:
         """End the range. nsys 2022.4 returns from it when the report is generated (0.6-1.2 s)."""
         if self._id is not None:
-            self._range._end(self._id)
+            self._end(self._id)
             self._id = None
 
 

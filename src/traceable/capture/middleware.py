@@ -3,9 +3,6 @@
 Off without a token: then every request goes to the application. A request must have the header `Authorization: Bearer
 TOKEN`. It reaches only the worker process that accepts it; `traceable control` reaches all processes of a run. Nothing
 here waits for a step of the program.
-
-With `run --after-request` it also counts the requests that it passes on, with or without a token: each ends when the
-application returns.
 """
 
 from __future__ import annotations
@@ -15,9 +12,9 @@ import json
 import os
 import sys
 
-from traceable.annotation import engine
 from traceable.capture import flight
-from traceable.capture.control import WindowRequest, session
+from traceable.capture.control import publisher, windows
+from traceable.capture.schedule import WindowRequest
 from traceable.errors import Message
 from traceable.protocol import environment
 
@@ -25,8 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
-
-    from traceable.annotation.request_counter import Count
 
 START, STOP, DUMP = "/start_profile", "/stop_profile", "/dump_profile"
 SCHEMA = "traceable.profile/1"
@@ -59,15 +54,6 @@ def _encode_token(token: str | None) -> bytes:
     return (os.environ.get(environment.CONTROL_TOKEN, "") if token is None else token).strip().encode()
 
 
-def _find_counter() -> Count | None:
-    """Return the counter of the requests that are passed on; None if they are not counted."""
-    if engine.requests is None:
-        return None
-    count: Count = engine.requests.count
-    count.by_http = True
-    return count
-
-
 def _check(secret: bytes, method: str, authorization: bytes) -> None:
     """Check the method and the token of a request.
 
@@ -98,20 +84,22 @@ def _check_no_flight_recorder() -> None:
 def _start(query: str) -> _Response:
     _check_no_flight_recorder()
     steps = _parse_steps(query)
-    rejection = session.request_window(WindowRequest(steps, f"POST {START}"))
+    rejection = windows.request(WindowRequest(steps, f"POST {START}"))
     if rejection:
-        return _rejection("409 Conflict", rejection, state=session.state)
-    return _Response("202 Accepted", requested_steps=steps, opens="when the next step begins", state=session.state)
+        return _rejection("409 Conflict", rejection, state=publisher.state)
+    return _Response("202 Accepted", requested_steps=steps, opens="when the next step begins", state=publisher.state)
 
 
 def _stop() -> _Response:
     _check_no_flight_recorder()
-    window = session.stop()
+    window = windows.stop()
     if window is None:
-        return _Response("200 OK", window=None, state=session.state)
-    if window["closed"] is None:
-        return _Response("202 Accepted", window=window, closes="when the step ends", state=session.state)
-    return _Response("200 OK", window=window, run_dir=os.environ.get(environment.RUN_DIR), state=session.state)
+        return _Response("200 OK", window=None, state=publisher.state)
+    if window.closed_step is None:
+        return _Response("202 Accepted", window=window.to_dict(), closes="when the step ends", state=publisher.state)
+    return _Response(
+        "200 OK", window=window.to_dict(), run_dir=os.environ.get(environment.RUN_DIR), state=publisher.state
+    )
 
 
 def _parse_steps(query: str) -> int | None:
@@ -143,15 +131,10 @@ class ASGIMiddleware:
     def __init__(self, app: Any, token: str | None = None) -> None:
         self.app = app
         self._token = _encode_token(token)
-        self._count = _find_counter()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if not self._token or scope["type"] != "http" or scope["path"] not in (START, STOP, DUMP):
-            try:
-                await self.app(scope, receive, send)
-            finally:
-                if self._count is not None and scope["type"] == "http":
-                    self._count.add()
+            await self.app(scope, receive, send)
             return
         try:
             headers = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
@@ -193,16 +176,11 @@ class WSGIMiddleware:
     def __init__(self, app: Any, token: str | None = None) -> None:
         self.app = app
         self._token = _encode_token(token)
-        self._count = _find_counter()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
         if not self._token or path not in (START, STOP, DUMP):
-            try:
-                body: Iterable[bytes] = self.app(environ, start_response)
-            finally:
-                if self._count is not None:
-                    self._count.add()
+            body: Iterable[bytes] = self.app(environ, start_response)
             return body
         try:
             _check(

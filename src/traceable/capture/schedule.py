@@ -1,7 +1,6 @@
-"""The windows that are known before they begin, requested by the launcher or the program, and their start conditions.
+"""Which windows begin when: those requested by the launcher or the program before they begin, and those on request.
 
-A window requested while the program runs is a `WindowRequest`. `control` opens the windows; `start_conditions` parses
-the conditions, this module evaluates them.
+`windows` opens them; `start_conditions` parses the conditions, this module evaluates them.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ import os
 import sys
 import time
 from _thread import get_ident
+from collections import deque
 
 from traceable.annotation import engine
 from traceable.errors import UsageError
 from traceable.protocol import environment, start_conditions
 from traceable.protocol.start_conditions import Conditions
-from traceable.protocol.window_spec import UNTIL_STOPPED, Spec, Window, parse_windows
+from traceable.protocol.windows import UNTIL_STOPPED, Spec, Window, parse_windows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,8 +97,6 @@ class ConditionProgress:
             return False
         if index < conditions.warmup_steps:
             return False
-        if conditions.requests and engine.requests.count.over < conditions.requests:
-            return False
         return self._delay_start_s is None or time.monotonic() >= self._delay_start_s + conditions.delay_s
 
     def _has_paused(self, min_s: float) -> bool:
@@ -109,15 +107,39 @@ class ConditionProgress:
         return pause_s >= min_s
 
 
+class WindowRequest:
+    """A window that is requested while the program runs, to open when the next step begins.
+
+    Attributes:
+        steps: how many steps to record; None until it is stopped.
+        by: the requester, for "by ..." in messages.
+        window_id: the id of its window; None until that is opened.
+        withdrawn: whether it was withdrawn before that.
+    """
+
+    __slots__ = ("by", "steps", "window_id", "withdrawn")
+
+    def __init__(self, steps: int | None, by: str) -> None:
+        self.steps = steps
+        self.by = by
+        self.window_id: str | None = None
+        self.withdrawn = False
+
+    def window(self, index: int) -> Window:
+        """Return the window that begins with step `index`."""
+        return Window(index, index + self.steps if self.steps else UNTIL_STOPPED)
+
+
 class Schedule:
     """The windows of this process, in the order of their steps.
 
     Attributes:
+        requests: the windows on request that are not open yet.
         conditions: the launcher's start conditions, and how long a window lasts at most.
         whole: whether the launcher requests everything from the moment when these are met: one window.
         pending: the next window; None if there is none. While conditions hold it back, its steps are as requested, not
             yet counted from the program's step 0.
-        opens_at: the first step at which `control` has to check whether it opens.
+        opens_at: the first step at which `windows` has to check whether it opens.
     """
 
     __slots__ = (
@@ -129,6 +151,7 @@ class Schedule:
         "conditions",
         "opens_at",
         "pending",
+        "requests",
         "whole",
     )
 
@@ -141,6 +164,7 @@ class Schedule:
 
     def restart(self) -> None:
         """Start again with the first window: in a forked child, which counts its own steps."""
+        self.requests: deque[WindowRequest] = deque()
         waits = self.conditions.has_start_condition and self.launcher_request is not None
         self._progress = ConditionProgress(self.conditions) if waits else None
         self._counted_from: int | None = None if waits else 0

@@ -18,9 +18,9 @@ def start_timed_capture() -> None:
     if not process.is_selected():
         process.call_when_selected(start_timed_capture)
         return
-    from traceable.capture.control import session
+    from traceable.capture.control import timed_window
 
-    session.start_timed_window()
+    timed_window.start()
 
 
 def listen_from_environment() -> None:

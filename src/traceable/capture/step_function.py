@@ -64,7 +64,7 @@ def wrap_as_step(value: Any, target: Target, name: str, in_class: bool) -> Any:
 def _wrap_function(function: Any) -> Callable[..., Any]:
     import inspect
 
-    from traceable.capture.control import session
+    from traceable.capture.control import counter
 
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         reason = "is a generator: its call runs no code yet; name a function that it calls once a step"
@@ -72,19 +72,19 @@ def _wrap_function(function: Any) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(function):
 
         async def call_async(*args: Any, **kwargs: Any) -> Any:
-            step = session.begin(as_block=True)
+            step = counter.begin(as_block=True)
             try:
                 return await function(*args, **kwargs)
             finally:
-                session.end(step)
+                counter.end(step)
 
         return functools.wraps(function)(call_async)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        step = session.begin()
+        step = counter.begin()
         try:
             return function(*args, **kwargs)
         finally:
-            session.end(step)
+            counter.end(step)
 
     return functools.wraps(function)(call)

@@ -1,4 +1,4 @@
-"""The public functions of this package: `steps`, `step` and `window`.
+"""The public functions of this package: `steps`, `step`, `step_boundary` and `window`.
 
 A step is one iteration of the loop that matters: a training step, a decode iteration, a batch served. They are counted
 from 0 in every process. Each is a range `step` whose payload is its index. Profilers are started and stopped at the
@@ -7,9 +7,12 @@ boundaries between them (docs/windows.md).
 
 from __future__ import annotations
 
-from traceable.capture.control import session
+from _thread import _local
+
+from traceable.capture.control import counter, windows
 from traceable.errors import UsageError
-from traceable.protocol.window_spec import Spec, Window
+from traceable.protocol import environment
+from traceable.protocol.windows import Spec, Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from traceable.capture.control import Step
+    from traceable.capture.counter import Step
 
 
 def steps(iterable: Any, *, payload: Callable[[Any], Any] | None = None) -> Steps:
@@ -65,95 +68,103 @@ def _stepping(iterator: Iterator[Any], payload: Callable[[Any], Any] | None) -> 
     # The item leaves this frame before it is yielded: the frame must not keep a batch alive that the loop has released.
     items: list[Any] = []
     while True:
-        wait = session.begin_wait()
+        wait = counter.begin_wait()
         try:
             items.append(next(iterator))
         except StopIteration:
             return
         finally:
-            session.end_wait(wait)
-        open_ = session.begin(payload=_make_payload(payload, items))
+            counter.end_wait(wait)
+        open_ = counter.begin(payload=_make_payload(payload, items))
         try:
             yield items.pop()
         finally:
-            session.end(open_)
+            counter.end(open_)
 
 
 async def _stepping_async(iterator: AsyncIterator[Any], payload: Callable[[Any], Any] | None) -> AsyncIterator[Any]:
     items: list[Any] = []
     while True:
-        wait = session.begin_wait(as_block=True)
+        wait = counter.begin_wait(as_block=True)
         try:
             items.append(await anext(iterator))
         except StopAsyncIteration:
             return
         finally:
-            session.end_wait(wait)
-        open_ = session.begin(as_block=True, payload=_make_payload(payload, items))
+            counter.end_wait(wait)
+        open_ = counter.begin(as_block=True, payload=_make_payload(payload, items))
         try:
             yield items.pop()
         finally:
-            session.end(open_)
+            counter.end(open_)
 
 
 def _make_payload(payload: Callable[[Any], Any] | None, items: list[Any]) -> Any:
     # Called only if there are conditions: it may be expensive.
-    return payload(items[0]) if payload is not None and session.trigger_set is not None else None
+    return payload(items[0]) if payload is not None and counter.trigger_set is not None else None
 
 
 def step(*, payload: Any = None) -> OneStep:
-    """Mark one step, in one of two ways.
+    """Return a context manager whose block is one step: `with traceable.step():`.
 
-    `with traceable.step():` (or `async with`, for a step that other tasks must not cross) is a step from its first line
-    to its last. `traceable.step()` alone, at the end of an iteration, ends the current step and begins the next. The
-    first call ends step 0, whose begin was not recorded, so step 0 has no range and a window that begins with it is
-    opened one step late. The step after the last call stays open; it is not counted as complete.
-
-    Don't keep the result of the bare call: that it is released at once distinguishes it from `with`.
+    `async with` makes a step that other tasks can't cross. A call without `with` counts nothing; `step_boundary` is the
+    function for loops whose body can't be indented.
 
     Args:
         payload: the payload of this step for the conditions of `capture_when`, most often a mapping as in
             `step(payload={"batch": 64})`. It is not recorded.
     """
+    if getattr(_unentered, "exists", False):
+        message = "step() without `with` counts no step; call traceable.step_boundary() at the end of each iteration"
+        environment.warn_once("step_not_entered", message)
+    _unentered.exists = True
     return OneStep(payload)
+
+
+_unentered = _local()
+"""`exists`: whether this thread has called `step` and not entered a block since. The second such call is reported."""
 
 
 class OneStep:
     """The context manager that `step` returns."""
 
-    __slots__ = ("_entered", "_payload", "_step")
+    __slots__ = ("_payload", "_step")
 
     def __init__(self, payload: Any = None) -> None:
         self._payload = payload
-        self._entered = False
         self._step: Step | None = None
 
     def __enter__(self) -> Self:
-        self._entered = True
-        self._step = session.begin(payload=self._payload)
+        _unentered.exists = False
+        self._step = counter.begin(payload=self._payload)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        session.end(self._step)
+        counter.end(self._step)
 
     async def __aenter__(self) -> Self:
-        self._entered = True
-        self._step = session.begin(as_block=True, payload=self._payload)
+        _unentered.exists = False
+        self._step = counter.begin(as_block=True, payload=self._payload)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        session.end(self._step)
+        counter.end(self._step)
 
-    def __del__(self) -> None:
-        try:
-            if not getattr(self, "_entered", True):  # torch.compile creates one without `__init__`, to inspect it
-                session.next_step(self._payload)
-        except Exception:  # noqa: BLE001 - released when the interpreter has shut down: Python would print it
-            return
+
+def step_boundary(*, payload: Any = None) -> None:
+    """End the current step and begin the next: for a loop whose body can't be indented, at the end of an iteration.
+
+    The first call ends step 0, whose begin was not recorded: it has no range, and a window that begins with it is
+    opened one step late. The step after the last call stays open and is not counted as complete.
+
+    Args:
+        payload: the payload of the step that begins, as in `step`.
+    """
+    counter.pass_boundary(payload)
 
 
 def window(start: int, stop: int, *, synchronize: bool = False) -> None:
@@ -181,4 +192,4 @@ def window(start: int, stop: int, *, synchronize: bool = False) -> None:
         Spec([Window(start, stop)])
     except UsageError as error:
         raise ValueError(error.message) from None
-    session.plan(Window(start, stop), synchronize)
+    windows.plan(Window(start, stop), synchronize)

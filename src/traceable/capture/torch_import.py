@@ -16,9 +16,9 @@ WHOLE = "whole"
 
 def _open_timed_window() -> None:
     """Open the timed window that waits for the import of torch, if there is one."""
-    from traceable.capture.control import session
+    from traceable.capture.control import timed_window
 
-    session.on_torch_import()
+    timed_window.on_torch_import()
 
 
 def begin() -> None:

@@ -12,7 +12,8 @@ from collections import deque
 
 from traceable.annotation import engine
 from traceable.capture import flight, gates
-from traceable.capture.control import WindowRequest, session
+from traceable.capture.control import counter, schedule, windows
+from traceable.capture.schedule import WindowRequest
 from traceable.errors import Message
 from traceable.protocol import environment
 
@@ -37,7 +38,7 @@ class StepInfo:
 
     Attributes:
         index: its number, from 0.
-        payload: the payload from `step(payload=...)` or `steps(..., payload=...)`; None without one.
+        payload: the payload from `step(payload=...)`, `step_boundary` or `steps`; None without one.
     """
 
     __slots__ = ("index", "payload")
@@ -102,22 +103,22 @@ def capture_when(
             message = f"capture_when(steps=...) has no effect: {flight.NO_WINDOWS}"
             environment.warn_once(flight.NO_WINDOWS.code, message, key="capture_when")
         return
-    if session.launcher_request is not None and not environment.read_flag(environment.CONTROL):
-        reason = f"{session.launcher_request} has precedence; for both, use `traceable run --control`"
+    if schedule.launcher_request is not None and not environment.read_flag(environment.CONTROL):
+        reason = f"{schedule.launcher_request} has precedence; for both, use `traceable run --control`"
         message = f"traceable.capture_when() has no effect: {reason}"
         environment.warn_once("launcher_decides", message, key="capture_when")
         return
-    if session.ungated:
+    if windows.ungated:
         message = f"traceable.capture_when() has no effect: {gates.NSYS_NOT_GATED}"
         environment.warn_once(gates.NSYS_NOT_GATED.code, message, key="capture_when")
         return
     if engine.disabled:
         return
-    if session.trigger_set is None:
-        session.trigger_set = TriggerSet()
-    session.trigger_set.add(Trigger(condition, steps, slower_than_ms, slower_than_median, times))
+    if counter.trigger_set is None:
+        counter.trigger_set = TriggerSet()
+    counter.trigger_set.add(Trigger(condition, steps, slower_than_ms, slower_than_median, times))
     if not dump:
-        session.arm()
+        windows.arm()
 
 
 def _check(name: str, value: object, kind: Any, minimum: int) -> None:
@@ -160,7 +161,7 @@ class Trigger:
         """Request the window or the dump. While a window is open or requested, do nothing, and don't count this."""
         if self._steps is None:
             flight.dump_in_background(reason)
-        elif session.request_window(WindowRequest(self._steps, reason)) is not None:
+        elif windows.request(WindowRequest(self._steps, reason)) is not None:
             return
         if self._left is not None:
             self._left -= 1
@@ -305,7 +306,7 @@ class SignalHandler:
         try:
             if self.steps is None:
                 flight.dump_in_background("SIGUSR2")
-            elif rejection := session.request_window(WindowRequest(self.steps, "SIGUSR2")):
+            elif rejection := windows.request(WindowRequest(self.steps, "SIGUSR2")):
                 _print(Message(rejection.code, f"SIGUSR2 opens no window: {rejection}"))
             if callable(self._before):
                 self._before(number, frame)

@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.completeness import Completeness
-from traceable.analysis.windows import CaptureResult, ProcessStatus
+from traceable.analysis.windows import CaptureResult
 from traceable.checks import machine_facts
 from traceable.collectors.base import NSYS_LOG
 from traceable.collectors.nsys import install as nsys_install
 from traceable.errors import Message, TraceableError
 from traceable.launch import process_watcher, processes, range_counts, reports, run_dir, windows
 from traceable.protocol import untrusted
+from traceable.protocol.capture_request import ProcessStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -130,12 +130,12 @@ def _report_dump(
             ],
             "files": [dumped.directory.name] if dumped.processes else [],
             "note": None,
-            "problems": [problem.as_dict for problem in dumped.problems],
+            "problems": [problem.as_dict for problem in dumped.problems.values()],
         }
         print(json.dumps(content, indent=2))
     elif dumped.processes:
         printer.print_line(f"written to {dumped.directory}; next: python -m traceable report {dumped.directory}")
-    for problem in dumped.problems:
+    for problem in dumped.problems.values():
         log(problem)
     return UsageError.exit_code if dumped.problems else 0
 
@@ -145,7 +145,10 @@ def _format_state(one: dict[str, Any]) -> str:
         return "its flight recorder is on: `traceable control dump`"
     if (window := one["window"]) is not None:
         length = "until stopped" if window["stop_step"] is None else f"until step {window['stop_step']}"
-        return f"a window is open since step {window['start_step']}, {length}"
+        state = "is opening at" if one["state"] == "opening" else "is open since"
+        return f"a window {state} step {window['start_step']}, {length}"
+    if one["state"] == "closing":
+        return "a window is closing"
     closed = f"{one['closed_windows']} window{'' if one['closed_windows'] == 1 else 's'} so far"
     return (
         f"a window is requested, by {one['requested_by'][0]}" if one["requested_by"] else f"no window is open, {closed}"
@@ -170,39 +173,41 @@ class _EventPrinter:
     def __call__(self, event: control_client.Event) -> None:
         kind, pid = event["event"], event["pid"]
         if kind == "opened":
-            window = event["window"]
-            opened = window["opened"]
-            self.print_line(f"process {pid} opened at step {opened['step']}, {_clock(opened)}{_format_pause(opened)}")
+            opened = event["window"]
+            at = f"{_clock(opened['opened_wall_ns'])}{_format_pause(opened['open_stall_ns'])}"
+            self.print_line(f"process {pid} opened at step {opened['opened_step']}, {at}")
         elif kind == "closed":
             self.print_line(_closed(pid, event["window"]))
         elif kind == "stopping" and event["window"] is None:
             was = "the requested window is withdrawn" if event["withdrawn"] else "no window was open"
             self.print_line(f"process {pid}: {was}")
         elif kind == "dumped":
-            self.print_line(f"process {pid} dumped at {_clock(event)}, in {duration(event['duration_ns'])}")
+            self.print_line(f"process {pid} dumped at {_clock(event['wall_ns'])}, in {duration(event['duration_ns'])}")
         elif kind == "withdrawn":
             self.print_line(f"process {pid}: the window was withdrawn before it opened")
 
 
 def _closed(pid: int, window: dict[str, Any]) -> str:
-    opened, closed = window["opened"], window["closed"]
-    if opened is None:
-        why = closed.get("error", closed["reason"])
-        return Message("window_not_opened", f"process {pid} did not open a window: {why}")
-    count = closed["step"] - opened["step"]
+    if window["opened_step"] is None:
+        code = window["code"] or window["reason"]
+        return Message(code, f"process {pid} did not open a window: {window['error'] or window['reason']}")
+    count = window["closed_step"] - window["opened_step"]
     steps = f"{count} step{'' if count == 1 else 's'}"
-    cause = "" if closed["reason"] == "complete" else f", by its end ({closed['reason']})"
-    return f"process {pid} closed at step {closed['step']}, {_clock(closed)}: {steps}{cause}{_format_pause(closed)}"
+    cause = "" if window["reason"] == "complete" else f", by its end ({window['reason']})"
+    at = _clock(window["closed_wall_ns"])
+    return (
+        f"process {pid} closed at step {window['closed_step']}, {at}: "
+        f"{steps}{cause}{_format_pause(window['close_stall_ns'])}"
+    )
 
 
-def _clock(moment: dict[str, Any]) -> str:
-    seconds, rest = divmod(moment["wall_ns"], 10**9)
+def _clock(wall_ns: int) -> str:
+    seconds, rest = divmod(wall_ns, 10**9)
     return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10**6:03d}"
 
 
-def _format_pause(moment: dict[str, Any]) -> str:
-    stall = moment.get("stall_ns") or 0
-    return f" (paused it for {duration(stall)})" if stall >= 10**7 else ""
+def _format_pause(stall_ns: int | None) -> str:
+    return f" (paused it for {duration(stall_ns)})" if stall_ns is not None and stall_ns >= 10**7 else ""
 
 
 def _processes(pids: tuple[int, ...]) -> str:
@@ -216,13 +221,6 @@ def _finish(
     arguments: argparse.Namespace,
 ) -> int:
     """Print what was written and what went wrong, and return the exit code."""
-    last = "opened" if arguments.what == "start" else "closed"
-    for pid, window in result.windows.items():
-        # The process ended before it sent the event; its status file has it.
-        gone = [one for one in result.problems if one.code == "process_gone" and one.startswith(f"process {pid} ")]
-        if gone and window[last]:
-            result.problems.remove(gone[0])
-            printer.print_line(_closed(pid, window) if last == "closed" else f"process {pid} opened")
     if arguments.json:
         content = {
             "schema": SCHEMA,
@@ -230,13 +228,13 @@ def _finish(
             "processes": [{"pid": pid, "window": window} for pid, window in sorted(result.windows.items())],
             "files": result.files,
             "note": result.note.as_dict if result.note else None,
-            "problems": [problem.as_dict for problem in result.problems],
+            "problems": [problem.as_dict for problem in result.problems.values()],
         }
         print(json.dumps(content, indent=2))
     elif result.files:
         printer.print_line(f"written to {place.directory}: {', '.join(result.files)}")
     if result.note:
         log(result.note)
-    for problem in result.problems:
+    for problem in result.problems.values():
         log(problem)
     return UsageError.exit_code if result.problems else 0

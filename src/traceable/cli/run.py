@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from traceable.analysis.windows import CaptureResult
     from traceable.annotation.external.patterns import Target
     from traceable.protocol.start_conditions import Conditions
-    from traceable.protocol.window_spec import Spec
+    from traceable.protocol.windows import Spec
 
 PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
 NO_COLLECTOR = "none"
@@ -153,7 +153,7 @@ def _split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[
 
 
 def _steps(word: str) -> Spec:
-    from traceable.protocol.window_spec import parse_windows
+    from traceable.protocol.windows import parse_windows
 
     return parse_windows(word)
 
@@ -464,7 +464,7 @@ def exit_with_status(status: int) -> int:
 
 
 def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --warmup-steps, --delay, --after-request, --idle, --duration and --step-function."""
+    """Add --warmup-steps, --delay, --idle, --duration and --step-function."""
     group = parser.add_argument_group("window start conditions (all must be met) and duration")
     group.add_argument(
         "--warmup-steps", dest="warmup_steps", metavar="N", help="skip the first N steps; --steps counts from there"
@@ -475,7 +475,6 @@ def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="wait S seconds from the first range or step; start+S: from the start of the process",
     )
-    group.add_argument("--after-request", dest="requests", metavar="N", help="wait until N requests have ended")
     group.add_argument("--idle", dest="idle_s", metavar="S", help="wait until no step has begun for S seconds")
     group.add_argument(
         "--duration",

@@ -68,24 +68,24 @@ class WindowResult:
 
     Attributes:
         windows: the last known state of each process's window, by pid.
-        problems: a message for each process that ended or rejected the request.
+        problems: why a process did not do it, by pid: it ended, rejected the request, or took too long.
         files: the files written meanwhile, as paths relative to the run directory.
         note: which file is still to be written, or why none is; None where all are there.
     """
 
     windows: dict[int, Event] = field(default_factory=dict)
-    problems: list[Message] = field(default_factory=list)
+    problems: dict[int, Message] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     note: Message | None = None
 
 
 @dataclass
 class DumpResult:
-    """A dump: its directory, the event of each process, by pid, and a message for each process that wrote nothing."""
+    """A dump: its directory, and by pid the event of each process, or why it wrote nothing."""
 
     directory: Path
     processes: dict[int, Event] = field(default_factory=dict)
-    problems: list[Message] = field(default_factory=list)
+    problems: dict[int, Message] = field(default_factory=dict)
 
 
 # ---- finding the processes
@@ -218,7 +218,7 @@ def query_status(target: ControlTarget) -> list[Event]:
     if not statuses:
         remedy = "check that the program still runs"
         if problems:
-            raise ControlError(problems[0].code, "; ".join(problems), remedy)
+            raise ControlError(next(iter(problems.values())).code, "; ".join(problems.values()), remedy)
         raise ControlError("no_process_answers", "no process replies", remedy)
     return statuses
 
@@ -252,12 +252,12 @@ def open_window(
         on_event(event)
 
     last = "opened" if steps is None else "closed"
-    result.problems += client.receive_events(handle, timeout_s, until=last)
+    result.problems |= client.receive_events(handle, timeout_s, until=last)
     for pid in target.pids:
         # A process that ended at once may not have sent the event of its window.
         if pid not in result.windows and (window := _find_window_in_status(target, pid, "requested_by", by)):
             result.windows[pid] = window
-    _complete(target, result, last, before)
+    _complete(target, result, last, before, on_event)
     return result
 
 
@@ -270,8 +270,8 @@ def close_window(target: ControlTarget, on_event: EventHandler, timeout_s: float
         _add_event(result, event)
         on_event(event)
 
-    result.problems += _send_and_receive(target, {"command": "stop"}, handle, timeout_s)
-    _complete(target, result, "closed", before)
+    result.problems |= _send_and_receive(target, {"command": "stop"}, handle, timeout_s)
+    _complete(target, result, "closed", before, on_event)
     return result
 
 
@@ -294,7 +294,7 @@ def dump_flight_recorder(target: ControlTarget, on_event: EventHandler, timeout_
         if event["event"] == "dumped":
             result.processes[event["pid"]] = event
         elif event["event"] == "rejected":
-            result.problems.append(_make_rejection(event, "dumped nothing"))
+            result.problems[event["pid"]] = _make_rejection(event, "dumped nothing")
         on_event(event)
 
     client = ControlClient(
@@ -303,7 +303,7 @@ def dump_flight_recorder(target: ControlTarget, on_event: EventHandler, timeout_
         {"command": "dump", "number": number, "by": f"traceable control of process {os.getpid()}"},
     )
     client.send_request()
-    result.problems += client.receive_events(handle, timeout_s, until="dumped")
+    result.problems |= client.receive_events(handle, timeout_s, until="dumped")
     if not result.processes:
         with contextlib.suppress(OSError):
             result.directory.rmdir()
@@ -333,7 +333,7 @@ def _add_event(result: WindowResult, event: Event) -> None:
     if event["event"] in ("opened", "closed") or (event["event"] == "stopping" and event["window"]):
         result.windows[event["pid"]] = event["window"]
     elif event["event"] == "rejected":
-        result.problems.append(_make_rejection(event, "rejected the request"))
+        result.problems[event["pid"]] = _make_rejection(event, "rejected the request")
 
 
 def _make_rejection(event: Event, outcome: str) -> Message:
@@ -341,16 +341,21 @@ def _make_rejection(event: Event, outcome: str) -> Message:
     return Message(str(event["code"]), f"process {event['pid']} {outcome}: {event['reason']}")
 
 
-def _complete(target: ControlTarget, result: WindowResult, last: str, before: _Files) -> None:
+def _complete(target: ControlTarget, result: WindowResult, last: str, before: _Files, on_event: EventHandler) -> None:
     """Add the windows of processes that ended, and the files that were written.
 
-    A process's status file is complete before its socket closes.
+    A process that ends may not have sent the last event of its window; its status file is complete before its socket
+    closes.
     """
-    for pid, window in result.windows.items():
-        if window[last] is not None:
-            continue
-        result.windows[pid] = _find_window_in_status(target, pid, "id", window["id"]) or window
-    if any(window["closed"] and window["opened"] for window in result.windows.values()):
+    for pid, window in list(result.windows.items()):
+        if window[f"{last}_step"] is None:
+            window = _find_window_in_status(target, pid, "id", window["id"]) or window
+            result.windows[pid] = window
+        problem = result.problems.get(pid)
+        if window[f"{last}_step"] is not None and problem is not None and problem.code == "process_gone":
+            del result.problems[pid]
+            on_event({"event": last, "pid": pid, "window": window})
+    if any(None not in (window["opened_step"], window["closed_step"]) for window in result.windows.values()):
         result.files = _list_written_files(target.directory, before, result.windows)
         result.note = _make_pending_note(target.directory, result.files)
 
@@ -382,7 +387,7 @@ def _send_and_receive(
     timeout_s: float | None,
     *,
     first_only: bool = False,
-) -> list[Message]:
+) -> dict[int, Message]:
     client = ControlClient(target.directory, target.pids, request)
     client.send_request()
     return client.receive_events(on_event, timeout_s, until="status" if first_only else "closed")
@@ -405,7 +410,7 @@ class ControlClient:
         self._pids = pids
         self._line = json.dumps(request).encode() + b"\n"
         self._connections: dict[int, socket.socket] = {}
-        self._problems: list[Message] = []
+        self._problems: dict[int, Message] = {}
 
     def send_request(self) -> None:
         """Connect to each process and send the request."""
@@ -420,7 +425,7 @@ class ControlClient:
                     if owner != os.geteuid():
                         connection.close()
                         words = f"the socket of process {pid} belongs to another user"
-                        self._problems.append(Message("socket_of_another_user", words))
+                        self._problems[pid] = Message("socket_of_another_user", words)
                         continue
                     connection.sendall(self._line)
                 except OSError as error:
@@ -429,7 +434,7 @@ class ControlClient:
                         problem = Message("process_of_another_user", f"process {pid} belongs to another user")
                     else:
                         problem = _make_gone_message(pid)
-                    self._problems.append(problem)
+                    self._problems[pid] = problem
                     continue
                 self._connections[pid] = connection
         finally:
@@ -452,8 +457,8 @@ class ControlClient:
         finally:
             os.close(descriptor)
 
-    def receive_events(self, on_event: EventHandler, timeout_s: float | None, *, until: str) -> list[Message]:
-        """Receive events until each process has sent the event `until`, or ended; return the problems."""
+    def receive_events(self, on_event: EventHandler, timeout_s: float | None, *, until: str) -> dict[int, Message]:
+        """Receive events until each process has sent the event `until`, or ended; return the problems, by pid."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         first_by = time.monotonic() + REPLY_SECONDS
         without_reply = set(self._connections)
@@ -468,11 +473,9 @@ class ControlClient:
                 if not ready:
                     timed_out = deadline is not None and time.monotonic() >= deadline
                     if timed_out or (without_reply and time.monotonic() >= first_by):
-                        left = sorted(key.data for key in selector.get_map().values())
-                        self._problems += [
-                            _make_timeout_message(pid, timeout_s if timed_out else REPLY_SECONDS, pid in without_reply)
-                            for pid in left
-                        ]
+                        limit_s = timeout_s if timed_out else REPLY_SECONDS
+                        for pid in sorted(key.data for key in selector.get_map().values()):
+                            self._problems[pid] = _make_timeout_message(pid, limit_s, pid in without_reply)
                         break
                 for key, _ in ready:
                     pid, connection = key.data, self._connections[key.data]
@@ -487,7 +490,7 @@ class ControlClient:
                     if {until, "rejected", "withdrawn"} & set(names) or _had_no_window(events) or not more:
                         selector.unregister(connection)
                     if not more and not {until, "rejected", "withdrawn"} & set(names):
-                        self._problems.append(_make_gone_message(pid))
+                        self._problems[pid] = _make_gone_message(pid)
         return self._problems
 
 

@@ -103,7 +103,7 @@ class RunRequest:
     def timed(self) -> bool:
         """Whether the collector itself opens the one timed window, since no Python runs in the program to do it."""
         conditions = self.conditions
-        by_time = any(conditions) and not conditions.need_steps and not conditions.requests
+        by_time = any(conditions) and not conditions.need_steps
         return by_time and self.steps is None and not self.control and target.is_not_python(self.target)
 
 

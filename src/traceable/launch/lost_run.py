@@ -67,7 +67,7 @@ def _describe_process(directory: Path, pid: int) -> str | None:
     """Return the number of steps of a process and, if Python ended in it, its ranges; None for nothing."""
     clauses = []
     with contextlib.suppress(OSError, struct.error):
-        begun, ended = struct.unpack_from("<qq", untrusted.read_file(directory / f"status.{pid}.steps", 24))
+        begun, ended = struct.unpack_from("<qq", untrusted.read_file(directory / f"status.{pid}.steps", 16))
         if begun:
             clauses.append(f"took {ended} step{'s' * (ended != 1)}{' and began one more' * (begun > ended)}")
     names, distinct = _read_range_names(directory / f"status.{pid}.lives")

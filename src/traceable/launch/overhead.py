@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from traceable.analysis.windows import Window
 from traceable.collectors import exec_shim
 from traceable.collectors.none import NoneCollector
 from traceable.errors import Message, TraceError, UsageError
 from traceable.launch import run_dir, supervisor, windows
 from traceable.protocol import environment, untrusted
+from traceable.protocol.windows import WindowRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _load_process_times(
     return tuple(sorted(processes, key=lambda one: one.pid))
 
 
-def _span(window: Window) -> tuple[int, int]:
+def _span(window: WindowRecord) -> tuple[int, int]:
     assert window.opened_step is not None
     return window.opened_step, window.stop_step if window.closed_step is None else window.closed_step
 

@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from traceable.analysis.windows import ON_REQUEST, WHOLE_RUN, CaptureRequest, ProcessStatus, Window
 from traceable.errors import Message, TraceError
 from traceable.launch import processes, run_dir
 from traceable.protocol import untrusted
+from traceable.protocol.capture_request import ON_REQUEST, WHOLE_RUN, CaptureRequest, ProcessStatus
 from traceable.protocol.start_conditions import NO_CONDITIONS, Conditions, pluralize
+from traceable.protocol.windows import UNTIL_STOPPED, WindowRecord
 
 WINDOW_KEY = "window"
 """Key of the requested and captured windows in `run.json`."""
@@ -100,9 +101,7 @@ def _parse_conditions(window: dict[str, Any]) -> Conditions:
         return NO_CONDITIONS
 
 
-def _find_unmet_conditions(
-    conditions: Conditions, content: dict[str, Any], ended: int, requests: int
-) -> tuple[Message, ...]:
+def _find_unmet_conditions(conditions: Conditions, content: dict[str, Any], ended: int) -> tuple[Message, ...]:
     """Return a message for each condition that a process did not meet, with its progress."""
     if content.get("counted_from", 0) is not None:
         return ()
@@ -120,9 +119,6 @@ def _find_unmet_conditions(
         so_far = f"{waited_s or 0.0:.3g} of " if content["end"] else "fewer than "
         words = f"{so_far}{conditions.delay_s:g} s from {conditions.delay_origin} were over"
         unmet.append(Message("delay_not_over", words))
-    if requests < conditions.requests:
-        words = f"{requests} of {pluralize(conditions.requests, 'request')} were over"
-        unmet.append(Message("requests_not_over", words))
     if pause_s < conditions.idle_s:
         words = f"no step came after {conditions.idle_s:g} s without one (the longest was {pause_s:.3g} s)"
         unmet.append(Message("no_idle_pause", words))
@@ -172,10 +168,9 @@ def _load_status(path: Path, conditions: Conditions) -> ProcessStatus | None:
         return None
     if _STATUS.fullmatch(path.name) is None or content["schema"] != _SCHEMA:
         return None
-    begun, ended, requests = _read_step_counts(path.with_suffix(".steps")) or (
+    begun, ended = _read_step_counts(path.with_suffix(".steps")) or (
         content["steps"]["begun"],
         content["steps"]["ended"],
-        0,
     )
     process = content.get("process") or {}
     return ProcessStatus(
@@ -187,39 +182,24 @@ def _load_status(path: Path, conditions: Conditions) -> ProcessStatus | None:
         end=content["end"],
         windows=tuple(_parse_window(window, begun) for window in content["windows"]),
         counted_from=content.get("counted_from", 0),
-        unmet_conditions=_find_unmet_conditions(conditions, content, ended, requests),
+        unmet_conditions=_find_unmet_conditions(conditions, content, ended),
         first_range_wall_ns=content.get("first_range_wall_ns"),
     )
 
 
-def _read_step_counts(path: Path) -> tuple[int, int, int] | None:
-    """Return the numbers of steps begun, steps ended and requests, from the memory map that outlives the process."""
+def _read_step_counts(path: Path) -> tuple[int, int] | None:
+    """Return the numbers of steps begun and ended, from the memory map that outlives the process."""
     try:
-        begun, ended, requests = struct.unpack("<qqq", untrusted.read_file(path, 24).ljust(24, b"\0"))
+        begun, ended = struct.unpack("<qq", untrusted.read_file(path, 16).ljust(16, b"\0"))
     except OSError:
         return None
-    is_valid = all(0 <= count < untrusted.LATEST_NS for count in (begun, ended, requests))
-    return (begun, ended, requests) if is_valid else None
+    return (begun, ended) if all(0 <= count < untrusted.LATEST_NS for count in (begun, ended)) else None
 
 
-def _parse_window(content: dict[str, Any], begun: int) -> Window:
-    opened, closed = content["opened"] or {}, content["closed"] or {}
-    start, stop = content["start_step"], content["stop_step"]
-    if stop is None:  # open until stopped on request
-        stop = max(begun, start + 1)
-    return Window(
-        id=content["id"],
-        start_step=start,
-        stop_step=stop,
-        opened_step=opened.get("step"),
-        opened_wall_ns=opened.get("wall_ns"),
-        open_stall_ns=opened.get("stall_ns"),
-        closed_step=closed.get("step"),
-        closed_wall_ns=closed.get("wall_ns"),
-        close_stall_ns=closed.get("stall_ns"),
-        reason=closed.get("reason"),
-        error=closed.get("error"),
-    )
+def _parse_window(content: dict[str, Any], begun: int) -> WindowRecord:
+    window = WindowRecord.from_dict(content)
+    is_open_ended = window.stop_step == UNTIL_STOPPED
+    return window._replace(stop_step=max(begun, window.start_step + 1)) if is_open_ended else window
 
 
 def _format_end(end: dict[str, Any]) -> str | None:

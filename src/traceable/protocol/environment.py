@@ -83,7 +83,7 @@ GPU_DIR = "TRACEABLE_GPU_DIR"
 launcher, together with `TRACEABLE_TORCH`."""
 
 STEPS = "TRACEABLE_STEPS"
-"""Which steps are recorded, as `run --steps` takes them (`protocol/window_spec.py`): `10:30`, `10:12,50:52`,
+"""Which steps are recorded, as `run --steps` takes them (`protocol/windows.py`): `10:30`, `10:12,50:52`,
 `every:1000:5`."""
 
 GATE = "TRACEABLE_GATE"
@@ -92,14 +92,10 @@ the launcher."""
 
 WARMUP_STEPS = "TRACEABLE_WARMUP_STEPS"
 """How many steps to skip before the steps of a window are counted (`protocol/start_conditions.py`). Set by `run
---warmup-steps`, as the four below by the options of their names."""
+--warmup-steps`, as the three below by the options of their names."""
 
 DELAY = "TRACEABLE_DELAY"
 """How many seconds after its first range or step the windows of a process may begin; `start+10`: after its start."""
-
-AFTER_REQUEST = "TRACEABLE_AFTER_REQUEST"
-"""How many requests must have ended before windows may begin. Read when traceable is imported: ranges of the name
-`request` are counted from then on."""
 
 IDLE = "TRACEABLE_IDLE"
 """How long no step has begun before the step with which windows may begin, in seconds."""
@@ -107,7 +103,7 @@ IDLE = "TRACEABLE_IDLE"
 DURATION = "TRACEABLE_DURATION"
 """How long a window lasts at most, in seconds."""
 
-CONDITIONS = (WARMUP_STEPS, DELAY, AFTER_REQUEST, IDLE, DURATION)
+CONDITIONS = (WARMUP_STEPS, DELAY, IDLE, DURATION)
 """The variables of `protocol/start_conditions.py`."""
 
 STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"

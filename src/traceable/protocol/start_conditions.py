@@ -28,7 +28,6 @@ class Conditions(NamedTuple):
     Attributes:
         warmup_steps: how many steps must have ended.
         delay_s: how long ago the first range or step must have begun.
-        requests: how many requests must have ended (`annotation/request_counter.py`).
         idle_s: how long no step must have begun before the one with which windows may begin.
         duration_s: how long a window lasts at most. It ends with the step that is open then.
         delay_from_start: the delay is counted from the start of the process (`start+10`).
@@ -36,7 +35,6 @@ class Conditions(NamedTuple):
 
     warmup_steps: int = 0
     delay_s: float = 0.0
-    requests: int = 0
     idle_s: float = 0.0
     duration_s: float = 0.0
     delay_from_start: bool = False
@@ -44,7 +42,7 @@ class Conditions(NamedTuple):
     @property
     def has_start_condition(self) -> bool:
         """Whether windows have to wait for a condition."""
-        return bool(self.warmup_steps or self.delay_s or self.requests or self.idle_s)
+        return bool(self.warmup_steps or self.delay_s or self.idle_s)
 
     @property
     def need_steps(self) -> bool:
@@ -71,7 +69,6 @@ class Conditions(NamedTuple):
         clauses = [
             pluralize(self.warmup_steps, "warm-up step") if self.warmup_steps else "",
             f"{self.delay_s:g} s from {self.delay_origin}" if self.delay_s else "",
-            pluralize(self.requests, "request") if self.requests else "",
             f"{self.idle_s:g} s without a step" if self.idle_s else "",
         ]
         conditions = [clause for clause in clauses if clause]
@@ -84,7 +81,7 @@ def pluralize(number: int, thing: str) -> str:
 
 
 def parse_count(name: str, text: str) -> int:
-    """Read a number of steps or requests.
+    """Read a number of steps.
 
     Raises:
         UsageError: it is not a count; the text begins with `name`.
@@ -121,7 +118,6 @@ _FROM_START = "start+"
 _SOURCES: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "warmup_steps": (environment.WARMUP_STEPS, "--warmup-steps", parse_count),
     "delay_s": (environment.DELAY, "--delay", parse_seconds),
-    "requests": (environment.AFTER_REQUEST, "--after-request", parse_count),
     "idle_s": (environment.IDLE, "--idle", _parse_positive_seconds),
     "duration_s": (environment.DURATION, "--duration", _parse_positive_seconds),
 }
@@ -174,7 +170,7 @@ def load_conditions() -> Conditions:
     for name, text in read_environment().items():
         try:
             conditions = merge_conditions(conditions, parse_conditions({name: text}, by_option=False), (name,))
-        except UsageError as error:  # noqa: PERF203 - five at most
+        except UsageError as error:  # noqa: PERF203 - four at most
             variable = _SOURCES[name][0]
             environment.warn_once("variable_invalid", f"{variable} is ignored: {error.message}", key=variable)
     return conditions

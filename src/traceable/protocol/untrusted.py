@@ -383,19 +383,17 @@ def _describe_mismatch(value: Any, expected: str, where: str) -> str:
 
 _ARGV = [TEXT]
 _MESSAGE = {"code!": TEXT, "text!": TEXT}
-_PLACE = {"wall_ns!": COUNT, "step!": COUNT, "stall_ns": COUNT}
 _WINDOW = {
     "id!": TEXT,
     "start_step!": COUNT,
     "stop_step?": COUNT,
-    "opened?": _PLACE,
-    "closed?": {**_PLACE, "reason!": TEXT, "error": TEXT, "code": TEXT},
-    "requested_by": TEXT,
+    **dict.fromkeys(("opened_step?", "opened_wall_ns?", "open_stall_ns?"), COUNT),
+    **dict.fromkeys(("closed_step?", "closed_wall_ns?", "close_stall_ns?"), COUNT),
+    **dict.fromkeys(("reason?", "error?", "code?", "requested_by?"), TEXT),
 }
 _IDENTITY = {"name": TEXT, "start": TEXT, "program": TEXT, "role": TEXT, **dict.fromkeys(("rank", "world_size"), COUNT)}
 _CONDITIONS = {
     "warmup_steps": COUNT,
-    "requests": COUNT,
     **dict.fromkeys(("delay_s", "idle_s", "duration_s"), NUMBER),
     "delay_from_start": FLAG,
 }

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from traceable.analysis.units import format_count, format_duration
-from traceable.analysis.windows import CAPTURED, ON_REQUEST, WHOLE_RUN, CaptureResult, WindowOutcome
+from traceable.analysis.windows import CAPTURED, CaptureResult, WindowOutcome
 from traceable.errors import Message
+from traceable.protocol.capture_request import ON_REQUEST, WHOLE_RUN
 from traceable.report.text import escape_name
 
 _REPORTED_MIN_NS = 10_000_000

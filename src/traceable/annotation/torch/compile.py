@@ -76,16 +76,14 @@ def patch_dynamo() -> None:
     by_identity[id(ranges.annotate)] = _make_builder(_annotate)
     by_identity.update(dict.fromkeys(map(id, _VERBS), _make_builder(_nothing)))
     models: dict[Any, Any] = {counters.Counter: _build_no_op, domains.Domain: _build_no_op}
-    # Those that are counted are of classes of their own.
-    names = (None,) if engine.requests is None else (None, engine.requests.NAME)
-    for range_ in map(ranges.annotate, names):
-        models[type(range_)] = _build_no_op
-        for function in (_nothing, partial(_nothing), lru_cache(_nothing)):
-            wrapper: Any = engine.wrap(function, range_)
-            if type(wrapper) is FunctionType:
-                skip_frame(wrapper)  # so that what it calls is compiled, and inside of its range
-            elif wrapper is not function:
-                models[type(wrapper)] = _build_wrapped
+    range_ = ranges.annotate()
+    models[type(range_)] = _build_no_op
+    for function in (_nothing, partial(_nothing), lru_cache(_nothing)):
+        wrapper: Any = engine.wrap(function, range_)
+        if type(wrapper) is FunctionType:
+            skip_frame(wrapper)  # so that what it calls is compiled, and inside of its range
+        elif wrapper is not function:
+            models[type(wrapper)] = _build_wrapped
     for trace_numpy in (True, False):
         VariableBuilder._type_dispatch_impl(trace_numpy).update(models)
     if environment.is_torch_collector():

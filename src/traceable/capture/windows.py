@@ -1,0 +1,473 @@
+"""Opens and closes the windows of this process, on the thread that reaches their boundary.
+
+The gate starts and stops the profiler, which takes up to 1.3 s under nsys. No lock is held meanwhile: the thread that
+moves the gate is recorded, other threads that begin a step or have to move it wait until it is done, and requests and
+status reports wait for nothing. A stop that is requested while a window opens takes effect once it is open.
+
+A process that has taken no step, such as a data loader worker, follows the windows of its parent process, if the gate
+supports that. A failure here is reported once on stderr; the program runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from _thread import RLock, get_ident
+from threading import Condition
+
+from traceable.annotation import engine
+from traceable.annotation.ranges import annotate
+from traceable.capture import flight, gates, process
+from traceable.capture.schedule import NEVER, first_range
+from traceable.errors import Message, UsageError, code_of
+from traceable.protocol import environment
+from traceable.protocol.windows import Window, WindowRecord
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from traceable.capture.gates import Gate
+    from traceable.capture.schedule import Schedule, WindowRequest
+    from traceable.capture.status import Publisher
+    from traceable.capture.timer import Timer
+
+COMPLETE, EXIT, MISSED, FAILED, STOPPED, DURATION = "complete", "exit", "missed", "failed", "stopped", "duration"
+"""How a window ended: after its last step; with the process; never opened, since its steps had passed; its gate failed;
+on request; after its duration."""
+
+OPENING, OPEN, CLOSING = "opening", "open", "closing"
+"""The state of a window that was begun."""
+
+
+class ActiveWindow:
+    """A window from the begin of its opening to the end of its closing.
+
+    Args:
+        record: its requested steps.
+        synchronize: whether to wait for the GPU before it is opened and before it is closed.
+        publisher: its changes are recorded there.
+
+    Attributes:
+        record: what is known of it.
+        state: `opening`, `open` or `closing`.
+        reason: why it closes.
+    """
+
+    __slots__ = ("_marker", "_number", "_publisher", "_synchronize", "reason", "record", "state")
+
+    def __init__(self, record: WindowRecord, synchronize: bool, publisher: Publisher) -> None:
+        self.record = record
+        self.state = OPENING
+        self.reason = COMPLETE
+        self._synchronize = synchronize
+        self._publisher = publisher
+        self._marker = annotate(f"window {record.id}", None, environment.WINDOW_DOMAIN)
+        self._number = 0
+
+    def _update(self, **changes: Any) -> None:
+        self.record = self.record._replace(**changes)
+        self._publisher.windows[self.record.id] = self.record
+
+    def open(self, gate: Gate, step: int) -> bool:
+        """Open it before step `step`; return whether that succeeded."""
+        begun = time.perf_counter_ns()
+        try:
+            if self._synchronize:
+                _synchronize()
+            gate.open()
+            if engine.range_counts is not None:
+                engine.range_counts.set_recording(True)
+            self._number = self._marker._start()
+        except Exception as error:  # noqa: BLE001 - whatever CUDA or a library raises, the program goes on
+            code = code_of(error, "window_not_opened")
+            self._update(closed_step=step, closed_wall_ns=time.time_ns(), reason=FAILED, error=str(error), code=code)
+            environment.warn_once(code, f"the window {self._steps} was not opened: {error}", key="open")
+            return False
+        stall_ns = time.perf_counter_ns() - begun
+        self._update(opened_step=step, opened_wall_ns=time.time_ns(), open_stall_ns=stall_ns)
+        return True
+
+    def close(self, gate: Gate, step: int) -> None:
+        """Close it before step `step`. Its marker range ends within the capture, so that it is in the report."""
+        begun = time.perf_counter_ns()
+        problem = {}
+        try:
+            if self._synchronize:
+                _synchronize()
+            self._marker._end(self._number)
+            if engine.range_counts is not None:
+                engine.range_counts.set_recording(False)
+            gate.close()
+        except Exception as error:  # noqa: BLE001 - as above
+            problem = {"error": str(error), "code": code_of(error, "window_not_closed")}
+            message = f"the window {self._steps} was not closed properly: {error}"
+            environment.warn_once(problem["code"], message, key="close")
+        # A window requested while the program runs is as long as it has been open.
+        is_cut = self.reason == COMPLETE and self.record.requested_by is not None
+        self._update(
+            stop_step=step if is_cut else self.record.stop_step,
+            closed_step=step,
+            closed_wall_ns=time.time_ns(),
+            close_stall_ns=time.perf_counter_ns() - begun,
+            reason=self.reason,
+            **problem,
+        )
+
+    @property
+    def _steps(self) -> Window:
+        return Window(self.record.start_step, self.record.stop_step)
+
+
+def _synchronize() -> None:
+    from traceable.capture import cuda
+
+    cuda.find_runtime().synchronize()
+
+
+def _torch_gate() -> Gate:
+    from traceable.capture.torch_gate import TorchGate
+
+    return TorchGate()
+
+
+def _gpu_gate() -> Gate:
+    from traceable.capture.gpu_gate import GpuGate
+
+    return GpuGate()
+
+
+_GATES: dict[str, Callable[[], Gate]] = {
+    **{gate.name: gate for gate in (gates.NvtxGate, gates.CudaGate, gates.RecorderGate, gates.NoGate)},
+    "torch": _torch_gate,
+    "gpu": _gpu_gate,
+}
+"""By the values of `TRACEABLE_GATE`."""
+
+
+def make_gate() -> Gate:
+    """Return the gate of `TRACEABLE_GATE`, or the harmless default; `NoGate` in a process that is not recorded.
+
+    The launcher sets the variable for its collector. The default is the NVTX capture range, which has no effect unless
+    a profiler is configured for it.
+
+    Raises:
+        GateError: it can't work in this process.
+    """
+    if not process.is_selected():
+        return gates.NoGate()
+    name = os.environ.get(environment.GATE) or gates.NvtxGate.name
+    if name not in _GATES:
+        message = f"{environment.GATE}={name!r} is ignored; write one of {', '.join(_GATES)}"
+        environment.warn_once("variable_invalid", message, key=environment.GATE)
+        name = gates.NvtxGate.name
+    return _GATES[name]()
+
+
+class Windows:
+    """The gate of this process and the window that is open.
+
+    Args:
+        schedule: which windows begin when.
+        publisher: the windows and their state go there.
+        timer: closes windows after the launcher's duration; None without one.
+
+    Attributes:
+        lock: held for microseconds; guards the state here, the schedule, and the step that `counter` has open.
+        in_step: whether a step is open, or is about to open once the gate has moved.
+    """
+
+    def __init__(self, schedule: Schedule, publisher: Publisher, timer: Timer | None) -> None:
+        self._schedule = schedule
+        self._publisher = publisher
+        self._timer = timer
+        self._gate: Gate | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self.lock = RLock()
+        self._gate_moved = Condition(self.lock)
+        self._mover = 0
+        self.in_step = False
+        self._stopping: str | None = None
+        self._closes_at = NEVER
+        # Each process opens timed windows itself, and all windows from its first step on.
+        self._leads = self._schedule.whole
+        self._follows = False
+        if self._schedule.pending:
+            self.arm()
+
+    def restart(self) -> None:
+        """Start again in a forked child, with the gate armed if it was."""
+        is_armed, self._gate = self._gate is not None, None
+        self._start()
+        if is_armed:
+            self.arm()
+
+    # ---- at the boundaries between steps
+
+    def begin_step(self, index: int) -> None:
+        """Wait until the gate stands still, and open the window that contains step `index`, if there is one."""
+        if self._mover:
+            with self.lock:
+                self._wait_for_gate()
+        if not self._leads:
+            self._lead()
+        if index >= self._schedule.opens_at or self._schedule.requests:
+            self.open_due(index)
+
+    def end_step(self, count: int) -> ActiveWindow | None:
+        """Return the window that closes after `count` steps, for `close`; None for none. The lock is held."""
+        self.in_step = False
+        if count >= self._closes_at:
+            return self._claim_close(COMPLETE)
+        return self._claim_close(self._stopping) if self._stopping is not None else None
+
+    def open_due(self, index: int) -> None:
+        """Open the window that contains step `index`, if there is one; record those that have passed as missed."""
+        with self.lock:
+            self._wait_for_gate()
+            opening = self._claim_due(index)
+            if opening is None:
+                return
+            self._mover = get_ident()
+        is_open = False
+        try:
+            self._arm()
+            assert self._gate is not None
+            first_range.ignored_thread = get_ident()
+            is_open = opening.open(self._gate, index)
+        finally:
+            first_range.ignored_thread = 0
+            with self.lock:
+                opening.state = OPEN
+                self._closes_at = opening.record.stop_step
+                stopping = self._stopping
+                if not is_open:
+                    self._release(opening)
+                self._release_gate()
+                closing = self._close_at_boundary(stopping) if is_open and stopping is not None else None
+        self._publisher.write()
+        if closing is not None:
+            self.close(closing)
+        elif (
+            self._timer is not None
+            and self._schedule.conditions.duration_s
+            and is_open
+            and not opening.record.requested_by
+        ):
+            self._timer.call_later(self._schedule.conditions.duration_s, lambda: self.end_duration(opening))
+
+    def _claim_due(self, index: int) -> ActiveWindow | None:
+        """Return the window to open before step `index`, in the state `opening`; None for none."""
+        schedule = self._schedule
+        is_held_back = schedule.is_held_back(index)
+        while not is_held_back and schedule.pending is not None and schedule.pending[0].stop <= index:
+            missed = self._make_record(schedule.pending[0])._replace(
+                closed_step=index, closed_wall_ns=time.time_ns(), reason=MISSED
+            )
+            self._publisher.windows[missed.id] = missed
+            schedule.advance()
+        if self._publisher.active is not None:
+            return None
+        if not is_held_back and schedule.pending is not None and index >= schedule.pending[0].start:
+            window, synchronize = schedule.pending
+            opening = ActiveWindow(self._make_record(window), synchronize, self._publisher)
+            schedule.advance()
+        elif schedule.requests:
+            request = schedule.requests[0]
+            record = self._make_record(request.window(index), request.by)
+            opening = ActiveWindow(record, environment.read_flag(environment.WINDOW_SYNC), self._publisher)
+            request.window_id = record.id
+        else:
+            return None
+        self._publisher.windows[opening.record.id] = opening.record
+        self._publisher.active = opening
+        if opening.record.requested_by is not None:
+            schedule.requests.popleft()
+        return opening
+
+    def open_timed(self) -> None:
+        """Open the window of a program that takes no steps; once a step has begun, the next step opens it."""
+        with self.lock:
+            is_due = not self.in_step and not self._publisher.begun and self._schedule.pending is not None
+        if is_due:
+            self.open_due(0)
+
+    def _make_record(self, window: Window, requested_by: str | None = None) -> WindowRecord:
+        number = len(self._publisher.windows) + 1
+        return WindowRecord(f"{os.getpid()}-{number}", window.start, window.stop, requested_by=requested_by)
+
+    def close(self, closing: ActiveWindow) -> None:
+        """Close the window that `end_step` returned."""
+        try:
+            assert self._gate is not None
+            closing.close(self._gate, self._publisher.ended)
+        finally:
+            with self.lock:
+                self._release(closing)
+                self._release_gate()
+        self._publisher.write()
+
+    def _claim_close(self, reason: str) -> ActiveWindow | None:
+        """Return the open window, in the state `closing`, for `close`; None for none. The lock is held."""
+        active = self._publisher.active
+        if active is None or active.state != OPEN:
+            return None
+        active.state, active.reason = CLOSING, reason
+        self._mover = get_ident()
+        return active
+
+    def _close_at_boundary(self, reason: str) -> ActiveWindow | None:
+        """Return the open window for `close`; None where that waits for the end of the open step, or the opening."""
+        active = self._publisher.active
+        if self.in_step or (active is not None and active.state == OPENING):
+            self._stopping = reason
+            return None
+        return self._claim_close(reason)
+
+    def _release(self, window: ActiveWindow) -> None:
+        if self._publisher.active is window:
+            self._publisher.active = None
+            self._stopping = None
+            self._closes_at = NEVER
+
+    # ---- the gate, which one thread moves at a time
+
+    def _wait_for_gate(self) -> None:
+        """Wait until no other thread moves the gate. The lock is held, and released meanwhile."""
+        while self._mover not in (0, get_ident()):
+            self._gate_moved.wait()
+
+    def _release_gate(self) -> None:
+        self._mover = 0
+        self._gate_moved.notify_all()
+
+    @contextlib.contextmanager
+    def _moving_gate(self) -> Iterator[None]:
+        with self.lock:
+            self._wait_for_gate()
+            self._mover, before = get_ident(), self._mover
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._mover = before
+                self._gate_moved.notify_all()
+
+    def arm(self) -> None:
+        """Record only windows from now on, as far as this process controls it."""
+        if self._gate is None:
+            with self._moving_gate():
+                self._arm()
+
+    def _arm(self) -> None:
+        if self._gate is not None:
+            return
+        if engine.range_counts is not None:
+            engine.range_counts.set_gated()
+        try:
+            gate = make_gate()
+            self._follows = gate.arm(not self._leads)
+        except Exception as error:  # noqa: BLE001 - no recorder, or no free descriptor to load it
+            environment.warn_once(code_of(error, "windows_impossible"), f"no window can be opened: {error}")
+            gate = gates.NoGate()
+        self._gate = gate
+        self._publisher.gate = gate.name
+
+    def _lead(self) -> None:
+        """Stop following the parent process, at the first step."""
+        self._leads = True
+        if self._follows and self._gate is not None:
+            with self._moving_gate():
+                self._follows = self._gate.arm(False)
+
+    # ---- requests, from any thread
+
+    @property
+    def ungated(self) -> bool:
+        """Whether nsys records everything, whichever windows are opened here: then none is marked."""
+        return os.environ.get(environment.COLLECTOR) == "nsys" and not os.environ.get(environment.GATE)
+
+    def plan(self, window: Window, synchronize: bool) -> None:
+        """Add a window.
+
+        Raises:
+            ValueError: it overlaps another.
+        """
+        if self._schedule.launcher_request is not None:
+            reason = Message("launcher_decides", f"{self._schedule.launcher_request} has precedence")
+        elif self.ungated:
+            reason = gates.NSYS_NOT_GATED
+        elif flight.is_active():
+            reason = flight.NO_WINDOWS
+        else:
+            try:
+                with self.lock:
+                    self._schedule.add(window, synchronize)
+            except UsageError as error:
+                raise ValueError(error.message) from None
+            self.arm()
+            return
+        environment.warn_once(reason.code, f"traceable.window() has no effect: {reason}", key="window")
+
+    def request(self, request: WindowRequest) -> Message | None:
+        """Request a window that opens when the next step begins. A signal handler may call this too.
+
+        Returns:
+            None, or the reason of the rejection: a window is open or requested already.
+        """
+        if engine.disabled:
+            return Message("annotations_off", "annotations are off (TRACEABLE_DISABLE)")
+        with self.lock:
+            active, requests = self._publisher.active, self._schedule.requests
+            if active is not None and active.state != CLOSING:
+                since = f"a window is open since step {active.record.start_step}"
+                return Message("window_open", since + _format_requester(active.record.requested_by))
+            if requests:
+                return Message("window_requested", f"a window is already requested{_format_requester(requests[0].by)}")
+            requests.append(request)
+        return None
+
+    def stop(self) -> WindowRecord | None:
+        """Close the open window: at the end of the open step, or now if there is none. Withdraw the requests.
+
+        Between two steps this takes as long as the profiler takes to stop.
+
+        Returns:
+            The window, which may not be closed yet; None if none was open.
+        """
+        with self.lock:
+            while self._schedule.requests:
+                self._schedule.requests.popleft().withdrawn = True
+            active = self._publisher.active
+            if active is None or active.state == CLOSING:
+                self._publisher.notify()
+                return None
+            closing = self._close_at_boundary(COMPLETE if active.record.requested_by else STOPPED)
+        if closing is not None:
+            self.close(closing)
+        return active.record
+
+    def end_duration(self, window: ActiveWindow) -> None:
+        """Close a window whose time is up."""
+        with self.lock:
+            closing = self._close_at_boundary(DURATION) if self._publisher.active is window else None
+        if closing is not None:
+            self.close(closing)
+
+    def end(self, reason: str) -> None:
+        """Close the open window because the process ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+        with self.lock:
+            self._wait_for_gate()
+            closing = self._claim_close(reason)
+        if closing is not None:
+            self.close(closing)
+
+
+def _format_requester(requester: str | None) -> str:
+    return f", by {requester}" if requester else ""

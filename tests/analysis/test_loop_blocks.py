@@ -12,7 +12,6 @@ from tests.analysis.made import ACTIVE, DOMAIN, GENERATOR, NAMES, packed, rows_o
 from tests.analysis.messages import numbers
 
 from traceable.analysis.context import Context
-from traceable.analysis.findings import findings
 from traceable.analysis.loop_blocks import (
     find_blocked_coroutines,
     find_blocks,
@@ -20,7 +19,8 @@ from traceable.analysis.loop_blocks import (
     find_longest_instances,
     find_loop_segments,
 )
-from traceable.analysis.rules.evidence import Evidence, Finding
+from traceable.checks.performance import findings
+from traceable.checks.performance_rules.evidence import Evidence, Finding
 from traceable.errors import MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
@@ -180,7 +180,7 @@ def test_plain_generators_hold_no_loop() -> None:
 
 
 def rule_finds(evidence: Evidence) -> list[Finding]:
-    from traceable.analysis.rules.blocked_event_loop import BLOCKED_EVENT_LOOP
+    from traceable.checks.performance_rules.blocked_event_loop import BLOCKED_EVENT_LOOP
 
     return BLOCKED_EVENT_LOOP.find(evidence, {"block": 1, "share": 0})
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from traceable._native import find_recorder_library
-from traceable.checks import machine_facts
-from traceable.checks.machine_findings import STATES
+from traceable.checks import machine
+from traceable.checks.finding import STATES
 from traceable.collectors.nsys import install as nsys_install
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
@@ -47,7 +47,7 @@ def environ(tmp_path: Path, temporary: Path) -> dict[str, str]:
 @pytest.fixture
 def core() -> None:
     """Without the native core nsys 2022 and 2023 hear nothing: `doctor` then rightly says so."""
-    if "_core" in machine_facts.inspect_extensions().missing:
+    if "_core" in machine.inspect_extensions().missing:
         pytest.skip("the native core was not built")
 
 

@@ -18,7 +18,8 @@ import pytest
 
 import traceable
 from traceable.analysis import completeness
-from traceable.checks import diagnosis, diagnosis_case
+from traceable.checks import diagnosis
+from traceable.checks.case import open_case
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -72,7 +73,7 @@ def test_nsys_and_os_exit_have_one_cause_and_no_false_statement(nsys, run, tmp_p
     assert done.returncode == 3
     said = done.stderr + done.stdout
     assert re.search(rf"emitted 4000 ranges, and {4000 - recorded} .*\[{completeness.RANGES_MISSING}\]", said)
-    with diagnosis_case.open_case(out) as case:
+    with open_case(out) as case:
         found = diagnosis.diagnose(case)
     assert [one.cause for one in found.problems] == ["exec", completeness.RANGES_MISSING]
     assert str(4000 - recorded) in found.problems[1].message

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.checks.diagnosing import first
 from tests.conftest import absent
-from tests.launch.diagnosing import first
 
 APPLICATION = """
 import traceable

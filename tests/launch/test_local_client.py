@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.checks.diagnosing import diagnosed
 from tests.conftest import absent
-from tests.launch.diagnosing import diagnosed
 
 from traceable.launch import local_client
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from traceable.analysis.completeness import RANGES_MISSING
 from traceable.checks import gpu_rules, range_rules, recording_rules
-from traceable.checks.diagnosis_case import Case
+from traceable.checks.case import Case
 from traceable.checks.rule import CERTAINTIES, LOSSES, NOTHING, Finding, Rule, RuledOut
 from traceable.errors import Message, TraceError
 from traceable.launch import run_dir

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traceable.checks import disk_space, machine_checks, machine_facts, probes, self_test
-from traceable.checks.machine_findings import CheckResult, Finding, warning
+from traceable.checks import disk_space, machine, machine_checks, probes, self_test
+from traceable.checks.finding import CheckResult, Finding, warning
 from traceable.errors import TraceableError
 from traceable.launch import provenance, run_dir
 
@@ -122,19 +122,19 @@ class _Facts:
 
 
 def _gather(facts: _Facts, output: Path) -> None:
-    facts.probe("running", machine_facts.find_running_profilers)
+    facts.probe("running", machine.find_running_profilers)
     facts.probe("space", lambda: disk_space.probe_space(output))
-    facts.probe("extensions", machine_facts.inspect_extensions)
+    facts.probe("extensions", machine.inspect_extensions)
     facts.probe("nsys itself", probes.probe_nsys)
     facts.probe("nsys", lambda: _probe_nsys(facts))
     facts.probe("cuda", probes.probe_cuda)
     facts.probe("ncu", probes.probe_ncu)
-    facts.probe("python", machine_facts.inspect_python)
-    facts.probe("packages", machine_facts.inspect_packages)
-    facts.probe("machine", machine_facts.inspect_machine)
-    facts.probe("torch", machine_facts.inspect_torch)
-    facts.probe("driver", machine_facts.inspect_driver)
-    facts.probe("variables", machine_facts.inspect_environment)
+    facts.probe("python", machine.inspect_python)
+    facts.probe("packages", machine.inspect_packages)
+    facts.probe("machine", machine.inspect_machine)
+    facts.probe("torch", machine.inspect_torch)
+    facts.probe("driver", machine.inspect_driver)
+    facts.probe("variables", machine.inspect_environment)
     facts.probe("nvtx", lambda: provenance.get_package_version("nvtx"))
     facts.probe("nsys self-test", lambda: _run_self_test("nsys", facts) if facts.get("nsys").usable else None)
     facts.probe(

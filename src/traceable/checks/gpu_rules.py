@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from traceable.analysis.attribution import INHERITED, Coverage, Share
-from traceable.checks.diagnosis_case import NSYS, Case, find_traced_apis
+from traceable.checks.case import NSYS, Case, find_traced_apis
 from traceable.checks.rule import (
     CERTAIN,
     EVERYTHING,

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from traceable.analysis.units import format_bytes
 from traceable.checks.disk_space import OUTPUT_BYTES, SHARED_BYTES, SPACE_BYTES, TEMPORARY_BYTES, Folder, Space
-from traceable.checks.machine_facts import (
+from traceable.checks.finding import CheckResult, note, ok, problem, warning
+from traceable.checks.machine import (
     CAP_PERFMON,
     CAP_SYS_ADMIN,
     Driver,
@@ -22,7 +23,6 @@ from traceable.checks.machine_facts import (
     Torch,
     Variables,
 )
-from traceable.checks.machine_findings import CheckResult, note, ok, problem, warning
 from traceable.checks.probes import Cuda, Device, Nsys, Tool
 from traceable.checks.self_test import SelfTest
 from traceable.errors import Message

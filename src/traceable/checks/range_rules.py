@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from traceable.checks.diagnosis_case import NSYS, RECORDER, TORCH, Case, ProcessRecord, find_traced_apis
+from traceable.checks.case import NSYS, RECORDER, TORCH, Case, ProcessRecord, find_traced_apis
 from traceable.checks.rule import (
     CERTAIN,
     EVERYTHING,

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from traceable.analysis.windows import CAPTURED
-from traceable.checks.diagnosis_case import NONE, NSYS, RECORDER, TORCH, Case
-from traceable.checks.machine_facts import CAP_PERFMON, CAP_SYS_ADMIN
+from traceable.checks.case import NONE, NSYS, RECORDER, TORCH, Case
+from traceable.checks.machine import CAP_PERFMON, CAP_SYS_ADMIN
 from traceable.checks.rule import (
     CERTAIN,
     EVERYTHING,

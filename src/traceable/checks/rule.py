@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from traceable.checks.diagnosis_case import Case
+from traceable.checks.case import Case
 
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
 CERTAINTIES = (CERTAIN, LIKELY, POSSIBLE)

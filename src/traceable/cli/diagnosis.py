@@ -46,7 +46,8 @@ class RunDiagnosis:
             recording: what was read; None for nothing.
             problem: why nothing could be.
         """
-        from traceable.checks import diagnosis, diagnosis_case
+        from traceable.checks import diagnosis
+        from traceable.checks.case import build_run_case
         from traceable.errors import TraceError
 
         try:
@@ -54,9 +55,7 @@ class RunDiagnosis:
             if problem is not None:
                 found, _, remedy = problem.partition("; ")
                 error = TraceError(problem.code, found, remedy or "see `traceable help diagnosis`")
-            self._found = diagnosis.diagnose(
-                diagnosis_case.build_run_case(self._directory, recording, error), self._say
-            )
+            self._found = diagnosis.diagnose(build_run_case(self._directory, recording, error), self._say)
             content = diagnosis.diagnosis_to_dict(self._found)
             diagnosis.write_diagnosis(content, self._directory)
         except Exception as error:  # noqa: BLE001 - the profile is worth more than what is said of it
@@ -83,12 +82,13 @@ def report_diagnosis(path: Path, *, as_json: bool) -> int:
     Raises:
         TraceError: there is nothing of that name, or a run that is not over.
     """
-    from traceable.checks import diagnosis, diagnosis_case
+    from traceable.checks import diagnosis
+    from traceable.checks.case import open_case
     from traceable.cli.progress import Progress
 
     with Progress() as progress:
         progress(f"diagnosing {path}")
-        with diagnosis_case.open_case(path) as case:
+        with open_case(path) as case:
             found = diagnosis.diagnose(case)
         leaked = _leaks(path)
     if as_json:

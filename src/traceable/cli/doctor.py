@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traceable.checks import doctor
-from traceable.checks.machine_findings import STATES, Finding, worst_state
+from traceable.checks.finding import STATES, Finding, worst_state
 from traceable.cli import diagnosis
 from traceable.cli.console import print_line
 from traceable.cli.progress import Progress

@@ -352,7 +352,7 @@ def parse_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
             ) from None
     if thresholds:
         # The rules need numpy, which takes a tenth of a second to import.
-        from traceable.analysis.findings import resolve_thresholds
+        from traceable.checks.performance import resolve_thresholds
 
         resolve_thresholds(thresholds)
     return thresholds

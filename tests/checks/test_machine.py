@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from traceable.checks import disk_space, doctor, machine, machine_checks, probes
-from traceable.checks.finding import CheckResult
-from traceable.checks.machine import Driver, RunningProfilers, Torch
+from traceable.checks import doctor, machine, probes
+from traceable.checks.finding import Finding, Rule
+from traceable.checks.machine import Driver, Torch
 from traceable.checks.probes import Cuda, Device
+from traceable.collectors.running_profilers import RunningProfilers, find_running_profilers
 from traceable.protocol import environment
 
 # ---- the facts
@@ -73,24 +74,24 @@ def test_the_driver_is_read(root, line):
 
 def test_other_profilers_are_found_by_their_names(root):
     names = {7: "nv-hostengine", 30: "ncu", 4: "python3", 9: "ncurses", 11: "compute-sanitiz", 12: "nvidia-cuda-mps"}
-    found = machine.find_running_profilers(root({f"proc/{pid}/comm": f"{name}\n" for pid, name in names.items()}))
+    found = find_running_profilers(root({f"proc/{pid}/comm": f"{name}\n" for pid, name in names.items()}))
     assert found == RunningProfilers(((7, "nv-hostengine"), (11, "compute-sanitiz"), (30, "ncu")), True)
 
 
 def test_a_folder_is_checked_by_its_nearest_existing_parent(tmp_path):
     (tmp_path / "file").touch()
-    found = disk_space.probe_folder(tmp_path / "a" / "b", will_be_created=True)
+    found = machine.inspect_folder(tmp_path / "a" / "b", will_be_created=True)
     assert (found.nearest_existing, found.find_problem(0)) == (tmp_path, None)
-    absent = disk_space.probe_folder(tmp_path / "a", will_be_created=False).find_problem(0)
-    below = disk_space.probe_folder(tmp_path / "file" / "runs", will_be_created=True).find_problem(0)
+    absent = machine.inspect_folder(tmp_path / "a", will_be_created=False).find_problem(0)
+    below = machine.inspect_folder(tmp_path / "file" / "runs", will_be_created=True).find_problem(0)
     assert absent is not None and below is not None
     assert (absent.code, below.code) == ("folder_missing", "not_a_directory")
 
 
 def test_how_a_folder_is_mounted_is_seen(tmp_path):
     program = (
-        "from pathlib import Path; from traceable.checks.disk_space import probe_folder; "
-        f"folder = probe_folder(Path({str(tmp_path)!r}), will_be_created=False); "
+        "from pathlib import Path; from traceable.checks.machine import inspect_folder; "
+        f"folder = inspect_folder(Path({str(tmp_path)!r}), will_be_created=False); "
         "print(folder.noexec, folder.writable, folder.free_bytes)"
     )
     outputs = []
@@ -129,10 +130,10 @@ def test_an_extension_that_can_not_be_loaded_is_not_taken_for_one_that_works(tmp
     found = machine.inspect_extensions(tmp_path)
     assert [name for name, _ in found.broken] == ["_recorder"]
     assert "_recorder" not in found.missing and not found.has_recorder
-    said = machine_checks.check_extensions(found)
-    assert (said.state, said.message.code) == ("warning", "extension_not_loadable")
+    said = doctor.check_extensions(found)
+    assert (said.severity, said.code) == ("warning", "extension_not_loadable")
     assert "_recorder" in said.message
-    assert said.evidence["broken"] == {"_recorder": "file too short"}
+    assert said.data["broken"] == {"_recorder": "file too short"}
 
 
 CUDA_LIBRARY = """
@@ -174,10 +175,10 @@ def test_a_probe_that_times_out_is_reported_and_killed(tmp_path, monkeypatch):
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(doctor, "SECONDS", 1.0)
-    said = {finding.name: finding.result for finding in doctor.run_checks(tmp_path)}
-    assert (said["ncu"].state, said["ncu"].message.code) == ("warning", "check_timed_out")
+    said = {finding.check: finding for finding in doctor.run_checks(tmp_path)}
+    assert (said["ncu"].severity, said["ncu"].code) == ("warning", "check_timed_out")
     assert " 1 s" in said["ncu"].message
-    assert (said["nsys"].state, said["nsys"].message.code) == ("problem", "nsys_unusable")
+    assert (said["nsys"].severity, said["nsys"].code) == ("problem", "nsys_unusable")
     assert "nsys capture" not in said
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
@@ -185,14 +186,14 @@ def test_a_probe_that_times_out_is_reported_and_killed(tmp_path, monkeypatch):
 
 
 def test_a_fault_of_a_check_hides_no_other(tmp_path, monkeypatch):
-    def faulty(_facts: object) -> CheckResult:
+    def faulty(_facts: object) -> Finding:
         raise ZeroDivisionError("division by zero")
 
-    checks = (("python", faulty, ("python",)), ("output", machine_checks.check_output_folder, ("space",)))
-    monkeypatch.setattr(doctor, "CHECKS", checks)
+    rules = (Rule("python", faulty, ("python",)), Rule("output", doctor.check_output_folder, ("space",)))
+    monkeypatch.setattr(doctor, "RULES", rules)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
     first, second = doctor.run_checks(tmp_path)
-    assert (first.result.state, first.result.message.code) == ("warning", "check_failed")
-    assert "ZeroDivisionError: division by zero" in first.result.message
-    assert second.result.evidence["path"] == str(tmp_path)
+    assert (first.severity, first.code) == ("warning", "check_failed")
+    assert "ZeroDivisionError: division by zero" in first.message
+    assert second.data["path"] == str(tmp_path)

@@ -22,8 +22,9 @@ from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
 from traceable.analysis.table import Table, objects
 from traceable.cli.profile import add_view_arguments, show_profile
 from traceable.errors import TraceableError
+from traceable.report.page import Page
 from traceable.report.row_filter import RowFilter
-from traceable.report.terminal import Page, write_view
+from traceable.report.terminal import write_view
 from traceable.report.views import VIEWS
 from traceable.trace.model import NULL
 

@@ -1,74 +1,144 @@
-"""The result of a check of `traceable doctor`: its state, a message, and the fix. Nothing is checked here.
+"""One finding, the rules that return it, and its text and JSON.
 
-- `ok`: nothing is missing, or only what this machine does not have anyway;
-- `note`: something is missing that only a certain option or another package needs; a default run is complete;
-- `warning`: runs are recorded, but something is missing from them, is slower, or may fail later;
-- `problem`: something installed or requested does not work, and a run would fail or lose its recording.
+Everything that can be wrong is a `Finding`: with this machine (`doctor.py`), with a run and its recording
+(`diagnosis.py`), and with the performance of the program (`performance.py`). Its severity means, for each of them:
+
+- `ok`: nothing is missing, or only what this machine does not have anyway; the cause is ruled out.
+- `note`: only a certain option or another package needs what is missing; nothing is missing from the recording; a
+  statement about performance without a bound.
+- `warning`: runs are recorded, but something is missing from them, is slower, or may fail later; part of the recording
+  is missing; time can be saved.
+- `problem`: something installed or requested does not work, and a run would fail or lose its recording; all of the
+  recording is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-from traceable.errors import Message
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
-STATES = {OK: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
-"""Best first, each with the exit code where it is the worst."""
+SEVERITIES = (OK, NOTE, WARNING, PROBLEM)
+"""Best first."""
 
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The result of one check.
-
-    Attributes:
-        state: one of `STATES`.
-        message: one line, with its code.
-        fix: what to do, as an imperative clause; None if nothing.
-        evidence: the facts behind it, fit for JSON.
-    """
-
-    state: str
-    message: Message
-    fix: str | None = None
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
+CERTAINTIES = (CERTAIN, LIKELY, POSSIBLE)
+"""`certain`: measured, reported by the component at fault, or nothing else leaves such traces. `likely`: the usual
+cause of the symptoms. `possible`: present, but perhaps without consequences."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the output.
+    """What a rule found.
 
     Attributes:
-        name: of the check. One with several results has several lines.
-        result: its result.
+        code: stable, whatever the message becomes.
+        message: a sentence without a full stop.
+        fix: what to do, as an imperative clause; None if nothing.
+        severity: one of `SEVERITIES`.
+        evidence: the facts behind it, a clause each.
+        certainty: one of `CERTAINTIES`.
+        data: the facts behind it for programs, fit for JSON, with units in their names.
+        check: name of the rule; set when the rule is run.
+    """
+
+    code: str
+    message: str
+    fix: str | None = None
+    severity: str = PROBLEM
+    evidence: tuple[str, ...] = ()
+    certainty: str = CERTAIN
+    data: Mapping[str, Any] = field(default_factory=dict)
+    check: str = ""
+
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        """The finding, fit for JSON."""
+        return {
+            "check": self.check,
+            "severity": self.severity,
+            "code": self.code,
+            "certainty": self.certainty,
+            "message": str(self.message),
+            "fix": self.fix,
+            "evidence": list(self.evidence),
+            "data": dict(self.data),
+        }
+
+
+def ok(code: str, message: str, **data: Any) -> Finding:
+    """Return a finding for which nothing has to be done."""
+    return Finding(code, message, None, OK, data=data)
+
+
+def note(code: str, message: str, fix: str, **data: Any) -> Finding:
+    """Return a finding about something missing that a run with default options never needs."""
+    return Finding(code, message, fix, NOTE, data=data)
+
+
+def warning(code: str, message: str, fix: str, **data: Any) -> Finding:
+    """Return a finding about something that runs will lack."""
+    return Finding(code, message, fix, WARNING, data=data)
+
+
+def problem(code: str, message: str, fix: str, **data: Any) -> Finding:
+    """Return a finding about something that does not work."""
+    return Finding(code, message, fix, PROBLEM, data=data)
+
+
+def rule_out(reason: str) -> Finding:
+    """Return the finding of a rule whose cause is ruled out, by the fact that rules it out."""
+    return ok("ruled_out", reason)
+
+
+RuleResult: TypeAlias = Finding | Sequence[Finding] | None
+"""None: the rule does not apply, or the facts that it needs are not known."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One check of the machine, or one cause in the diagnosis of a run.
+
+    Attributes:
+        name: stable. A finding may have a more exact code.
+        evaluate: a pure function from facts to findings.
+        needs: names of the facts that it takes, in that order; empty for the diagnosis, whose rules take a `Case`.
     """
 
     name: str
-    result: CheckResult
+    evaluate: Callable[..., RuleResult]
+    needs: tuple[str, ...] = ()
+
+    def run(self, *facts: Any) -> tuple[Finding, ...]:
+        """Return the findings; empty if the rule does not apply."""
+        result = self.evaluate(*facts)
+        findings = (result,) if isinstance(result, Finding) else result or ()
+        return tuple(replace(finding, check=self.name) for finding in findings)
 
 
-def ok(code: str, message: str, **evidence: Any) -> CheckResult:
-    """Return a result for which nothing has to be done."""
-    return CheckResult(OK, Message(code, message), None, evidence)
+def worst_severity(findings: Iterable[Finding]) -> str:
+    """Return the worst severity of all findings."""
+    return max((finding.severity for finding in findings), key=SEVERITIES.index, default=OK)
 
 
-def note(code: str, message: str, fix: str, **evidence: Any) -> CheckResult:
-    """Return a result about something missing that a run with default options never needs."""
-    return CheckResult(NOTE, Message(code, message), fix, evidence)
+def format_findings(
+    findings: Sequence[Finding], columns: Sequence[Sequence[str]], *, brief: bool = False
+) -> Iterator[tuple[list[str], str]]:
+    """Yield the lines of findings: the cells on the left, padded, and the text next to them, which may be wrapped.
 
-
-def warning(code: str, message: str, fix: str, **evidence: Any) -> CheckResult:
-    """Return a result about something that runs will lack."""
-    return CheckResult(WARNING, Message(code, message), fix, evidence)
-
-
-def problem(code: str, message: str, fix: str, **evidence: Any) -> CheckResult:
-    """Return a result about something that doesn't work."""
-    return CheckResult(PROBLEM, Message(code, message), fix, evidence)
-
-
-def worst_state(findings: Iterable[Finding]) -> str:
-    """Return the worst state of all findings."""
-    return max((finding.result.state for finding in findings), key=list(STATES).index, default=OK)
+    Args:
+        findings: are printed in this order.
+        columns: the cells of each finding.
+        brief: print the message only.
+    """
+    widths = [max(map(len, cells)) for cells in zip(*columns, strict=True)]
+    for finding, cells in zip(findings, columns, strict=True):
+        code = "" if brief or finding.severity == OK else f" [{finding.code}]"
+        yield [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)], f"{finding.message}{code}"
+        details = [
+            *(f"evidence: {fact}" for fact in finding.evidence),
+            *([f"fix: {finding.fix}"] if finding.fix else []),
+        ]
+        for line in [] if brief else details:
+            yield [" " * width for width in widths], line

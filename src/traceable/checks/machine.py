@@ -1,7 +1,7 @@
-"""The facts for `traceable doctor` that are cheap to read: from the interpreter, /proc and files of this machine.
+"""Facts about this machine that need no other program: interpreter, packages, system, driver, folders.
 
-No process is started and nothing is written. `probes.py` and `self_test.py` start processes; `machine_checks.py`
-decides what a fact means. Where a function takes `root`, that folder replaces `/`.
+Nothing is written or evaluated here: the rules are in `doctor.py`, and `probes.py` has the facts that need other
+programs. Where a function takes `root`, that folder replaces `/`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib.util
 import os
 import platform
 import re
+import resource
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -21,7 +22,10 @@ from pathlib import Path
 
 import traceable
 from traceable import _native
+from traceable.analysis.units import format_bytes
 from traceable.collectors import gpu_device
+from traceable.collectors.nsys import privacy
+from traceable.errors import Message
 from traceable.launch.provenance import get_package_version
 from traceable.protocol import environment
 
@@ -39,13 +43,15 @@ CAP_SYS_ADMIN, CAP_PERFMON = 21, 38
 FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_site": "-S"}
 """Options of the interpreter that keep `sitecustomize`, and with it annotations from outside, out of a program."""
 
-PROFILERS = re.compile(
-    r"nsys(-launcher|-ui)?|ncu(-ui)?|nv-nsight-cu(-cli)?|nv-hostengine|dcgm-exporter|dcgmproftester\d*|dynolog"
-    r"|nvprof|cuda-gdb|compute-sanitiz"
-)
-"""Names of processes that profile GPUs, or use what profilers need, in the 15 characters that Linux stores."""
+SPACE_BYTES = 10**9
+"""Less than this is a warning: nsys writes hundreds of MB a minute for a busy program."""
 
-MPS = "nvidia-cuda-mps"
+TEMPORARY_BYTES = 4 << 20
+SHARED_BYTES = 2 << 20
+"""With less, nsys does not start the program: 2022.4.2 needs 3 MB for temporary files, and 2 MB of /dev/shm."""
+
+OUTPUT_BYTES = 1 << 20
+"""With less, not even an empty run fits."""
 
 _CGROUPS = {"kubepods": "Kubernetes", "docker": "Docker", "libpod": "Podman", "containerd": "containerd", "lxc": "LXC"}
 
@@ -182,16 +188,74 @@ class Variables:
 
 
 @dataclass(frozen=True)
-class RunningProfilers:
-    """Processes that may interfere, including those of other users where /proc shows them.
+class Folder:
+    """A folder to write to, which may not exist yet.
 
     Attributes:
-        profilers: pid and name of each whose name is one of `PROFILERS`.
-        mps: whether CUDA's multi-process service runs.
+        path: the folder.
+        nearest_existing: the folder itself, or its nearest parent that exists.
+        exists: whether `nearest_existing` exists; False if the folder itself must exist and does not.
+        is_directory: whether `nearest_existing` is a folder.
+        writable: whether this process may write there.
+        noexec: whether it is mounted noexec.
+        free_bytes, free_files: what this user may still write there.
     """
 
-    profilers: tuple[tuple[int, str], ...]
-    mps: bool
+    path: Path
+    nearest_existing: Path
+    exists: bool
+    is_directory: bool
+    writable: bool
+    noexec: bool
+    free_bytes: int
+    free_files: int
+
+    @property
+    def free_text(self) -> str:
+        """How much is free, as text."""
+        return f"{format_bytes(self.free_bytes)} free"
+
+    def find_problem(self, least_bytes: int) -> Message | None:
+        """Return why it can't be used for recordings, as the end of a sentence; None if it can."""
+        if not self.exists:
+            return Message("folder_missing", "does not exist")
+        if not self.is_directory:
+            return Message("not_a_directory", "is not a folder")
+        if not self.writable:
+            return Message("folder_not_writable", "is not writable")
+        if self.free_bytes < least_bytes:
+            return Message("no_space", f"has {self.free_text}")
+        return Message("no_inodes", "has no free inodes") if not self.free_files else None
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where recordings and temporary files are written.
+
+    Attributes:
+        temporary: where nsys stores its data until the program ends.
+        temporary_variable: the variable that names it; None for the system default.
+        fallback: the folder that `traceable run` makes nsys use instead; None if none is needed or available.
+        output: where run directories go.
+        shared: /dev/shm.
+        file_limit_bytes: RLIMIT_FSIZE; None for no limit.
+    """
+
+    temporary: Folder
+    temporary_variable: str | None
+    output: Folder
+    shared: Folder
+    file_limit_bytes: int | None
+    fallback: Path | None = None
+
+    @property
+    def shortages(self) -> dict[str, bool]:
+        """Whether nsys can't record for lack of space, by the name of the check."""
+        return {
+            "temporary": self.temporary.find_problem(TEMPORARY_BYTES) is not None,
+            "shared memory": self.shared.find_problem(SHARED_BYTES) is not None,
+            "output": self.file_limit_bytes is not None and self.file_limit_bytes < SPACE_BYTES,
+        }
 
 
 def inspect_python() -> Python:
@@ -216,7 +280,7 @@ def inspect_extensions(folder: Path | None = None) -> Extensions:
     foreign = tuple(name for name in missing if any(folder.glob(f"{name}.*.so")))
     broken = tuple((name, why) for name in EXTENSIONS if name in built and (why := _find_load_error(built[name])))
     return Extensions(
-        get_package_version("traceable") or _describe_source(),
+        get_package_version("traceable") or f"of {Path(traceable.__file__).parent}",
         missing,
         foreign,
         environment.read_flag(environment.PURE),
@@ -253,13 +317,14 @@ def inspect_machine(root: Path = ROOT) -> Machine:
     """Return the facts of the system below `root`."""
     kernel_version = _read(root / "proc/version") or ""
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status") or "", re.MULTILINE)
+    paranoid = _read(root / "proc/sys/kernel/perf_event_paranoid") or ""
     return Machine(
         platform.system(),
         platform.release(),
         "microsoft" in kernel_version.lower() or (root / "dev/dxg").exists(),
         _container(root, os.environ),
         int(capabilities[1], 16) if capabilities else None,
-        _number(_read(root / "proc/sys/kernel/perf_event_paranoid")),
+        int(paranoid) if re.fullmatch(r"-?\d+\n?", paranoid) else None,
     )
 
 
@@ -284,21 +349,55 @@ def inspect_driver(root: Path = ROOT) -> Driver:
     return Driver(module[1] if module else None, devices, admin_only[1] != "0" if admin_only else None)
 
 
-def find_running_profilers(root: Path = ROOT) -> RunningProfilers:
-    """Return which processes below `root` profile, except this one and its parent."""
-    names = {}
-    for entry in root.glob("proc/[0-9]*"):
-        name = (_read(entry / "comm") or "").strip()
-        if name and int(entry.name) not in (os.getpid(), os.getppid()):
-            names[int(entry.name)] = name
-    profilers = sorted((pid, name) for pid, name in names.items() if PROFILERS.fullmatch(name))
-    return RunningProfilers(tuple(profilers), MPS in names.values())
-
-
 def inspect_environment() -> Variables:
     """Return the environment of this process."""
     injection_exists = os.access(os.environ.get(environment.NVTX_INJECTION, ""), os.F_OK)
     return Variables(dict(os.environ), environment.read_flag(environment.DISABLE), injection_exists)
+
+
+def inspect_space(output: Path) -> Space:
+    """Return the facts of the folders that are written to.
+
+    Args:
+        output: the output directory of runs.
+    """
+    variable = next((name for name in ("TMPDIR", "TMP", "TEMP") if os.environ.get(name)), None)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    usual = Path(os.environ[variable] if variable else "/tmp")
+    return Space(
+        inspect_folder(usual, will_be_created=False),
+        variable,
+        inspect_folder(output, will_be_created=True),
+        inspect_folder(Path("/dev/shm"), will_be_created=False),
+        None if limit == resource.RLIM_INFINITY else limit,
+        privacy.find_temporary_folder(usual, output.absolute()),
+    )
+
+
+def inspect_folder(path: Path, *, will_be_created: bool) -> Folder:
+    """Return the facts of a folder.
+
+    Args:
+        path: the folder.
+        will_be_created: it is created if it does not exist; otherwise it must exist.
+    """
+    path = path.absolute()
+    existing = next(one for one in (path, *path.parents) if os.path.lexists(one)) if will_be_created else path
+    try:
+        stats = os.statvfs(existing)
+    except OSError:
+        return Folder(path, existing, os.path.lexists(existing), False, False, False, 0, 0)
+    return Folder(
+        path,
+        existing,
+        True,
+        existing.is_dir(),
+        os.access(existing, os.W_OK | os.X_OK) and not stats.f_flag & os.ST_RDONLY,
+        bool(stats.f_flag & os.ST_NOEXEC),
+        stats.f_bavail * stats.f_frsize,
+        # Some file systems (btrfs, overlay on it) don't count files and report 0 of 0.
+        stats.f_favail if stats.f_files else sys.maxsize,
+    )
 
 
 def _container(root: Path, variables: Mapping[str, str]) -> str | None:
@@ -313,17 +412,6 @@ def _container(root: Path, variables: Mapping[str, str]) -> str | None:
     if (root / ".dockerenv").exists():
         return "Docker"
     return variables.get("container") or None
-
-
-def _describe_source() -> str:
-    return f"of {Path(traceable.__file__).parent}"
-
-
-def _number(text: str | None) -> int | None:
-    try:
-        return int(text or "")
-    except ValueError:
-        return None
 
 
 def _read(path: Path) -> str | None:

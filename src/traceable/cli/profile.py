@@ -125,8 +125,8 @@ def print_ranges(
         table = recording.profile.names if by == "name" else recording.profile.ranges
         write_output(arguments.csv, to_csv(choice.rows(table, DEFAULT_SORT), table.columns, arguments.raw), stream)
     if has_table_output(arguments):
+        from traceable.report.page import Page
         from traceable.report.terminal import (
-            Page,
             write_header,
             write_largest_findings,
             write_notes,

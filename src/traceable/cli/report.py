@@ -551,7 +551,8 @@ def _print_tables(
 ) -> None:
     """Print the ranges, where they are requested, and the other views."""
     from traceable.report.document import build_header
-    from traceable.report.terminal import Page, write_header, write_notes, write_ranges, write_view
+    from traceable.report.page import Page
+    from traceable.report.terminal import write_header, write_notes, write_ranges, write_view
 
     many = ranges is not None
     report = build_header(recording)
@@ -597,7 +598,7 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
     from traceable.recording import load, normalize_names
     from traceable.report.compare import build_comparison, write_comparison
     from traceable.report.document import build_header, to_json
-    from traceable.report.terminal import Page
+    from traceable.report.page import Page
 
     keep_freed_memory()
     with Progress() as progress:

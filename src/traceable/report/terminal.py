@@ -6,12 +6,10 @@ text with every column. Whatever a name holds, it can't steer the terminal.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TextIO
+from typing import Any
 
 from traceable.analysis.attribution import INFERRED
 from traceable.analysis.pauses import LOOP_DOMAIN
@@ -19,12 +17,12 @@ from traceable.analysis.profile import OUTLIVES, RangeProfile
 from traceable.analysis.table import Table
 from traceable.analysis.units import format_count, format_duration, format_percent, format_timestamp
 from traceable.errors import Message
-from traceable.protocol.environment import escape_unprintable
 from traceable.report import flight, overhead, windows
 from traceable.report.columns import Column, format_column, is_worth_showing
-from traceable.report.layout import GAP, Cells, get_line_width, layout_columns, wrap_text
+from traceable.report.layout import Cells
+from traceable.report.page import Page
 from traceable.report.row_filter import DEFAULT_SORT, Row, RowFilter
-from traceable.report.text import escape_name, escape_unencodable, format_line, measure_width, message_from_dict
+from traceable.report.text import escape_name, format_line, message_from_dict
 from traceable.report.views import (
     COUNTER_COLUMNS,
     FINDINGS,
@@ -45,10 +43,6 @@ _OUTSIDE_MAX = 5
 _LEAST_OUTSIDE = 0.01
 """From which share of its time in no range on a thread is shown."""
 
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
-_NARROWEST_TEXT = 20
-"""In how many cells at least a text is wrapped: with less next to other cells, it begins a line of its own."""
-
 NO_RANGES = Message(
     "no_ranges_recorded", "no ranges were recorded: annotate the program; with nsys, add nvtx to --trace"
 )
@@ -60,64 +54,6 @@ _REASONS = {
     "outside_ranges": "operations launched by threads that had no range open",
     "several_threads": "operations that several threads with an open range may have caused",
 }
-
-
-class Page:
-    """Where a report is printed.
-
-    Args:
-        stream: a terminal, a file or a pipe.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._width = get_line_width(stream)
-        self._bold = stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-
-    def line(self, text: str = "") -> None:
-        """Print a line, with escapes for what can't be printed."""
-        self._stream.write(self._writable(text) + "\n")
-
-    def heading(self, text: str) -> None:
-        """Print a line above a table."""
-        text = self._writable(text)
-        self._stream.write((f"{_BOLD}{text}{_PLAIN}" if self._bold else text) + "\n")
-
-    def table(self, columns: Sequence[Cells]) -> None:
-        """Print a table, as wide as the terminal at most; below it what its marks mean, and which columns don't fit."""
-        written = [replace(column, lines=list(map(self._writable, column.lines))) for column in columns]
-        (first, *rest), shown = layout_columns(written, self._width)
-        self.heading(first)
-        for line in rest:
-            self._stream.write(line + "\n")
-        for mark in dict.fromkeys(mark for column in shown for mark in column.marks):
-            self.paragraph([], mark)
-        hidden = [column.heading.strip() for column in written if not any(column is one for one in shown)]
-        if hidden:
-            self.paragraph([], f"hidden columns: {', '.join(hidden)}; set COLUMNS=200 to show more, --csv has all")
-
-    def paragraph(self, first: Sequence[str], text: str) -> None:
-        """Print a text, wrapped where there is a width to keep, after cells that are in its first line only.
-
-        Args:
-            first: the cells, already padded; as wide as they are, further lines are indented.
-            text: what is wrapped; never cut.
-        """
-        prefix = "".join(cell + " " * GAP for cell in map(self._writable, first))
-        text = self._writable(text)
-        indent = measure_width(prefix)
-        if self._width is not None and self._width - indent < _NARROWEST_TEXT:
-            prefix, indent = prefix.rstrip(), 0
-            if prefix:
-                self._stream.write(prefix + "\n")
-                prefix = ""
-        lines = [text] if self._width is None else wrap_text(text, max(1, self._width - indent))
-        for line in lines:
-            self._stream.write(f"{prefix}{line}".rstrip() + "\n")
-            prefix = " " * indent
-
-    def _writable(self, text: str) -> str:
-        return escape_unencodable(escape_unprintable(text), getattr(self._stream, "encoding", None))
 
 
 def write_header(page: Page, report: Mapping[str, Any], title: str) -> None:

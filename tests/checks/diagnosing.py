@@ -6,6 +6,7 @@ from pathlib import Path
 
 from traceable.checks import diagnosis
 from traceable.checks.case import open_case
+from traceable.checks.finding import Finding
 
 STEPS = "import traceable\nfor _ in traceable.steps(range(6)):\n    with traceable.annotate('work'): pass\n"
 
@@ -17,5 +18,5 @@ def diagnosed(path: Path) -> diagnosis.Diagnosis:
     return found
 
 
-def first(path: Path) -> diagnosis.Finding:
+def first(path: Path) -> Finding:
     return diagnosed(path).findings[0]

@@ -119,7 +119,7 @@ def test_a_healthy_run_says_nothing_and_keeps_what_was_ruled_out(healthy):
     out, said = healthy
     assert "fix:" not in said
     kept = json.loads((out / "run.json").read_text())["diagnosis"]
-    ruled_out = {one["cause"] for one in kept["ruled_out"]}
+    ruled_out = {one["check"] for one in kept["ruled_out"]}
     assert {
         "nothing_annotated",
         "forked_child",
@@ -138,18 +138,18 @@ def test_nothing_is_annotated(collector, run, tmp_path):
     (line,) = (line for line in done.stderr.splitlines() if line.endswith(" [nothing_annotated]"))
     assert line.startswith("traceable: likely: ")
     assert "with traceable.annotate(" in done.stderr[done.stderr.index("fix: ") :]
-    assert first(tmp_path / "out").cause == "nothing_annotated"
+    assert first(tmp_path / "out").code == "nothing_annotated"
 
 
 def test_ranges_in_a_forked_child_alone(nsys, run, tmp_path):
     run("nsys", FORKED)
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty, found.loss) == ("forked_child", "likely", "everything")
+    assert (found.code, found.certainty, found.severity) == ("forked_child", "likely", "problem")
 
 
 def test_workers_that_only_load_data_are_no_cause(nsys, run, tmp_path):
     run("nsys", FORKED.replace('with traceable.annotate("in the child"): pass', "pass") + WORK)
-    by_cause = {one.cause: one for one in diagnosed(tmp_path / "out").findings}
+    by_cause = {one.code: one for one in diagnosed(tmp_path / "out").findings}
     # On a busy machine nsys may hear nothing at all.
     assert by_cause["forked_child"].certainty == ("likely" if "nsys_never_attached" in by_cause else "possible")
 
@@ -165,7 +165,7 @@ def test_ranges_before_an_exec(nsys, run, tmp_path):
     done = run("nsys", REPLACED)
     assert "[exec]" in done.stderr
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty, found.loss) == ("exec", "likely", "everything")
+    assert (found.code, found.certainty, found.severity) == ("exec", "likely", "problem")
 
 
 @pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
@@ -174,7 +174,7 @@ def test_a_child_without_the_environment(collector, run, tmp_path):
     done = run(collector, SCRUBBED)
     assert "[environment_scrubbed]" in done.stderr
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty, found.loss) == ("environment_scrubbed", "likely", "everything")
+    assert (found.code, found.certainty, found.severity) == ("environment_scrubbed", "likely", "problem")
     assert found.evidence[0].endswith(" TRACEABLE_RUN_DIR")
 
 
@@ -182,14 +182,14 @@ def test_a_child_without_the_environment(collector, run, tmp_path):
 def test_a_child_without_the_variables_of_the_collector(collector, run, tmp_path):
     run(collector, WITHOUT_INJECTION)
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty) == ("environment_scrubbed", "certain")
+    assert (found.code, found.certainty) == ("environment_scrubbed", "certain")
     assert any(one.endswith(" unheard") for one in found.evidence)
 
 
 def test_a_program_that_fails_before_it_does_anything(run, tmp_path):
     run("recorder", "import traceable, nowhere\nwith traceable.annotate('work'): pass\n")
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty) == ("program_failed", "likely")
+    assert (found.code, found.certainty) == ("program_failed", "likely")
     assert any("ModuleNotFoundError" in one for one in found.evidence)
 
 
@@ -197,16 +197,16 @@ def test_the_nvtx_package_is_silent_under_this_nsys(nsys, run, tmp_path):
     run("nsys", SILENT)
     if json.loads((tmp_path / "out" / "report.json").read_text())["ranges"]:
         pytest.skip("this nsys hears this nvtx package")
-    assert first(tmp_path / "out").cause == "nvtx_package_incompatible"
+    assert first(tmp_path / "out").code == "nvtx_package_incompatible"
     # The same of the bare report, which has no manifest.
-    assert first(next((tmp_path / "out").glob("*.nsys-rep"))).cause == "nvtx_package_incompatible"
+    assert first(next((tmp_path / "out").glob("*.nsys-rep"))).code == "nvtx_package_incompatible"
 
 
 def test_a_capture_range_whose_string_is_not_registered(nsys, run, tmp_path):
     waits = "-c nvtx -p unregistered --capture-range-end=stop --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
     done = run("nsys", UNREGISTERED, "--nsys-args", waits)
     assert "[unregistered_string]" in done.stderr
-    assert first(tmp_path / "out").cause == "unregistered_string"
+    assert first(tmp_path / "out").code == "unregistered_string"
 
 
 def test_a_capture_range_that_is_misspelt(nsys, run, tmp_path):
@@ -215,12 +215,12 @@ def test_a_capture_range_that_is_misspelt(nsys, run, tmp_path):
     called.write_text(f'#!/bin/sh\nexec {nsys} "$@"\n')
     called.chmod(0o755)
     run("nsys", WORK, "--nsys-args", "-c nvtx -p wrok --capture-range-end=stop", TRACEABLE_NSYS=str(called))
-    assert first(tmp_path / "out").cause == "capture_range_never_came"
+    assert first(tmp_path / "out").code == "capture_range_never_came"
 
 
 def test_a_profiler_that_is_never_started(nsys, run, tmp_path):
     run("nsys", WORK, "--nsys-args", "-c cudaProfilerApi --capture-range-end=stop")
-    assert first(tmp_path / "out").cause == "profiler_never_started"
+    assert first(tmp_path / "out").code == "profiler_never_started"
 
 
 def test_cuda_is_traced_and_no_context_was_created(healthy, tmp_path):
@@ -229,7 +229,7 @@ def test_cuda_is_traced_and_no_context_was_created(healthy, tmp_path):
     manifest = tmp_path / "out" / "run.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gpus": [{"name": "NVIDIA H100"}]}))
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty, found.loss) == ("no_cuda_context", "possible", "part")
+    assert (found.code, found.certainty, found.severity) == ("no_cuda_context", "possible", "warning")
     assert any("NVIDIA H100" in one for one in found.evidence)
 
 
@@ -237,29 +237,29 @@ def test_nvtx_was_not_asked_for(nsys, run, tmp_path):
     done = run("nsys", WORK, "--nsys-args=-tcuda")
     assert "[environment_scrubbed]" not in done.stderr
     (found,) = diagnosed(tmp_path / "out").findings
-    assert (found.cause, found.certainty) == ("nvtx_not_traced", "certain")
+    assert (found.code, found.certainty) == ("nvtx_not_traced", "certain")
 
 
 def test_annotations_are_disabled(nsys, run, tmp_path):
     run("nsys", WORK, TRACEABLE_DISABLE="1")
-    assert first(tmp_path / "out").cause == "annotations_disabled"
+    assert first(tmp_path / "out").code == "annotations_disabled"
 
 
 def test_the_level_is_too_low(run, tmp_path):
     run("recorder", WORK, TRACEABLE_LEVEL="0")
-    assert first(tmp_path / "out").cause == "level_too_low"
+    assert first(tmp_path / "out").code == "level_too_low"
 
 
 def test_a_program_that_torch_profiler_never_sees(run, tmp_path):
     pytest.importorskip("torch")
     run("torch", WORK)
-    assert first(tmp_path / "out").cause == "no_torch_trace"
+    assert first(tmp_path / "out").code == "no_torch_trace"
 
 
 def test_the_program_is_killed(nsys, run, tmp_path):
     done = run("nsys", KILLED)
     assert done.returncode == -signal.SIGKILL
-    assert first(tmp_path / "out").cause == "tail_lost"
+    assert first(tmp_path / "out").code == "tail_lost"
 
 
 def test_the_workers_of_a_pool_are_terminated(nsys, run, tmp_path):
@@ -269,7 +269,7 @@ def test_the_workers_of_a_pool_are_terminated(nsys, run, tmp_path):
     assert done.returncode == 0
     assert "[tail_lost]" in done.stderr
     assert "close() and join()" in done.stderr
-    found = {one.cause: one for one in diagnosed(tmp_path / "out").findings}["tail_lost"]
+    found = {one.code: one for one in diagnosed(tmp_path / "out").findings}["tail_lost"]
     assert re.search(r" status\.\d+\.lives$", found.evidence[0])
     # Whether nsys has taken a range over by then is chance. If it has, it does not last until the recording ends.
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "app.sqlite")) as file:
@@ -292,7 +292,7 @@ def test_nsys_is_killed_before_it_exports(nsys, command, start, tmp_path):
     _, said = process.communicate()
     assert process.returncode == 0
     assert b"[collector_killed]" in said
-    assert first(tmp_path / "out").cause == "collector_killed"
+    assert first(tmp_path / "out").code == "collector_killed"
 
 
 def test_steps_that_are_not_in_the_recording(run, tmp_path):
@@ -302,7 +302,7 @@ def test_steps_that_are_not_in_the_recording(run, tmp_path):
         file.execute("DELETE FROM NVTX_EVENTS WHERE int64Value >= 3 OR uint64Value >= 3")
         file.commit()
     found = first(tmp_path / "out")
-    assert found.cause == "ranges_missing"
+    assert found.code == "ranges_missing"
     assert found.message.startswith("3 ranges ")
 
 
@@ -313,7 +313,7 @@ def test_torch_profiler_in_the_program(nsys, run, tmp_path):
     # As it says on a machine with a GPU: on one without, nobody is in nobody's way.
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gpus": [{"name": "NVIDIA H100"}]}))
     # By its cause: on a busy machine nsys may lose the range as well.
-    (found,) = (one for one in diagnosed(tmp_path / "out").findings if one.cause == "cupti_taken")
+    (found,) = (one for one in diagnosed(tmp_path / "out").findings if one.code == "cupti_taken")
     assert found.certainty == "likely"
     assert re.search(r"process \d+ .*torch\.profiler", found.evidence[0])
 
@@ -329,7 +329,7 @@ def test_nsys_that_never_began_to_listen(healthy, tmp_path):
                 file.execute(f"DELETE FROM {table} WHERE {column} LIKE 'NVTX injection initialized%'")
         file.commit()
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty) == ("nsys_never_attached", "certain")
+    assert (found.code, found.certainty) == ("nsys_never_attached", "certain")
 
 
 def test_ncu_around_the_run(healthy, tmp_path):
@@ -339,7 +339,7 @@ def test_ncu_around_the_run(healthy, tmp_path):
     names = [*content["environment_names"], "NV_COMPUTE_PROFILER_PERFWORKS_DIR"]
     manifest.write_text(json.dumps(content | {"gpus": [{"name": "NVIDIA H100"}], "environment_names": names}))
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty) == ("cupti_taken", "likely")
+    assert (found.code, found.certainty) == ("cupti_taken", "likely")
     assert found.evidence[0].startswith("NV_COMPUTE_PROFILER_PERFWORKS_DIR ")
 
 
@@ -347,9 +347,9 @@ def test_a_report_that_was_cut(healthy, tmp_path):
     (report,), (database,) = (healthy[0].glob(f"*.{kind}") for kind in ("nsys-rep", "sqlite"))
     for source, name in ((report, "cut.nsys-rep"), (database, "cut.sqlite")):
         (tmp_path / name).write_bytes(source.read_bytes()[: source.stat().st_size // 3])
-        assert first(tmp_path / name).cause == "report_truncated"
+        assert first(tmp_path / name).code == "report_truncated"
     (tmp_path / "empty.sqlite").touch()
-    assert first(tmp_path / "empty.sqlite").cause == "report_truncated"
+    assert first(tmp_path / "empty.sqlite").code == "report_truncated"
 
 
 @pytest.fixture
@@ -376,12 +376,12 @@ def test_an_nsys_without_its_importer(run, doctor, without_importer, tmp_path):
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("traceable: certain: "))
     assert line.endswith(" [importer_missing]")
     said = json.loads(doctor("out", "--json", **without_importer).stdout)
-    assert said["findings"][0]["cause"] == "importer_missing"
+    assert said["findings"][0]["code"] == "importer_missing"
 
 
 def test_a_stream_that_was_cut_short(nsys, tmp_path):
     (tmp_path / "app.qdstrm").write_bytes(b"cut off")
-    assert first(tmp_path / "app.qdstrm").cause == "stream_incomplete"
+    assert first(tmp_path / "app.qdstrm").code == "stream_incomplete"
 
 
 def test_an_importer_that_does_not_start(nsys, tmp_path, monkeypatch):
@@ -394,27 +394,27 @@ def test_an_importer_that_does_not_start(nsys, tmp_path, monkeypatch):
     (importer.parent / "nsys").symlink_to(nsys)
     monkeypatch.setenv("TRACEABLE_NSYS", str(importer.parent / "nsys"))
     (tmp_path / "app.qdstrm").write_bytes(b"whole")
-    assert first(tmp_path / "app.qdstrm").cause == "importer_fails"
+    assert first(tmp_path / "app.qdstrm").code == "importer_fails"
 
 
 def test_a_recording_that_was_full(run, tmp_path):
     program = "import traceable\nfor _ in range(400_000):\n    with traceable.annotate('work'): pass\n"
     done = run("recorder", program, TRACEABLE_RECORDING_MAX_BYTES="2000000")
     assert "TRACEABLE_RECORDING_MAX_BYTES" in done.stderr[done.stderr.index("fix: ") :]
-    assert first(tmp_path / "out").cause == "events_dropped"
+    assert first(tmp_path / "out").code == "events_dropped"
 
 
 def test_ranges_that_are_made_and_never_entered(run, tmp_path):
     run("recorder", "import traceable\n@traceable.annotate('never called')\ndef work(): pass\n")
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty) == ("nothing_entered", "likely")
+    assert (found.code, found.certainty) == ("nothing_entered", "likely")
     assert any(one.endswith(": never called") for one in found.evidence)
 
 
 def test_a_run_without_a_collector(run, tmp_path):
     done = run("none", WORK)
     assert done.stderr.count("\n") == 1
-    assert first(tmp_path / "out").cause == "not_recorded"
+    assert first(tmp_path / "out").code == "not_recorded"
 
 
 @pytest.fixture
@@ -433,11 +433,11 @@ def test_the_command_line_prints_all_of_it(run, doctor, tmp_path):
     run("recorder", "print('hello')")
     done = doctor("out", "--json")
     said = json.loads(done.stdout)
-    assert (done.returncode, said["schema"]) == (1, "traceable.diagnosis/1")
-    assert said["findings"][0]["cause"] == "nothing_annotated"
+    assert (done.returncode, said["schema"]) == (1, "traceable.diagnosis/2")
+    assert said["findings"][0]["code"] == "nothing_annotated"
     done = doctor("out")
-    assert done.stdout.startswith("likely    nothing_annotated: ")
-    assert re.search(r"^ruled out not_recorded: .* recorder$", done.stdout, re.MULTILINE)
+    assert re.match(r"problem  likely +nothing_annotated  .* \[nothing_annotated\]\n {37}evidence: ", done.stdout)
+    assert re.search(r"^ok       certain +not_recorded  .* recorder$", done.stdout, re.MULTILINE)
     done = doctor("nowhere")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert " nowhere; " in done.stderr

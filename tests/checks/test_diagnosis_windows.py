@@ -23,12 +23,12 @@ def test_windows_that_the_program_does_not_fill(run, tmp_path, asked, cause):
     done = run("recorder", STEPS, "--steps", asked)
     # Said once, with the windows.
     assert "fix:" not in done.stderr
-    assert first(tmp_path / "out").cause == cause
+    assert first(tmp_path / "out").code == cause
 
 
 def test_a_window_that_opens_late(run, tmp_path):
     run("recorder", "import traceable\nfor _ in range(5): traceable.step()\n", "--steps", "0:3")
-    assert first(tmp_path / "out").cause == "window_opened_late"
+    assert first(tmp_path / "out").code == "window_opened_late"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_a_window_whose_report_is_not_there(reports):
     for path in reports[1].parent.glob("*.2.*"):
         path.unlink()
     found = first(reports[0].parent)
-    assert (found.cause, found.loss) == ("window_missing_report", "part")
+    assert (found.code, found.severity) == ("window_missing_report", "warning")
 
 
 def test_windows_that_nsys_has_merged(reports):
@@ -67,17 +67,17 @@ def test_windows_that_nsys_has_merged(reports):
         file.commit()
     for path in reports[1].parent.glob("*.2.*"):
         path.unlink()
-    assert first(reports[0].parent).cause == "window_merged"
+    assert first(reports[0].parent).code == "window_merged"
 
 
 def test_a_window_whose_steps_are_not_in_its_report(reports):
     with contextlib.closing(sqlite3.connect(reports[0])) as file:
         file.execute("DELETE FROM NVTX_EVENTS WHERE int64Value = 1 OR uint64Value = 1")
         file.commit()
-    assert first(reports[0].parent).cause == "window_missing_steps"
+    assert first(reports[0].parent).code == "window_missing_steps"
 
 
 def test_a_window_that_could_not_be_opened(run, tmp_path):
     pytest.importorskip("torch")
     run("torch", STEPS, "--steps", "2:4")
-    assert first(tmp_path / "out").cause == "window_never_opened"
+    assert first(tmp_path / "out").code == "window_never_opened"

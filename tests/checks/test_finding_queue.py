@@ -21,7 +21,7 @@ from tests.checks.test_findings import LAUNCH, WORDS, Made, alike, no_steps, pla
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps
 from traceable.checks.performance import findings
-from traceable.checks.performance_rules.evidence import Evidence, Rule
+from traceable.checks.performance_rules.evidence import Evidence, PerformanceRule
 from traceable.checks.performance_rules.module_loading import MODULE_LOADING
 from traceable.checks.performance_rules.shared_gpu import SHARED_GPU
 from traceable.checks.performance_rules.uneven_equal_steps import UNEVEN_EQUAL_STEPS
@@ -69,11 +69,11 @@ def phases(draw: Any) -> Trace:
     return made.trace()
 
 
-def check(rule: Rule, oracle: Any, trace: Trace, values: dict[str, float]) -> None:
+def check(rule: PerformanceRule, oracle: Any, trace: Trace, values: dict[str, float]) -> None:
     expected = oracle(Facts(trace, steps_if(True, trace), 2), values)
     evidence = Evidence(Context(trace), steps_if(True, trace))
     with mock.patch("traceable.checks.performance_rules.evidence.LAUNCH_LATENCY_NS", 2):
-        found = rule.find(evidence, {**values, "share": 0.0})
+        found = rule.run(evidence, {**values, "share": 0.0})
     assert expected is not None
     assert len(found) == len(expected)
     for one in expected:
@@ -111,13 +111,13 @@ def test_what_the_driver_loads_is_a_finding_and_does_not_silence_the_idle_gpu() 
     for name in ("Lazy Function Loading", "Unknown"):
         said = loading(name).says("module_loading")
         assert said is not None
-        assert numbers(said["sentence"]) == numbers("0, 1, 239.0 us, 0, 254.0 us")
+        assert numbers(said["message"]) == numbers("0, 1, 239.0 us, 0, 254.0 us")
         assert (said["potential_saving_ns"], said["pid"], said["count"]) == (239_000, 0, 1)
         idle = loading(name).says("low_utilization")
         assert idle is not None
         assert idle["potential_saving_ns"] == 254_000 + 10_000
-        assert "254.0 us" in numbers(idle["sentence"])
-        assert "CUDA_MODULE_LOADING" in idle["advice"]
+        assert "254.0 us" in numbers(idle["message"])
+        assert "CUDA_MODULE_LOADING" in idle["fix"]
     assert loading("CUPTI Buffer flush").says("module_loading") is None
     flushed = loading("CUPTI Buffer flush").says("low_utilization", utilization=0.9)
     assert flushed is not None
@@ -159,14 +159,14 @@ def test_gaps_before_what_had_been_launched_are_said_with_the_longest() -> None:
     assert said is not None
     assert (said["potential_saving_ns"], said["count"], said["device"], said["pid"]) == (80_000, 2, 0, 0)
     assert said["end_ns"] - said["start_ns"] == 50_000
-    assert numbers(said["sentence"]) == numbers("0, 80.00 us, 2, 50.00 us, 0.005030 s")
+    assert numbers(said["message"]) == numbers("0, 80.00 us, 2, 50.00 us, 0.005030 s")
     assert turns([20, 20, 20]).says("queued_gaps") is None
 
 
 def test_a_gpu_that_works_for_another_process_in_turns_seems_shared() -> None:
     said = turns(SLICES).says("shared_gpu")
     assert said is not None
-    assert numbers(said["sentence"]) == numbers("0, 20, 20, 2.000 ms, 2.019 ms, 40.19 ms")
+    assert numbers(said["message"]) == numbers("0, 20, 20, 2.000 ms, 2.019 ms, 40.19 ms")
     assert (said["potential_saving_ns"], said["count"], said["device"]) == (40_190_000, 20, 0)
 
 
@@ -215,8 +215,8 @@ def test_a_full_launch_queue_is_stated_and_promises_nothing() -> None:
         3,
         0,
     )
-    assert numbers(said["sentence"]) == numbers("0, 3, 600.0 us, 60.0 %, 0, 100.0 %")
-    assert "streams" not in said["advice"]
+    assert numbers(said["message"]) == numbers("0, 3, 600.0 us, 60.0 %, 0, 100.0 %")
+    assert "streams" not in said["fix"]
     assert full_queue().says("launch_queue_full", share=0.601) is None
 
 
@@ -225,8 +225,8 @@ def test_the_time_of_a_host_with_a_full_queue_is_not_free_where_another_gpu_does
     made.kernel(0, 400, device=1)
     said = made.says("launch_queue_full")
     assert said is not None
-    assert all(part in said["sentence"] for part in ("GPU 0 works during 100.0 %", "GPU 1 works during 33.3 %"))
-    assert "streams" in said["advice"]
+    assert all(part in said["message"] for part in ("GPU 0 works during 100.0 %", "GPU 1 works during 33.3 %"))
+    assert "streams" in said["fix"]
 
 
 def test_a_full_launch_queue_is_unsupported_where_the_profiler_has_no_word_for_it() -> None:
@@ -253,7 +253,7 @@ def test_unified_memory_that_moves_is_stated_with_what_runs_meanwhile() -> None:
     said = migrating().says("unified_memory_migration", share=0.3)
     assert said is not None
     assert (said["potential_saving_ns"], said["count"], said["device"], said["pid"]) == (None, 2, 0, 0)
-    assert numbers(said["sentence"]) == numbers("0, 2, 0, 2.000 MiB, 1.000 MiB, 300.0 us, 30.0 %, 100.0 us")
+    assert numbers(said["message"]) == numbers("0, 2, 0, 2.000 MiB, 1.000 MiB, 300.0 us, 30.0 %, 100.0 us")
     assert migrating().says("unified_memory_migration", share=0.301) is None
 
 
@@ -286,9 +286,9 @@ def test_equal_steps_whose_kernels_differ_in_time_are_said() -> None:
     said = stepping(150).says("uneven_equal_steps", spread=0.5)
     assert said is not None
     assert (said["potential_saving_ns"], said["count"], said["pid"]) == (10 * 100_000, 20, 0)
-    assert numbers(said["sentence"]) == numbers("0, 20, 2, 200.0 us, 300.0 us, 50.0 %, 2, 2")
-    assert " b" in said["sentence"]
-    assert "clocks" in said["advice"]
+    assert numbers(said["message"]) == numbers("0, 20, 2, 200.0 us, 300.0 us, 50.0 %, 2, 2")
+    assert " b" in said["message"]
+    assert "clocks" in said["fix"]
     assert stepping(150).says("uneven_equal_steps", spread=0.501) is None
     assert stepping(150).says("uneven_equal_steps", steps=21) is None
 
@@ -299,8 +299,8 @@ def test_where_few_kernels_differ_it_is_not_the_clock_and_nccl_waits_for_others(
         launched(made, 1_000 * i + 700, 1_000 * i + 800, 1_000 * i + 30, 1_000 * i + 35, name="a")
     said = made.says("uneven_equal_steps")
     assert said is not None
-    assert "1 of 3 kernels " in said["sentence"] and said["sentence"].endswith(" c")
-    assert "data" in said["advice"]
+    assert "1 of 3 kernels " in said["message"] and said["message"].endswith(" c")
+    assert "data" in said["fix"]
     assert stepping(150, alone=True, name="ncclDevKernel_AllReduce").says("uneven_equal_steps") is None
 
 
@@ -349,11 +349,12 @@ def test_the_loading_of_a_capture_is_what_sql_sums_up(captures: Path) -> None:
             "JOIN StringIds AS name ON name.id = call.nameId WHERE value GLOB 'cu*ModuleLoad*' "
             "OR value GLOB 'cu*LibraryLoad*' ORDER BY start"
         ).fetchall()
-    (said,) = MODULE_LOADING.find(Evidence(Context(trace), no_steps), {})
+    (said,) = MODULE_LOADING.run(Evidence(Context(trace), no_steps), {})
     took, until = 0, 0
     for start, end in rows:
         took, until = took + max(0, end - max(start, until)), max(until, end)
-    assert (said.potential_saving_ns, said.total_ns, said.count) == (took, took, len(rows))
+    data = said.data
+    assert (data["potential_saving_ns"], data["total_ns"], data["count"]) == (took, took, len(rows))
     listed: list[dict[str, Any]] = list(gaps(Context(trace), top=10**6).others["largest"].rows())
     loads = np.zeros(max(end for _, end in rows) // 1_000 + 1, np.bool_)
     for start, end in rows:
@@ -372,6 +373,6 @@ def test_loading_that_the_profiler_had_no_name_for_is_not_blamed_on_it(captures:
     assert 0.99 * before["module_loading"] < after["module_loading"] <= before["module_loading"]
     assert after["profiler_flush"] == before["profiler_flush"]
     answer = findings(Context(windows(captures, tmp_path, *AS_UNKNOWN)))
-    assert "low_utilization" in answer.column("rule")
+    assert "low_utilization" in answer.column("code")
     assert answer.notes[-1].code == "time_before_steady"
     assert "162.5 ms of module_loading" in answer.notes[-1]

@@ -23,8 +23,9 @@ from traceable.analysis.gaps import gaps
 from traceable.analysis.memory import get_host_link_gb_per_s
 from traceable.analysis.steps import find_steady_interval, steps
 from traceable.analysis.table import Table
+from traceable.checks.finding import Finding
 from traceable.checks.performance import RULES, findings
-from traceable.checks.performance_rules.evidence import Evidence, Finding, max_saving_ns
+from traceable.checks.performance_rules.evidence import Evidence, max_saving_ns
 from traceable.errors import MissingDataError, UsageError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace, Windows
@@ -83,7 +84,7 @@ def asked(draw: Any, *, apart: bool = True) -> tuple[Trace, dict[str, dict[str, 
 
 def told(rule: Any, evidence: Evidence, values: dict[str, float]) -> list[Finding] | None:
     try:
-        found: list[Finding] = rule.find(evidence, values)
+        found: list[Finding] = rule.run(evidence, values)
     except MissingDataError:
         return UNSUPPORTED
     return found
@@ -92,7 +93,7 @@ def told(rule: Any, evidence: Evidence, values: dict[str, float]) -> list[Findin
 def alike(found: Finding, expected: dict[str, Any]) -> bool:
     """Whether a finding says what the oracle does; a set holds what would do as well."""
     for name, value in expected.items():
-        mine = getattr(found, name)
+        mine = found.data[name]
         if name == "potential_saving_ns" and None not in (mine, value):
             if abs(mine - value) > 1:
                 return False
@@ -183,9 +184,9 @@ def test_the_most_to_be_won_comes_first_and_nothing_wins_more_than_there_is(draw
         worth = [
             one
             for one in said or ()
-            if one.potential_saving_ns is None or min(one.potential_saving_ns, end - start) >= least
+            if one.data["potential_saving_ns"] is None or min(one.data["potential_saving_ns"], end - start) >= least
         ]
-        assert (row["findings"] or 0) == len(worth) == sum(one["rule"] == rule for one in answer.rows())
+        assert (row["findings"] or 0) == len(worth) == sum(one["code"] == rule for one in answer.rows())
 
 
 MORE = ("step", "forward", "aten::add, op_id = 1", "aten::add, op_id = 2", "ncclDevKernel_AllReduce")
@@ -242,7 +243,7 @@ class Made:
         asked = {f"{one.name}.share": 0.0 for one in RULES} | {f"{rule}.{n}": v for n, v in thresholds.items()}
         answer = findings(Context(self.trace()), thresholds=asked)
         assert state(answer, rule)["state"] != "unsupported"
-        said = [row for row in answer.rows() if row["rule"] == rule]
+        said = [row for row in answer.rows() if row["code"] == rule]
         assert len(said) < 2
         return said[0] if said else None
 
@@ -279,7 +280,7 @@ def test_small_copies_in_a_row_are_said_with_what_one_copy_would_take() -> None:
     assert said is not None
     # The call of the first counts from the begin of its copy, and 8 KiB take 260 ns at 31.5 GB/s.
     assert said["potential_saving_ns"] == 7 * 3_000 + 2_000 - 260
-    assert numbers(said["sentence"]) == numbers("8, 1.000 KiB, 1, 8, 23.00 us, 31.5 GB/s, 260 ns")
+    assert numbers(said["message"]) == numbers("8, 1.000 KiB, 1, 8, 23.00 us, 31.5 GB/s, 260 ns")
     assert (said["range"], said["count"], said["call"], said["device"]) == ("forward", 8, "cudaMemcpyAsync", 0)
 
 
@@ -307,7 +308,7 @@ def test_pageable_copies_are_compared_with_the_peak_of_the_link() -> None:
     assert said is not None
     assert peak is not None
     assert said["potential_saving_ns"] == 600_000 - round((2 << 20) / peak)
-    assert numbers(said["sentence"]) == numbers("2, 2.000 MiB, 600.0 us, 3.5 GB/s, 31.5 GB/s, 66.56 us")
+    assert numbers(said["message"]) == numbers("2, 2.000 MiB, 600.0 us, 3.5 GB/s, 31.5 GB/s, 66.56 us")
     assert said["range"] is None
 
 
@@ -318,7 +319,7 @@ def test_there_is_no_bound_of_copies_where_the_peak_of_the_link_is_not_known(rul
         made.copy(3_000 + 10 * i, 3_002 + 10 * i, 1_024)
     made.copy(4_000, 4_100, 1 << 20)  # pinned, and faster
     answer = findings(Context(made.trace("NVIDIA RTX 5000 Ada Generation Laptop GPU")))
-    assert rule not in [row["rule"] for row in answer.rows()]
+    assert rule not in [row["code"] for row in answer.rows()]
     row = state(answer, rule)
     assert (row["state"], row["code"]) == ("unsupported", "link_peak_unknown")
     assert "NVIDIA RTX 5000 Ada Generation Laptop GPU" in row["reason"]
@@ -376,8 +377,8 @@ def test_a_wait_inside_a_hot_range_is_said_with_what_it_waits_for() -> None:
     said = waiting().says("sync_in_hot_range", hot=0.5, wait=0.1)
     assert said is not None
     assert said["potential_saving_ns"] == 50_000
-    assert numbers(said["sentence"]) == numbers("1, 50.00 us, 10.0 %, 790.0 us")
-    assert all(name in said["sentence"] for name in ("cudaStreamSynchronize", "c of forward"))
+    assert numbers(said["message"]) == numbers("1, 50.00 us, 10.0 %, 790.0 us")
+    assert all(name in said["message"] for name in ("cudaStreamSynchronize", "c of forward"))
 
 
 def test_a_wait_is_silent_below_its_thresholds_and_wins_no_more_than_the_gpu_leaves() -> None:
@@ -464,8 +465,8 @@ def test_bounds_are_of_the_steady_part_and_what_lies_before_it_is_told_apart() -
     assert said["potential_saving_ns"] == 600_000
     assert said["potential_saving_share"] == 0.1
     assert (said["total_ns"], said["before_steady_ns"]) == (8_560_000, 7_960_000)
-    assert all(part in said["sentence"] for part in ("cudaStreamSynchronize", "600.0 us", "20.0 %"))
-    assert said["sentence"].index(" 8.560 ms ") < said["sentence"].index(" 7.960 ms ")
+    assert all(part in said["message"] for part in ("cudaStreamSynchronize", "600.0 us", "20.0 %"))
+    assert said["message"].index(" 8.560 ms ") < said["message"].index(" 7.960 ms ")
     note = note_of(findings(Context(warming_up().trace())), "bounds_of_steady_part")
     assert numbers(note) == numbers("6.000 ms, 0.010000 s, 0.016000 s")
 
@@ -475,7 +476,7 @@ def test_what_lies_before_the_steady_part_alone_is_no_finding_but_a_note() -> No
     for start in (0, 1_000):
         made.copy(start, start + 900, 1 << 20, memory=0)
     answer = findings(Context(made.trace()))
-    assert "pageable_copies" not in [row["rule"] for row in answer.rows()]
+    assert "pageable_copies" not in [row["code"] for row in answer.rows()]
     assert note_of(answer, "time_before_steady").endswith(" 1.800 ms of pageable_copies")
 
 
@@ -554,8 +555,8 @@ def test_allocation_in_steps_is_said_by_how_many_a_step() -> None:
     said = stepping(2).says("allocation_in_steady_state", per_step=2)
     assert said is not None
     assert (said["potential_saving_ns"], said["count"], said["pid"], said["call"]) == (36_000, 12, 0, "cudaMalloc")
-    assert numbers(said["sentence"]) == numbers("0, 12, 6, 2, 12, 36.00 us")
-    assert all(name in said["sentence"] for name in ("cudaMalloc", "step"))
+    assert numbers(said["message"]) == numbers("0, 12, 6, 2, 12, 36.00 us")
+    assert all(name in said["message"] for name in ("cudaMalloc", "step"))
     assert stepping(2).says("allocation_in_steady_state", per_step=2.01) is None
     assert stepping(0).says("allocation_in_steady_state") is None
 
@@ -591,7 +592,7 @@ def test_small_kernels_that_wait_for_their_launch_are_said() -> None:
     said = launching().says("launch_bound", gap=5, kernel=5, idle=0.49)
     assert said is not None
     assert (said["potential_saving_ns"], said["count"], said["range"], said["device"]) == (99 * 5_000, 99, "forward", 0)
-    assert numbers(said["sentence"]) == numbers("0, 495.0 us, 99, 5.000 us, 500.0 us, 100, 5.000 us")
+    assert numbers(said["message"]) == numbers("0, 495.0 us, 99, 5.000 us, 500.0 us, 100, 5.000 us")
 
 
 def test_launches_are_silent_below_their_thresholds_and_where_the_gpu_has_what_it_needs() -> None:
@@ -619,8 +620,8 @@ def test_a_gpu_that_is_idle_is_said_with_its_longest_gap() -> None:
     said = made.says("low_utilization")
     assert said is not None
     assert (said["potential_saving_ns"], said["count"], said["start_ns"], said["end_ns"]) == (30_000, 2, 25_000, 50_000)
-    assert numbers(said["sentence"]) == numbers("0, 33.3 %, 45.00 us, 30.00 us, 2, 25.00 us, 25.00 us, 0.000025 s")
-    assert "ahead" in said["advice"]
+    assert numbers(said["message"]) == numbers("0, 33.3 %, 45.00 us, 30.00 us, 2, 25.00 us, 25.00 us, 0.000025 s")
+    assert "ahead" in said["fix"]
     assert made.says("low_utilization", utilization=1 / 3) is None
     assert made.says("low_utilization", utilization=0.334) is not None
 
@@ -662,8 +663,8 @@ def test_gpus_that_work_unequally_long_are_said_without_nccl() -> None:
     said = two_gpus(90).says("device_imbalance", spread=0.1)
     assert said is not None
     assert (said["potential_saving_ns"], said["device"], said["count"]) == (5_000, 0, 2)
-    assert numbers(said["sentence"]) == numbers("1, 10.0 %, 0, 0, 100.0 us, 1, 90.00 us, 95.00 us")
-    assert "NCCL" in said["sentence"]
+    assert numbers(said["message"]) == numbers("1, 10.0 %, 0, 0, 100.0 us, 1, 90.00 us, 95.00 us")
+    assert "NCCL" in said["message"]
     assert two_gpus(90.1).says("device_imbalance", spread=0.1) is None
     assert two_gpus(4).says("device_imbalance", member=0.05) is None
     assert two_gpus(5).says("device_imbalance", member=0.05) is not None
@@ -726,8 +727,8 @@ def test_the_names_of_ranges_may_be_of_any_length_and_the_sentence_stays_short()
     trace = launching().trace()
     name = "x" * 100_000
     answer = findings(Context(replace(trace, names=tuple(name if one == "forward" else one for one in trace.names))))
-    assert [row["range"] for row in answer.rows() if row["rule"] == "launch_bound"] == [name]
-    assert all(len(row["sentence"]) < 500 for row in answer.rows())
+    assert [row["range"] for row in answer.rows() if row["code"] == "launch_bound"] == [name]
+    assert all(len(row["message"]) < 500 for row in answer.rows())
 
 
 # -- real captures
@@ -749,7 +750,7 @@ def test_what_is_said_of_a_capture(captures: Path, name: str) -> None:
     context = Context(load(captures / "nsys" / f"{name}.sqlite"))
     answer = findings(context)
     start, end = find_steady_interval(steps(context))
-    assert [row["rule"] for row in answer.rows()] == SAID[name]
+    assert [row["code"] for row in answer.rows()] == SAID[name]
     assert all(0 < row["potential_saving_ns"] <= end - start for row in answer.rows())
 
 
@@ -769,7 +770,7 @@ def test_pageable_copies_of_a_capture_are_those_that_sql_counts(captures: Path) 
     ).fetchone()
     # They are a load, and so no finding of the whole recording: that of the steps lies after them.
     answer = findings(context)
-    assert "pageable_copies" not in [row["rule"] for row in answer.rows()]
+    assert "pageable_copies" not in [row["code"] for row in answer.rows()]
     note = note_of(answer, "time_before_steady")
     assert f"{time / 1e6:.1f} ms of pageable_copies" in note
     assert (count, size > 1 << 30) == (89, True)
@@ -783,7 +784,7 @@ def test_the_waits_of_a_range_of_a_capture_are_those_that_sql_sums_up(captures: 
         "ON call.globalTid = range.globalTid AND call.start >= range.start AND call.end <= range.end "
         "WHERE name.value LIKE 'cudaDeviceSynchronize%' AND range.text = 'optimizer'"
     ).fetchone()
-    row = next(row for row in rows if row["rule"] == "sync_in_hot_range")
+    row = next(row for row in rows if row["code"] == "sync_in_hot_range")
     assert (row["range"], row["count"], row["potential_saving_ns"]) == ("optimizer", count, time)
 
 
@@ -799,7 +800,7 @@ GAPS = f"SELECT *, lag(end) OVER (ORDER BY start) AS until FROM ({OPERATIONS})"
 def test_the_idle_time_of_a_capture_is_what_sql_finds_between_the_operations(captures: Path) -> None:
     rows, database, context = said_of(captures, "a100-lm-training")
     (idle,) = database.execute(f"SELECT sum(start - until) FROM ({GAPS}) WHERE start > until").fetchone()
-    row = next(row for row in rows if row["rule"] == "low_utilization")
+    row = next(row for row in rows if row["code"] == "low_utilization")
     causes = {one["cause"]: one["total_ns"] for one in gaps(context).others["causes"].rows()}
     assert row["potential_saving_ns"] == idle - causes["profiler_flush"]
     longest = database.execute(f"SELECT until, start FROM ({GAPS}) ORDER BY start - until DESC LIMIT 1").fetchone()
@@ -808,7 +809,7 @@ def test_the_idle_time_of_a_capture_is_what_sql_finds_between_the_operations(cap
 
 def test_the_late_launches_of_a_range_of_a_capture_are_those_that_sql_finds(captures: Path) -> None:
     rows, database, context = said_of(captures, "a100-lm-training")
-    row = next(row for row in rows if row["rule"] == "launch_bound" and row["range"] == "backward")
+    row = next(row for row in rows if row["code"] == "launch_bound" and row["range"] == "backward")
     # By time: the threads of backward() launch for no other range.
     late = database.execute(
         f"SELECT until FROM ({GAPS}) AS gap JOIN CUPTI_ACTIVITY_KIND_RUNTIME AS call USING (correlationId) "

@@ -37,7 +37,7 @@ def of_ranges(*spans: tuple[Any, ...]) -> Trace:
 
 def answer(trace: Trace, rule: str, **thresholds: float) -> list[dict[str, Any]]:
     found = findings(Context(trace), thresholds={f"{rule}.{name}": value for name, value in thresholds.items()})
-    return [row for row in found.rows() if row["rule"] == rule]
+    return [row for row in found.rows() if row["code"] == rule]
 
 
 def state(trace: Trace, rule: str) -> tuple[str, str | None]:
@@ -65,7 +65,7 @@ def test_the_wait_for_the_next_item_is_won_at_most() -> None:
         500 * MS,
         50 * MS,
     )
-    assert numbers(row["sentence"]) == numbers("0, 9, 50.00 ms, 50.00 ms, 90.0 %")
+    assert numbers(row["message"]) == numbers("0, 9, 50.00 ms, 50.00 ms, 90.0 %")
     assert answer(trace, "loader_wait", wait=0.9)
     assert not answer(trace, "loader_wait", wait=0.91)
     assert state(of_ranges(("step", 0, 1)), "loader_wait") == ("unsupported", "no_loader_waits_recorded")
@@ -76,8 +76,8 @@ def test_a_loop_without_recorded_waits_is_in_no_range_between_its_steps() -> Non
     (row,) = answer(trace, "time_outside_ranges")
     assert row["potential_saving_ns"] is None
     assert (row["count"], row["total_ns"]) == (9, 450 * MS)
-    assert {*numbers("90.0 %, 500.0 ms, 450.0 ms, 50.00 ms")} <= {*numbers(row["sentence"])}
-    assert "after step, before step: 9 gaps of 50.00 ms" in row["sentence"]
+    assert {*numbers("90.0 %, 500.0 ms, 450.0 ms, 50.00 ms")} <= {*numbers(row["message"])}
+    assert "after step, before step: 9 gaps of 50.00 ms" in row["message"]
     assert answer(trace, "time_outside_ranges", outside=0.9)
     assert not answer(trace, "time_outside_ranges", outside=0.91)
 
@@ -109,8 +109,8 @@ def uneven(slow: float, every: int = 4, steps: int = 20) -> Trace:
 def test_slow_steps_are_told_by_what_only_they_do() -> None:
     (row,) = answer(uneven(60), "bimodal_steps")
     assert (row["count"], row["potential_saving_ns"]) == (5, 5 * 60 * MS)
-    assert numbers(row["sentence"]) == numbers("0, 5, 20, 70.00 ms, 10.00 ms, 4, 60.00 ms")
-    assert "log" in row["sentence"]
+    assert numbers(row["message"]) == numbers("0, 5, 20, 70.00 ms, 10.00 ms, 4, 60.00 ms")
+    assert "log" in row["message"]
     assert answer(uneven(60), "bimodal_steps", steps=5)
     assert not answer(uneven(60), "bimodal_steps", steps=6)
     assert answer(uneven(2.6), "bimodal_steps")
@@ -140,7 +140,7 @@ def test_collections_are_of_the_range_that_they_interrupt() -> None:
     spans = [("train", 0, 100), *(("gc", begin, end, 0, "traceable.gc", number) for begin, end, number in times)]
     (row,) = answer(of_ranges(*spans), "gc_in_hot_range")
     assert (row["range"], row["count"], row["potential_saving_ns"]) == ("train", 2, 6 * MS)
-    assert numbers(row["sentence"]) == numbers("2, 1, 2, 6.000 ms, 6.0 %, 5.000 ms")
+    assert numbers(row["message"]) == numbers("2, 1, 2, 6.000 ms, 6.0 %, 5.000 ms")
     assert answer(of_ranges(*spans), "gc_in_hot_range", hot=0.34)
     assert not answer(of_ranges(*spans), "gc_in_hot_range", hot=0.35)
     assert state(of_ranges(("train", 0, 1)), "gc_in_hot_range") == ("unsupported", "gc_not_recorded")
@@ -150,8 +150,8 @@ def test_waits_are_known_by_their_names_inside_of_what_they_hold_up() -> None:
     spans = [("request", 0, 100), ("acquire lock", 10, 40), ("queue.get", 200, 300), ("request", 300, 400)]
     (row,) = answer(of_ranges(*spans), "lock_wait")
     assert (row["range"], row["count"], row["potential_saving_ns"]) == ("acquire lock", 1, 30 * MS)
-    assert numbers(row["sentence"]) == numbers("15.0 %, 30.00 ms, 30.00 ms")
-    assert all(name in row["sentence"] for name in ("request", "acquire lock", "once"))
+    assert numbers(row["message"]) == numbers("15.0 %, 30.00 ms, 30.00 ms")
+    assert all(name in row["message"] for name in ("request", "acquire lock", "once"))
     assert answer(of_ranges(*spans), "lock_wait", wait=0.15)
     assert not answer(of_ranges(*spans), "lock_wait", wait=0.16)
     assert state(of_ranges(*(span for span in spans if span[0] == "request")), "lock_wait") == (

@@ -75,9 +75,9 @@ def test_nsys_and_os_exit_have_one_cause_and_no_false_statement(nsys, run, tmp_p
     assert re.search(rf"emitted 4000 ranges, and {4000 - recorded} .*\[{completeness.RANGES_MISSING}\]", said)
     with open_case(out) as case:
         found = diagnosis.diagnose(case)
-    assert [one.cause for one in found.problems] == ["exec", completeness.RANGES_MISSING]
+    assert [one.code for one in found.problems] == ["exec", completeness.RANGES_MISSING]
     assert str(4000 - recorded) in found.problems[1].message
-    assert not {"exec", completeness.RANGES_MISSING} & {cause for cause, _ in found.ruled_out}
+    assert not {"exec", completeness.RANGES_MISSING} & {one.check for one in found.ruled_out}
     # All of it, wherever the recording is read: in the run directory, and alone.
     (database,) = out.glob("*.sqlite")
     for path in (out, Path(shutil.copy(database, tmp_path / "alone.sqlite"))):

@@ -91,7 +91,7 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
     # Absent is null, never 0: this trace has no GPU work.
     assert step["gpu_busy_total_ns"] is step["kernels"] is step["attribution"] is step["active_total_ns"] is None
     assert report["coverage"]["gpu_operations"] is None
-    assert [row["rule"] for row in report["findings"]] == ["time_outside_ranges"]
+    assert [row["code"] for row in report["findings"]] == ["time_outside_ranges"]
     codes = {row["rule"]: row["code"] for row in report["finding_rules"]}
     assert codes["launch_bound"] == "no_gpu_operations"
 

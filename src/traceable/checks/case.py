@@ -11,7 +11,7 @@ import os
 import re
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -447,3 +447,9 @@ def _count_missing_bytes(path: Path) -> int:
         return max(0, (65536 if page == 1 else page) * pages - path.stat().st_size)
     except OSError:
         return 0
+
+
+def join_first(words: Sequence[str], limit: int = 4) -> str:
+    """Join words: the first ones if there are many."""
+    more = f" and {len(words) - limit} more" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + more

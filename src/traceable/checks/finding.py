@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from traceable.errors import Message
+
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 SEVERITIES = (OK, NOTE, WARNING, PROBLEM)
 """Best first."""
@@ -52,6 +54,13 @@ class Finding:
     data: Mapping[str, Any] = field(default_factory=dict)
     check: str = ""
 
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Finding:
+        """Return the finding of a row of the view `findings`, whose further columns are its data."""
+        names = ("code", "message", "fix", "severity", "certainty")
+        data = {name: value for name, value in row.items() if name not in names}
+        return cls(**{name: row[name] for name in names}, data=data, check=row["code"])
+
     @property
     def as_dict(self) -> dict[str, Any]:
         """The finding, fit for JSON."""
@@ -65,6 +74,12 @@ class Finding:
             "evidence": list(self.evidence),
             "data": dict(self.data),
         }
+
+    @property
+    def log_lines(self) -> tuple[Message, str]:
+        """The finding in two lines of a log, with the first of its evidence."""
+        evidence = f" ({self.evidence[0]})" if self.evidence else ""
+        return Message(self.code, f"{self.certainty}: {self.message}{evidence}"), f"  fix: {self.fix}"
 
 
 def ok(code: str, message: str, **data: Any) -> Finding:

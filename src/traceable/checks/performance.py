@@ -1,7 +1,7 @@
-"""The view `findings`: where time can be saved, as sentences with numbers and the place.
+"""The performance of the program: the view `findings`, where time can be saved.
 
-Each rule is one object in `analysis/rules/`; docs/findings.md explains what it reports, when, and how the time is
-estimated. Nothing is measured here.
+Each rule is one object in `performance_rules/`; docs/findings.md explains what it reports, when, and how the time is
+estimated.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.table import Table, objects
 from traceable.analysis.units import format_duration
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.allocation_in_steady_state import ALLOCATION_IN_STEADY_STATE
 from traceable.checks.performance_rules.bimodal_steps import BIMODAL_STEPS
 from traceable.checks.performance_rules.blocked_event_loop import BLOCKED_EVENT_LOOP
 from traceable.checks.performance_rules.device_imbalance import DEVICE_IMBALANCE
-from traceable.checks.performance_rules.evidence import Evidence, Finding, Rule
+from traceable.checks.performance_rules.evidence import Evidence, PerformanceRule
 from traceable.checks.performance_rules.gc_in_hot_range import GC_IN_HOT_RANGE
 from traceable.checks.performance_rules.launch_bound import LAUNCH_BOUND
 from traceable.checks.performance_rules.launch_queue_full import LAUNCH_QUEUE_FULL
@@ -40,7 +41,7 @@ from traceable.checks.performance_rules.unified_memory_migration import UNIFIED_
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import NULL, NDArray
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[PerformanceRule, ...] = (
     *(SMALL_H2D_COPIES, PAGEABLE_COPIES, SYNC_IN_HOT_RANGE, ALLOCATION_IN_STEADY_STATE),
     *(LAUNCH_BOUND, LOW_UTILIZATION, DEVICE_IMBALANCE),
     *(MODULE_LOADING, QUEUED_GAPS, SHARED_GPU, LAUNCH_QUEUE_FULL, UNIFIED_MEMORY_MIGRATION, UNEVEN_EQUAL_STEPS),
@@ -50,6 +51,23 @@ RULES: tuple[Rule, ...] = (
 
 FOUND, NOTHING, UNSUPPORTED = "found", "nothing", "unsupported"
 """The state of a rule."""
+
+_DATA_COLUMNS = {
+    "potential_saving_ns": int,
+    "potential_saving_share": float,
+    "scope": str,
+    "total_ns": int,
+    "before_steady_ns": int,
+    "range": str,
+    "domain": str,
+    "device": int,
+    "pid": int,
+    "call": str,
+    "count": int,
+    "start_ns": int,
+    "end_ns": int,
+}
+"""The data of a finding, as columns of the table."""
 
 NOT_ADDITIVE = Message("bounds_overlap", "findings may overlap: do not add up their bounds")
 
@@ -78,41 +96,40 @@ def findings(
 
     Raises:
         UsageError: an unknown threshold, or a value that is not a number from 0 on.
-        UnanswerableError: the trace supports none of the rules.
+        MissingDataError: the trace supports none of the rules.
     """
     values = resolve_thresholds(thresholds or {})
     evidence = Evidence(context, get_view or (lambda view: _query(context, view)))
-    findings_by_rule: list[tuple[Rule, Finding]] = []
+    results: list[Finding] = []
     early: dict[str, int] = {}
     unsupported: dict[str, MissingDataError] = {}
     for rule in RULES:
         try:
-            if rule.needs_gpu:
-                _ = evidence.active_gpus
-            candidates = rule.find(evidence, values[rule.name])
+            candidates = rule.run(evidence, values[rule.name])
         except MissingDataError as error:
             unsupported[rule.name] = error
             continue
-        for one in candidates:
-            if _is_significant(evidence, values[rule.name], one):
-                findings_by_rule.append((rule, one))
-            elif (one.before_steady_ns or 0) > values[rule.name]["share"] * evidence.recorded_ns(*evidence.extent_ns):
-                early[rule.name] = early.get(rule.name, 0) + (one.before_steady_ns or 0)
+        share = values[rule.name]["share"]
+        for candidate in candidates:
+            finding = _limit_bound(evidence, candidate)
+            bound_ns, before_ns = finding.data["potential_saving_ns"], finding.data["before_steady_ns"] or 0
+            if bound_ns is None or (bound_ns > 0 and bound_ns >= share * evidence.scope_ns):
+                results.append(finding)
+            elif before_ns > share * evidence.recorded_ns(*evidence.extent_ns):
+                early[rule.name] = early.get(rule.name, 0) + before_ns
     if len(unsupported) == len(RULES):
         raise next(iter(unsupported.values()))
-    findings_by_rule.sort(key=lambda pair: -(_bound_ns(evidence, pair[1]) or 0))
-    notes = (
-        [NOT_ADDITIVE, _describe_scope(evidence)]
-        if findings_by_rule
-        else [_no_findings(len(RULES) - len(unsupported), len(unsupported))]
-    )
+    results.sort(key=lambda finding: -(finding.data["potential_saving_ns"] or 0))
+    notes = [NOT_ADDITIVE, _describe_scope(evidence)]
+    if not results:
+        notes = [_no_findings(len(RULES) - len(unsupported), len(unsupported))]
     if early:
         listing = ", ".join(f"{format_duration(ns)} of {name}" for name, ns in early.items())
         notes.append(
             Message("time_before_steady", f"before the steady part (load, warm-up), not in any bound: {listing}")
         )
-    rules = _build_rule_table(values, unsupported, [rule.name for rule, _ in findings_by_rule])
-    return Table(_build_columns(evidence, findings_by_rule), {"rules": rules}, tuple(notes))
+    rules = _build_rule_table(values, unsupported, [finding.code for finding in results])
+    return Table(_build_columns(results), {"rules": rules}, tuple(notes))
 
 
 def resolve_thresholds(thresholds: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -155,14 +172,21 @@ def _unit(full: str) -> str:
     return next(units[one.unit] for r in RULES if r.name == rule for one in r.thresholds if one.name == name)
 
 
-def _bound_ns(evidence: Evidence, finding: Finding) -> int | None:
-    """Return the bound, None for a statement: nothing saves more than there is."""
-    return None if finding.potential_saving_ns is None else min(finding.potential_saving_ns, evidence.scope_ns)
+def _limit_bound(evidence: Evidence, finding: Finding) -> Finding:
+    """Return a finding with its final data and message: no bound exceeds the scope.
 
-
-def _is_significant(evidence: Evidence, values: Mapping[str, float], finding: Finding) -> bool:
-    bound = _bound_ns(evidence, finding)
-    return bound is None or (bound > 0 and bound >= values["share"] * evidence.scope_ns)
+    The message gets the time before the steady part if that is most of it.
+    """
+    bound_ns, share = finding.data["potential_saving_ns"], None
+    if bound_ns is not None:
+        bound_ns = min(bound_ns, evidence.scope_ns)
+        share = bound_ns / max(1, evidence.scope_ns)
+    bound = {"potential_saving_ns": bound_ns, "potential_saving_share": share, "scope": evidence.scope.kind}
+    message, total_ns, before_ns = finding.message, finding.data["total_ns"], finding.data["before_steady_ns"]
+    if before_ns and 2 * before_ns >= (total_ns or 0):
+        message += f"; {format_duration(total_ns or 0)} in the whole recording, "
+        message += f"{format_duration(before_ns)} of it before the steady part"
+    return replace(finding, message=message, data={**finding.data, **bound})
 
 
 def _describe_scope(evidence: Evidence) -> Message:
@@ -179,35 +203,20 @@ def _describe_scope(evidence: Evidence) -> Message:
     )
 
 
-def _write_sentence(finding: Finding) -> str:
-    """Return the sentence, with the time before the steady part if that is most of it."""
-    total, before = finding.total_ns or 0, finding.before_steady_ns or 0
-    if not before or 2 * before < total:
-        return finding.sentence
-    return (
-        f"{finding.sentence}; {format_duration(total)} in the whole recording, "
-        f"{format_duration(before)} of it before the steady part"
-    )
-
-
-def _build_columns(evidence: Evidence, results: Sequence[tuple[Rule, Finding]]) -> dict[str, NDArray[Any]]:
-    bounds = [_bound_ns(evidence, one) for _, one in results]
-    bound_ns = np.array([NULL if one is None else one for one in bounds], np.int64)
-    text_columns = {"advice", "range", "domain", "call"}
-    columns: dict[str, NDArray[Any]] = {"rule": objects(rule.name for rule, _ in results)}
-    for field in fields(Finding):
-        values = [getattr(one, field.name) for _, one in results]
-        if field.name == "sentence":
-            columns["sentence"] = objects(_write_sentence(one) for _, one in results)
-        elif field.name == "potential_saving_ns":
-            columns["potential_saving_ns"] = bound_ns
-            share = bound_ns / max(1, evidence.scope_ns) if results else np.empty(0)
-            columns["potential_saving_share"] = np.where(bound_ns == NULL, np.nan, share)
-            columns["scope"] = objects(evidence.scope.kind for _ in results)
-        elif field.name in text_columns:
-            columns[field.name] = objects(values)
+def _build_columns(findings: Sequence[Finding]) -> dict[str, NDArray[Any]]:
+    data = [finding.data for finding in findings]
+    columns: dict[str, NDArray[Any]] = {
+        name: objects(getattr(finding, name) for finding in findings)
+        for name in ("code", "severity", "certainty", "message", "fix")
+    }
+    for name, kind in _DATA_COLUMNS.items():
+        values = [one[name] for one in data]
+        if kind is str:
+            columns[name] = objects(values)
+        elif kind is float:
+            columns[name] = np.array([math.nan if value is None else value for value in values], np.float64)
         else:
-            columns[field.name] = np.array([NULL if value is None else value for value in values], np.int64)
+            columns[name] = np.array([NULL if value is None else value for value in values], np.int64)
     return columns
 
 

@@ -408,8 +408,8 @@ def _count_read(trace: Trace, name: str) -> int:
     return len(set(ranges.payload[is_ours].tolist()) & set(range(RANGES)))
 
 
-_HINTS = ("next: ", "collector ", "certain: ", "likely: ", "possible: ", "evidence: ", "fix: ")
-"""Prefixes of lines that are not errors; the last five belong to the diagnosis of the run."""
+_HINTS = ("next: ", "collector ", "certain: ", "likely: ", "possible: ", "fix: ")
+"""Prefixes of lines that are not errors; the last four belong to the diagnosis of the run."""
 
 
 def _find_last_error(output: str, folder: Path) -> Message | None:

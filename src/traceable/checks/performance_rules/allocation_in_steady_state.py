@@ -10,15 +10,16 @@ from traceable.analysis.intervals import merge_intervals
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.name_patterns import ALLOCATION_CALLS
 from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     contains,
     format_range_name,
     join_words,
+    make_finding,
     make_share_threshold,
     max_saving_ns,
     union_ns,
@@ -74,13 +75,13 @@ def _allocation(evidence: Evidence, pid: int, call: Int64, steps: int) -> Findin
         [f"{format_count(number)} of {one}" for one, number in list(zip(names, call_counts, strict=True))[:3]]
     )
     where = f", most of it in {format_range_name(range_name)}" if range_name is not None else ""
-    return Finding(
-        sentence=(
+    return make_finding(
+        message=(
             f"process {pid} allocates or releases memory {format_count(len(call), 'time')} in "
             f"{format_count(steps, 'steady step')}, {len(call) / steps:.3g} a step ({counts}), which takes "
             f"{format_duration(took)}{where}"
         ),
-        advice="allocate before the steps and reuse it, or use a caching allocator",
+        fix="allocate before the steps and reuse it, or use a caching allocator",
         potential_saving_ns=max_saving_ns(evidence, calls.thread[call], start, end)[0],
         range=range_name,
         domain=domain,
@@ -92,7 +93,7 @@ def _allocation(evidence: Evidence, pid: int, call: Int64, steps: int) -> Findin
     )
 
 
-ALLOCATION_IN_STEADY_STATE = Rule(
+ALLOCATION_IN_STEADY_STATE = PerformanceRule(
     "allocation_in_steady_state",
     "memory allocated or released in steps after the warm-up",
     (

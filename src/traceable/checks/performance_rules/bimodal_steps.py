@@ -6,13 +6,14 @@ import numpy as np
 
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_range_name,
+    make_finding,
     make_share_threshold,
 )
 from traceable.trace.model import NULL, Bool, Float64, Int64
@@ -36,13 +37,13 @@ def find_bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
         fast_ns = int(np.median(wall[~slow]))
         start, end = table["start_ns"][rows], table["end_ns"][rows]
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"process {pid}: {format_count(int(slow.sum()))} of {format_count(len(rows), 'step')} take "
                     f"{format_duration(float(np.median(wall[slow])))}, the others {format_duration(fast_ns)} (p50 each)"
                     f"{_rhythm(np.flatnonzero(slow))}{_where(evidence, pid, start, end, slow)}"
                 ),
-                advice=(
+                fix=(
                     "move the work that only some steps do out of the loop (to a thread), or spread it over all steps"
                 ),
                 potential_saving_ns=int((wall[slow] - fast_ns).sum()),
@@ -112,7 +113,7 @@ def _where(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: B
     )
 
 
-BIMODAL_STEPS = Rule(
+BIMODAL_STEPS = PerformanceRule(
     "bimodal_steps",
     "steps of two kinds, fast and slow ones",
     (

@@ -11,14 +11,15 @@ import numpy as np
 
 from traceable.analysis.loop_blocks import Blocks, find_blocked_coroutines, find_blocks, find_longest_instances
 from traceable.analysis.units import format_count, format_duration, format_occurrences
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_range_name,
     join_words,
+    make_finding,
     make_share_threshold,
     union_ns,
 )
@@ -82,12 +83,12 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
             else f" each (p50; {format_duration(int(length.max()))} at most), {format_duration(took)} in total"
         )
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"{what} blocks the event loop {each}{most}"
                     f"{_where(evidence, culprit[lasting], one[2])}{_list_waiting(evidence, some, lasting)}"
                 ),
-                advice=(
+                fix=(
                     "move the work off the loop (`await asyncio.to_thread(...)`, a process pool), "
                     "or yield to the loop in between"
                 ),
@@ -142,7 +143,7 @@ def _list_waiting(evidence: Evidence, some: Blocks, lasting: Int64) -> str:
     return f"; likely waiting meanwhile: {join_words(words)}" if words else ""
 
 
-BLOCKED_EVENT_LOOP = Rule(
+BLOCKED_EVENT_LOOP = PerformanceRule(
     "blocked_event_loop",
     "code that blocks an event loop while other coroutines could continue",
     (

@@ -6,14 +6,15 @@ import numpy as np
 
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_gpu,
     join_words,
+    make_finding,
     make_share_threshold,
 )
 from traceable.errors import MissingDataError
@@ -53,13 +54,13 @@ def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     ]
     listing = join_words(others[:8]) + (f" and {format_count(len(others) - 8, 'other')}" if len(others) > 8 else "")
     return [
-        Finding(
-            sentence=(
+        make_finding(
+            message=(
                 f"{format_gpu(evidence.device_number(idlest))} is busy {format_percent(less)} less than {most_busy} "
                 f"(excluding NCCL): {most_busy} works {format_duration(int(work[busiest]))}, {listing}; the mean is "
                 f"{format_duration(mean)}"
             ),
-            advice="distribute the work more evenly: the batch, the layers or the requests of each GPU",
+            fix="distribute the work more evenly: the batch, the layers or the requests of each GPU",
             potential_saving_ns=int(saving_ns.sum()),
             device=evidence.device_number(busiest),
             pid=evidence.only_pid(busiest),
@@ -89,7 +90,7 @@ def _work_between(evidence: Evidence, bounds_ns: Int64) -> Int64:
     return worked.reshape(times, gpus)
 
 
-DEVICE_IMBALANCE = Rule(
+DEVICE_IMBALANCE = PerformanceRule(
     "device_imbalance",
     "GPUs that work longer than others",
     (

@@ -1,4 +1,4 @@
-"""Rules and findings, and the evidence and formatting that the rules share.
+"""Performance rules and their findings, and the evidence and formatting that the rules share.
 
 Places in the program are ranges by name, and the tree of range paths with sums of their content. Names that differ only
 by a number are one place: `layers.0` to `layers.31` are `layers.*`, with one finding about them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -36,6 +36,7 @@ from traceable.analysis.recording_gaps import find_unrecorded_spans, measure_unr
 from traceable.analysis.steps import find_steady_interval
 from traceable.analysis.sync import find_waiting_calls
 from traceable.analysis.table import Table
+from traceable.checks.finding import CERTAIN, NOTE, WARNING, Finding
 from traceable.errors import MissingDataError
 from traceable.trace.model import NULL, Bool, Float64, Int8, Int64, NDArray
 from traceable.trace.rows import distinct
@@ -83,49 +84,15 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One sentence about time that could be saved, as a row of the result; None where a column does not apply.
+class PerformanceRule:
+    """One performance rule.
 
     Attributes:
-        sentence: what, where and how much, with units; its numbers are of the scope.
-        advice: the next thing to do, as an imperative clause.
-        potential_saving_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.scope`; 0 or
-            less where the rule saw the same outside the scope only. None for a statement, which promises nothing: its
-            rule decides what is worth reporting.
-        total_ns: how long what the finding is about lasted in the whole recording (waits, copies, gaps, ...).
-        before_steady_ns: how much of `total_ns` lies before the steady part; None where no such part is known.
-        range, domain: the innermost range that it is about.
-        device: nsys's number of the GPU; pid: the process.
-        call: the API call that takes most of the time.
-        count: of the things that the sentence counts.
-        start_ns, end_ns: where one place in time matters.
-    """
-
-    sentence: str
-    advice: str
-    potential_saving_ns: int | None
-    total_ns: int | None = None
-    before_steady_ns: int | None = None
-    range: str | None = None
-    domain: str | None = None
-    device: int | None = None
-    pid: int | None = None
-    call: str | None = None
-    count: int | None = None
-    start_ns: int | None = None
-    end_ns: int | None = None
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule.
-
-    Attributes:
-        name: stable; identifies the rule of a finding.
+        name: stable; the code of its findings.
         description: what it detects, as half a sentence.
         thresholds: decide whether it reports a finding. Each rule has `share` too: see `make_share_threshold`.
-        find: returns its findings, in any order; those with a bound under `share` are dropped later. Raises
-            UnanswerableError where the trace can't support it.
+        find: returns its findings, made by `make_finding`, in any order; those with a bound under `share` are dropped
+            later. Raises MissingDataError if the trace can't support it.
         needs_gpu: whether it uses GPU operations; without any it is not run.
     """
 
@@ -134,6 +101,70 @@ class Rule:
     thresholds: tuple[Threshold, ...]
     find: Callable[[Evidence, Values], list[Finding]]
     needs_gpu: bool = True
+
+    def run(self, evidence: Evidence, values: Values) -> list[Finding]:
+        """Return its findings.
+
+        Raises:
+            MissingDataError: the trace can't support it.
+        """
+        if self.needs_gpu:
+            _ = evidence.active_gpus
+        return [replace(finding, code=self.name, check=self.name) for finding in self.find(evidence, values)]
+
+
+def make_finding(
+    *,
+    message: str,
+    fix: str,
+    potential_saving_ns: int | None,
+    certainty: str = CERTAIN,
+    total_ns: int | None = None,
+    before_steady_ns: int | None = None,
+    range: str | None = None,  # noqa: A002 - the name of the column
+    domain: str | None = None,
+    device: int | None = None,
+    pid: int | None = None,
+    call: str | None = None,
+    count: int | None = None,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+) -> Finding:
+    """Return a finding about time that could be saved; its data become columns, None where one does not apply.
+
+    Args:
+        message: what, where and how much, with units; its numbers are of the scope.
+        fix: the next thing to do, as an imperative clause.
+        potential_saving_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.scope`; 0 or
+            less if the rule saw the same outside the scope only. None for a statement, which promises nothing: its
+            rule decides what is worth reporting.
+        certainty: whether it is measured (`certain`), or concluded from names or patterns (`likely`).
+        total_ns: how long what the finding is about lasted in the whole recording (waits, copies, gaps, ...).
+        before_steady_ns: how much of `total_ns` lies before the steady part; None if no such part is known.
+        range: name of the innermost range that it is about.
+        domain: its domain.
+        device: nsys's number of the GPU.
+        pid: the process.
+        call: the API call that takes most of the time.
+        count: of the things that the message counts.
+        start_ns: where one place in time matters, its begin.
+        end_ns: its end.
+    """
+    data = {
+        "potential_saving_ns": potential_saving_ns,
+        "total_ns": total_ns,
+        "before_steady_ns": before_steady_ns,
+        "range": range,
+        "domain": domain,
+        "device": device,
+        "pid": pid,
+        "call": call,
+        "count": count,
+        "start_ns": start_ns,
+        "end_ns": end_ns,
+    }
+    severity = NOTE if potential_saving_ns is None else WARNING
+    return Finding("", message, fix, severity, certainty=certainty, data=data)
 
 
 @dataclass(frozen=True)
@@ -175,7 +206,7 @@ class Evidence:
         """The GPUs that ran anything.
 
         Raises:
-            UnanswerableError: the trace holds no GPU operations.
+            MissingDataError: the trace holds no GPU operations.
         """
         return find_gpus(self.context)
 
@@ -189,7 +220,7 @@ class Evidence:
         """The steps, without options.
 
         Raises:
-            UnanswerableError: no steps are known.
+            MissingDataError: no steps are known.
         """
         return self.get_view("steps")
 
@@ -351,14 +382,14 @@ class Evidence:
         return Labels(self.context)
 
     def require_calls(self) -> None:
-        """Raise UnanswerableError where the trace holds no API calls."""
+        """Raise MissingDataError where the trace holds no API calls."""
         if not len(self.context.trace.calls):
             raise MissingDataError(
                 "no_calls_recorded", "no CUDA API calls in the trace", "record with --trace=cuda,nvtx"
             )
 
     def require_ranges(self) -> None:
-        """Raise UnanswerableError where the trace holds no ranges."""
+        """Raise MissingDataError where the trace holds no ranges."""
         if not len(self.context.instances):
             raise MissingDataError(
                 "no_ranges_recorded", "no ranges in the trace", "annotate the program and record with --trace=cuda,nvtx"
@@ -556,7 +587,7 @@ def has_known_peak(evidence: Evidence, copies: Copies, row: Int64) -> Bool:
     """Return which copies go over a link whose peak is known.
 
     Raises:
-        UnanswerableError: there are some, and none of them does.
+        MissingDataError: there are some, and none of them does.
     """
     known: Bool = ~np.isnan(copies.peak_gb_per_s[row])
     if len(row) and not known.any():
@@ -809,7 +840,7 @@ def select_queued_gaps(evidence: Evidence) -> Gaps:
     """Return the gaps whose cause is `queued`.
 
     Raises:
-        UnanswerableError: no launch is recorded, or graphs ran that left no operation.
+        MissingDataError: no launch is recorded, or graphs ran that left no operation.
     """
     if not (evidence.context.launches.call_of >= 0).any():
         raise MissingDataError(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_range_name,
+    make_finding,
     make_share_threshold,
     union_ns,
 )
@@ -51,14 +52,14 @@ def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
         length, full = (end - start)[inside], int((generation[here][inside] == 2).sum())
         name, domain = labels.names[one]
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"{format_range_name(name)}: {format_count(len(length), 'garbage collection')} "
                     f"({format_count(full)} of generation 2) take {format_duration(took)}, "
                     f"{format_percent(took / max(1, hot))} of the range's time; {format_duration(int(length.max()))} "
                     "at most"
                 ),
-                advice=(
+                fix=(
                     "call gc.freeze() after the setup, collect between requests or steps (gc.disable(), gc.collect())"
                 ),
                 potential_saving_ns=took,
@@ -75,7 +76,7 @@ def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
     return findings
 
 
-GC_IN_HOT_RANGE = Rule(
+GC_IN_HOT_RANGE = PerformanceRule(
     "gc_in_hot_range",
     "garbage collections inside ranges that take much of the time",
     (

@@ -10,15 +10,16 @@ from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.operations import KERNEL
 from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
+    PerformanceRule,
     RangePaths,
-    Rule,
     Threshold,
     Values,
     format_gpu,
     format_range_name,
+    make_finding,
     make_share_threshold,
 )
 from traceable.errors import MissingDataError
@@ -87,14 +88,14 @@ def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, lea
             continue
         name, domain = places.get_range(place)
         device = evidence.device_number(lane)
-        yield Finding(
-            sentence=(
+        yield make_finding(
+            message=(
                 f"{format_range_name(name)}: {format_gpu(device)} waits {format_duration(int(idle[place]))} for "
                 f"launches in {format_count(int(number[place]), 'gap')} of up to "
                 f"{format_duration(1_000 * values['gap'])}, compared with {format_duration(int(work[place]))} of work "
                 f"in {format_count(int(kernel_number[place]), 'kernel')} of {format_duration(mean)} on average"
             ),
-            advice="launch more at once: a CUDA graph (torch.compile with mode='reduce-overhead'), or a larger batch",
+            fix="launch more at once: a CUDA graph (torch.compile with mode='reduce-overhead'), or a larger batch",
             potential_saving_ns=int(idle[place]),
             total_ns=int(whole[place]),
             before_steady_ns=evidence.before_steady_or_none(int(before[place])),
@@ -106,7 +107,7 @@ def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, lea
         )
 
 
-LAUNCH_BOUND = Rule(
+LAUNCH_BOUND = PerformanceRule(
     "launch_bound",
     "small kernels that are over before the next is launched",
     (

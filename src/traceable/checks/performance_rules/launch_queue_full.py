@@ -8,14 +8,15 @@ from traceable.analysis.cached_queries import select_overheads
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_intervals, union_by_lane
 from traceable.analysis.name_patterns import QUEUE_FULL_OVERHEAD
 from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_gpu,
     join_words,
+    make_finding,
 )
 from traceable.errors import MissingDataError
 from traceable.trace.rows import distinct
@@ -50,8 +51,8 @@ def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]
             [f"{format_gpu(device)} works during {format_percent(part)}" for device, part in working]
         )
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"process {evidence.pids[process]}: {format_count(len(start), 'call')} wait "
                     f"{format_duration(took)} "
                     f"for space in the full launch queue, {format_percent(took / max(1, evidence.scope_ns))} of the "
@@ -59,7 +60,7 @@ def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]
                     + (f"; {which_work} of that" if working else "")
                     + (": the host is ahead, and its time is free" if free else "")
                 ),
-                advice=(
+                fix=(
                     "reduce the GPU's work: faster host code saves nothing here"
                     if free
                     else "check `--view streams` for what runs meanwhile: the blocked thread launches nothing else"
@@ -95,7 +96,7 @@ _ALL_THE_TIME = 0.99
 _KINDS_OF_OVERHEAD = "ENUM_CUPTI_OVERHEAD_TYPE"
 """The table of an export whose profiler reports full launch queues."""
 
-LAUNCH_QUEUE_FULL = Rule(
+LAUNCH_QUEUE_FULL = PerformanceRule(
     "launch_queue_full",
     "hosts so far ahead of the GPU that the launch queue is full",
     (Threshold("share", 0.01, "share", "minimum time that calls wait, as a share of the recording"),),

@@ -9,12 +9,13 @@ import numpy as np
 
 from traceable.analysis.steps import find_loader_wait_instances
 from traceable.analysis.units import format_duration, format_occurrences, format_percent
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
+    make_finding,
     make_share_threshold,
     union_ns,
 )
@@ -50,14 +51,14 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
         name = context.trace.names[instances.name[waits[process == one][0]]]
         uses_gpu = len(context.gpu) > 0 and bool((context.gpu.process == one).any())
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"process {evidence.pids[one]}: the loop waits for its next item "
                     f"{format_occurrences(len(length))}, "
                     f"{format_duration(float(np.median(length)))} each (p50; {format_duration(int(length.max()))} at "
                     f"most), {format_percent(took / max(1, evidence.scope_ns))} of the time"
                 ),
-                advice=(
+                fix=(
                     "load ahead of the loop: DataLoader(num_workers=..., prefetch_factor=...), "
                     "or a thread that fills a queue"
                 ),
@@ -74,7 +75,7 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
     return findings
 
 
-LOADER_WAIT = Rule(
+LOADER_WAIT = PerformanceRule(
     "loader_wait",
     "loops that wait for their next item",
     (Threshold("wait", 0.1, "share", "minimum share of the time spent waiting"), make_share_threshold(0.005)),

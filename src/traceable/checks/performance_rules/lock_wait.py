@@ -8,13 +8,14 @@ import numpy as np
 
 from traceable.analysis.steps import find_loader_wait_instances
 from traceable.analysis.units import format_duration, format_occurrences, format_percent
+from traceable.checks.finding import LIKELY, Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_range_name,
+    make_finding,
     make_share_threshold,
     union_ns,
 )
@@ -74,15 +75,16 @@ def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
         name, domain = labels.names[one]
         took = union_ns(begin, until)
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"{format_range_name(labels.names[outer][0])}: {format_range_name(name)}, a wait by its name, "
                     f"takes {format_percent(waited / max(1, held))} of its time: {format_occurrences(len(length))}, "
                     f"{format_duration(float(np.median(length)))} each (p50; {format_duration(int(length.max()))} at "
                     "most)"
                 ),
-                advice="check the ranges of the other threads for the one that holds it",
+                fix="check the ranges of the other threads for the one that holds it",
                 potential_saving_ns=took,
+                certainty=LIKELY,
                 total_ns=union_ns(start, end),
                 before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
                 range=name,
@@ -96,7 +98,7 @@ def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
     return findings
 
 
-LOCK_WAIT = Rule(
+LOCK_WAIT = PerformanceRule(
     "lock_wait",
     "waits for locks and queues, by the names of ranges",
     (Threshold("wait", 0.1, "share", "minimum share of the surrounding range"), make_share_threshold(0.005)),

@@ -8,13 +8,14 @@ from traceable.analysis.gaps import CAUSES
 from traceable.analysis.gpus import check_graphs_recorded
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_gpu,
+    make_finding,
     make_share_threshold,
 )
 
@@ -70,14 +71,14 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
         cause_text, advice = _CAUSES[CAUSES[most]]
         device = evidence.device_number(lane)
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"{format_gpu(device)} is busy {format_percent(busy / (busy + idle_ns))} of "
                     f"{format_duration(busy + idle_ns)} and idle {format_duration(idle_ns)} in "
                     f"{format_count(count, 'gap')}; for {format_duration(int(by_cause[most]))} of that {cause_text}; "
                     f"the longest gap is {format_duration(int(length[longest]))} at {int(start) / 1e9:.6f} s"
                 ),
-                advice=advice,
+                fix=advice,
                 potential_saving_ns=idle_ns,
                 total_ns=int(whole[own].sum()),
                 before_steady_ns=evidence.before_steady_or_none(int(before[own].sum())),
@@ -91,7 +92,7 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
     return findings
 
 
-LOW_UTILIZATION = Rule(
+LOW_UTILIZATION = PerformanceRule(
     "low_utilization",
     "GPUs that are idle much of the time",
     (

@@ -13,13 +13,14 @@ from traceable.analysis.grouping import sum_groups
 from traceable.analysis.intervals import merge_intervals, overlaps_any
 from traceable.analysis.name_patterns import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
 from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Values,
     format_gpu,
     join_words,
+    make_finding,
     make_share_threshold,
 )
 from traceable.trace.model import Int64
@@ -61,12 +62,12 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
         idle = [f"{format_gpu(evidence.device_number(lane))} {format_duration(int(waiting[lane]))}" for lane in lanes]
         waits = f"; in gaps that it explains, {join_words(idle)} idle" if idle else ""
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"process {evidence.pids[one]}: the driver loads the code of kernels "
                     f"{format_count(int(inside.sum()), 'time')}, which takes {format_duration(took)}{waits}"
                 ),
-                advice="launch each kernel once in a warm-up, or set CUDA_MODULE_LOADING=EAGER",
+                fix="launch each kernel once in a warm-up, or set CUDA_MODULE_LOADING=EAGER",
                 potential_saving_ns=min(took, evidence.max_host_saving_ns(one)),
                 total_ns=whole,
                 before_steady_ns=evidence.before_steady_or_none(before),
@@ -86,7 +87,7 @@ def _waiting_ns(evidence: Evidence, start_ns: Int64, end_ns: Int64) -> Int64:
     return sum_groups(evidence.gaps.lane[near], evidence.gap_ns[near], len(evidence.active_gpus))
 
 
-MODULE_LOADING = Rule(
+MODULE_LOADING = PerformanceRule(
     "module_loading",
     "code of kernels that is loaded while the GPU waits",
     (make_share_threshold(0.005),),

@@ -5,20 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.units import format_bytes, format_count, format_duration, format_rate
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     D2H,
     H2D,
     Copies,
     CopyPlace,
     Evidence,
-    Finding,
     OneOffCopies,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     compute_copy_shares,
     group_copies_by_place,
     has_known_peak,
+    make_finding,
     make_share_threshold,
     max_copy_saving_ns,
     sum_bytes_and_min_ns,
@@ -73,13 +74,13 @@ def _pageable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64) 
     direction = _WORDS[int(copies.direction[row[0]])]
     number = int(some.sum())
     copied = format_count(number, f"{direction} copy", f"{direction} copies")
-    return Finding(
-        sentence=(
+    return make_finding(
+        message=(
             f"{group.description}: {copied} with pageable memory, {format_bytes(whole)} in total, take "
             f"{format_duration(took)} ({format_rate(whole / max(1, took))}); at the link's peak, "
             f"{format_rate(copies.peak_gb_per_s[row].max())}, their bytes take {format_duration(least)}"
         ),
-        advice="keep this memory pinned (pin_memory(), cudaHostAlloc) and copy it asynchronously (non_blocking=True)",
+        fix="keep this memory pinned (pin_memory(), cudaHostAlloc) and copy it asynchronously (non_blocking=True)",
         potential_saving_ns=min(took - round(least), max_copy_saving_ns(evidence, copies, row)),
         total_ns=union_ns(start, end),
         before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
@@ -92,7 +93,7 @@ def _pageable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64) 
     )
 
 
-PAGEABLE_COPIES = Rule(
+PAGEABLE_COPIES = PerformanceRule(
     "pageable_copies",
     "copies slowed down by pageable memory",
     (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Values,
     format_gpu,
+    make_finding,
     make_share_threshold,
     select_queued_gaps,
 )
@@ -30,13 +31,13 @@ def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
         longest, number = int(length.argmax()), int((length > 0).sum())
         device = evidence.device_number(lane)
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"{format_gpu(device)} runs nothing for {format_duration(int(length.sum()))} in "
                     f"{format_count(number, 'gap')} although the operation after each had been launched; the longest "
                     f"gap is {format_duration(int(length[longest]))} at {int(mine.start_ns[longest]) / 1e9:.6f} s"
                 ),
-                advice=(
+                fix=(
                     "look for what blocks the GPU: another process on it (nvidia-smi), a host function or a wait in "
                     "the stream; on Windows, launches that the driver batches before it submits them"
                 ),
@@ -53,7 +54,7 @@ def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
     return findings
 
 
-QUEUED_GAPS = Rule(
+QUEUED_GAPS = PerformanceRule(
     "queued_gaps",
     "GPUs that run nothing although operations had been launched",
     (make_share_threshold(0.005),),

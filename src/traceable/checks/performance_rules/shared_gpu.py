@@ -8,13 +8,14 @@ from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import Gaps
 from traceable.analysis.labels import label_operations
 from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import LIKELY, Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_gpu,
+    make_finding,
     make_share_threshold,
     select_queued_gaps,
 )
@@ -50,15 +51,16 @@ def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
             continue
         device = evidence.device_number(lane)
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"{format_gpu(device)} is likely shared with another process: {len(alike)} of "
                     f"{format_count(len(mine), 'gap')} before operations that had been launched last "
                     f"{format_duration(int(alike[0]))} to {format_duration(int(alike[-1]))}, "
                     f"{format_duration(int(alike.sum()))} in total, at places that mostly have no gap"
                 ),
-                advice="check nvidia-smi for other processes on this GPU; record without them, or use MPS or MIG",
+                fix="check nvidia-smi for other processes on this GPU; record without them, or use MPS or MIG",
                 potential_saving_ns=int(alike.sum()),
+                certainty=LIKELY,
                 device=device,
                 pid=evidence.only_pid(lane),
                 count=len(alike),
@@ -82,7 +84,7 @@ def _by_chance(evidence: Evidence, lane: int, gaps: Gaps, recurs: float) -> Bool
     return chance
 
 
-SHARED_GPU = Rule(
+SHARED_GPU = PerformanceRule(
     "shared_gpu",
     "GPUs that seem to work for another process in between",
     (

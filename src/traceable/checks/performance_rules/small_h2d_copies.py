@@ -8,18 +8,19 @@ from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import build_lanes
 from traceable.analysis.units import format_bytes, format_count, format_duration, format_rate
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     H2D,
     Copies,
     CopyPlace,
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     compute_copy_shares,
     group_copies_by_place,
     has_known_peak,
+    make_finding,
     make_share_threshold,
     max_copy_saving_ns,
     sum_bytes_and_min_ns,
@@ -76,14 +77,14 @@ def _batchable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64,
     size_bytes, least = sum_bytes_and_min_ns(copies, row, part)
     runs, number = len(distinct(run[some])), int(some.sum())
     copied = format_count(number, "host-to-device copy", "host-to-device copies")
-    return Finding(
-        sentence=(
+    return make_finding(
+        message=(
             f"{group.description}: {copied} of {format_bytes(size_bytes / max(1, number))} on average, "
             f"{format_count(runs, 'run')} of {number / max(1, runs):.3g} in a row, take {format_duration(took)} with "
             "their calls; at the link's peak, "
             f"{format_rate(copies.peak_gb_per_s[row].max())}, their bytes take {format_duration(least)}"
         ),
-        advice="gather the data in one buffer and copy that once",
+        fix="gather the data in one buffer and copy that once",
         potential_saving_ns=min(took - round(least), max_copy_saving_ns(evidence, copies, row)),
         total_ns=union_ns(start, end),
         before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
@@ -125,7 +126,7 @@ def _runs(context: Context, copies: Copies, small: Bool) -> tuple[Int64, Int64]:
     return row, np.cumsum(begins) - 1
 
 
-SMALL_H2D_COPIES = Rule(
+SMALL_H2D_COPIES = PerformanceRule(
     "small_h2d_copies",
     "small host-to-device copies that could be one",
     (

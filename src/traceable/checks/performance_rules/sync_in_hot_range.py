@@ -9,15 +9,16 @@ from traceable.analysis.labels import get_operation_name, label_operations, stri
 from traceable.analysis.name_patterns import COPY_CALLS
 from traceable.analysis.sync import Waits, attribute_waits, find_waiting_calls
 from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
     OneOffCopies,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_range_name,
     join_words,
+    make_finding,
     make_share_threshold,
     max_saving_ns,
 )
@@ -71,13 +72,13 @@ def _build_finding(evidence: Evidence, label: int, waits: Waits, waited: int, cp
         purpose = f"mostly for {format_range_name(operation)}" + (
             f" of {format_range_name(of_range)}" if of_range is not None else ""
         )
-    return Finding(
-        sentence=(
+    return make_finding(
+        message=(
             f"{format_range_name(name)}: {format_count(int(some.sum()), 'wait')} in {join_words(most[:3])} "
             f"{_take(some)} {format_duration(waited)}, {format_percent(waited / max(1, cpu))} of the range's time, "
             f"{purpose}; from these waits to the next ones the GPU is idle {format_duration(idle)} with no work queued"
         ),
-        advice=_advise(most[0], operation),
+        fix=_advise(most[0], operation),
         potential_saving_ns=saving_ns,
         total_ns=int((waits.end_ns - waits.start_ns).sum()),
         before_steady_ns=evidence.before_steady_or_none(
@@ -123,7 +124,7 @@ def _advise(call: str, operation: str | None) -> str:
     return "remove the wait, or wait later: an event, or the result one step later, lets the host run ahead"
 
 
-SYNC_IN_HOT_RANGE = Rule(
+SYNC_IN_HOT_RANGE = PerformanceRule(
     "sync_in_hot_range",
     "waits for the GPU inside ranges that take much of the time",
     (

@@ -10,13 +10,14 @@ from traceable.analysis.loop_blocks import find_blocks
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_range_name,
+    make_finding,
     make_share_threshold,
 )
 from traceable.trace.rows import distinct
@@ -62,15 +63,15 @@ def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding
         words = ("thread", trace.threads[thread].name or trace.processes[here].name, str(trace.threads[thread].tid))
         best[here] = (
             covered,
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"{' '.join(map(format_range_name, filter(None, words)))} is outside all ranges for "
                     f"{format_percent(outside / wall)} of {format_duration(wall)}: {format_duration(outside)} in "
                     f"{format_count(len(gaps), 'gap')}; most of it after {format_range_name(before)}, before "
                     f"{format_range_name(after)}: {format_count(len(length), 'gap')} of "
                     f"{format_duration(float(np.median(length)))} (p50)"
                 ),
-                advice=(
+                fix=(
                     "annotate the code that runs there; a loop over traceable.steps(loader) records the time of the "
                     "loader"
                 ),
@@ -86,7 +87,7 @@ def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding
     return [finding for _, finding in best.values() if finding is not None]
 
 
-TIME_OUTSIDE_RANGES = Rule(
+TIME_OUTSIDE_RANGES = PerformanceRule(
     "time_outside_ranges",
     "threads that are outside all ranges for much of the time",
     (

@@ -16,13 +16,14 @@ from traceable.analysis.grouping import number_groups
 from traceable.analysis.labels import get_operation_name, label_operations
 from traceable.analysis.steps import infer_steps
 from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_range_name,
+    make_finding,
     make_share_threshold,
 )
 from traceable.errors import MissingDataError
@@ -62,15 +63,15 @@ def find_uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]
         most = int(operation[slow, int((times[slow] - times[fast]).argmax())])
         name = get_operation_name(context.trace, int(label_operations(context, np.array([most]))[0]))
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"process {evidence.pids[process]}: {format_count(number, 'step')} of the same "
                     f"{format_count(times.shape[1], 'kernel')} take {format_duration(int(summed[fast]))} to "
                     f"{format_duration(int(summed[slow]))} of kernel time, "
                     f"{format_percent(summed[slow] / max(1, summed[fast]) - 1)} more; in a slow one {longer} of "
                     f"{format_count(timed, 'kernel')} take longer, most of it {format_range_name(name)}"
                 ),
-                advice=_ALL_SLOWER if 2 * longer >= timed else _SOME_SLOWER,
+                fix=_ALL_SLOWER if 2 * longer >= timed else _SOME_SLOWER,
                 potential_saving_ns=int((times - times.min(axis=0)).sum()),
                 pid=evidence.pids[process],
                 count=number,
@@ -101,7 +102,7 @@ _ALL_SLOWER = "watch the GPU's clocks, power and temperature (nvidia-smi dmon), 
 
 _SOME_SLOWER = "compare the data of these steps: few of the kernels differ, so it is not the GPU's clock"
 
-UNEVEN_EQUAL_STEPS = Rule(
+UNEVEN_EQUAL_STEPS = PerformanceRule(
     "uneven_equal_steps",
     "steps of the same kernels whose kernels do not take the same time",
     (

@@ -15,14 +15,15 @@ from traceable.analysis.intervals import build_lanes, measure_covered_ns, merge_
 from traceable.analysis.name_patterns import match_names
 from traceable.analysis.operations import KERNEL
 from traceable.analysis.units import format_bytes, format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
-    Finding,
-    Rule,
+    PerformanceRule,
     Threshold,
     Values,
     format_gpu,
     join_words,
+    make_finding,
 )
 from traceable.errors import MissingDataError
 from traceable.trace.model import Bool, Int64
@@ -69,14 +70,14 @@ def find_unified_memory_migrations(evidence: Evidence, values: Values) -> list[F
         ]
         device = evidence.device_number(lane)
         findings.append(
-            Finding(
-                sentence=(
+            make_finding(
+                message=(
                     f"process {evidence.pids[process]}: {format_count(len(rows), 'migration')} of unified memory of "
                     f"{format_gpu(device)}, {join_words(moved)}, take {format_duration(took)}, "
                     f"{format_percent(took / max(1, evidence.scope_ns))} of the time; kernels run during "
                     f"{format_duration(meanwhile)} of it"
                 ),
-                advice=(
+                fix=(
                     "move it before it is used (cudaMemPrefetchAsync), set its preferred location (cudaMemAdvise), "
                     "or allocate it on the device"
                 ),
@@ -99,7 +100,7 @@ def _with_kernels(context: Context, here: Bool, start_ns: Int64, end_ns: Int64) 
     return int(measure_covered_ns(running, np.zeros(len(start_ns), np.int64), start_ns, end_ns).sum())
 
 
-UNIFIED_MEMORY_MIGRATION = Rule(
+UNIFIED_MEMORY_MIGRATION = PerformanceRule(
     "unified_memory_migration",
     "unified memory that the driver moves while the program runs",
     (Threshold("share", 0.005, "share", "minimum time of migrations, as a share of the recording"),),

@@ -221,9 +221,9 @@ def _build_columns(findings: Sequence[Finding]) -> dict[str, NDArray[Any]]:
 
 
 def _build_rule_table(
-    values: Mapping[str, Mapping[str, float]], unsupported: Mapping[str, MissingDataError], found: Sequence[str]
+    values: Mapping[str, Mapping[str, float]], unsupported: Mapping[str, MissingDataError], codes: Sequence[str]
 ) -> Table:
-    states = [UNSUPPORTED if rule.name in unsupported else FOUND if rule.name in found else NOTHING for rule in RULES]
+    states = [UNSUPPORTED if rule.name in unsupported else FOUND if rule.name in codes else NOTHING for rule in RULES]
     errors = [unsupported.get(rule.name) for rule in RULES]
     return Table(
         {
@@ -231,7 +231,7 @@ def _build_rule_table(
             "description": objects(rule.description for rule in RULES),
             "state": objects(states),
             "findings": np.array(
-                [NULL if rule.name in unsupported else found.count(rule.name) for rule in RULES], np.int64
+                [NULL if rule.name in unsupported else codes.count(rule.name) for rule in RULES], np.int64
             ),
             "code": objects(error.code if error else None for error in errors),
             "reason": objects(error.cause if error else None for error in errors),

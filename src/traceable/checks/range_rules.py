@@ -118,11 +118,17 @@ def diagnose_fork(case: Case) -> RuleResult:
     of_forks = [one for one in case.process_files if one.get("lost") == "forked" and one["pid"] not in recorded]
     lost = [one for one in of_forks if case.completeness.count_missing(one["pid"]) != 0]
     if not lost:
-        why = "the forked processes emitted no range" if of_forks else "no process that imported traceable was forked"
-        return rule_out(why)
-    made = {one.pid: one.names for one in case.process_records if one.names}
-    evidence = [f"process {one['pid']} made {join_first(made[one['pid']])}" for one in lost if one["pid"] in made]
-    of_counts = [one["pid"] for one in lost if one["pid"] in counts and one["pid"] not in made]
+        reason = (
+            "the forked processes emitted no range" if of_forks else "no process that imported traceable was forked"
+        )
+        return rule_out(reason)
+    names_by_pid = {one.pid: one.names for one in case.process_records if one.names}
+    evidence = [
+        f"process {one['pid']} created {join_first(names_by_pid[one['pid']])}"
+        for one in lost
+        if one["pid"] in names_by_pid
+    ]
+    of_counts = [one["pid"] for one in lost if one["pid"] in counts and one["pid"] not in names_by_pid]
     evidence += [f"process {pid} counted {counts[pid].emitted} ranges" for pid in of_counts]
     who = join_first([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
     # Workers that only load data have no ranges; only one that imported traceable itself reports its ranges.
@@ -156,8 +162,8 @@ def diagnose_exec(case: Case) -> RuleResult:
                 case, one, "by another program (exec)", "it started twice, and the first image did not exit normally"
             )
         if gone and _ended_well(case) and is_main and (missing or not recorded.get(one.pid)):
-            why = "Python did not exit normally, and the process ended without a signal"
-            return _exec(case, one, "by another program (exec), or left by os._exit", why)
+            reason = "Python did not exit normally, and the process ended without a signal"
+            return _exec(case, one, "by another program (exec), or left by os._exit", reason)
         unexplained = unexplained or gone
     if unexplained:
         return None
@@ -166,7 +172,7 @@ def diagnose_exec(case: Case) -> RuleResult:
     return rule_out("every process that imported traceable ended as Python does")
 
 
-def _exec(case: Case, record: ProcessRecord, how: str, why: str) -> Finding:
+def _exec(case: Case, record: ProcessRecord, how: str, reason: str) -> Finding:
     # A process without ranges lost none; one that ended without counting is unknown.
     missing = case.completeness.count_missing(record.pid)
     return Finding(
@@ -176,7 +182,7 @@ def _exec(case: Case, record: ProcessRecord, how: str, why: str) -> Finding:
         "sys.exit",
         NOTE if case.range_count and not missing else _severity(case),
         (
-            f"process {record.pid}: {why}",
+            f"process {record.pid}: {reason}",
             *((f"{missing} of the ranges that it counted are missing",) if missing else ()),
             f"{case.range_count or 0} ranges in the report",
         ),
@@ -198,24 +204,24 @@ def diagnose_scrubbed_environment(case: Case) -> RuleResult:
     # A process without ranges lost none; one that ended abruptly is unknown.
     not_traced = [one for one in case.process_records if not one.has_listener and (one.names or one.end is None)]
     if not not_traced and not case.without_environment:
-        why = "every process that imported traceable, and made a range, had the environment of the run"
-        return rule_out(why) if case.process_records else None
+        reason = "every process that imported traceable, and created a range, had the environment of the run"
+        return rule_out(reason) if case.process_records else None
     if case.without_environment:
         pid, name = case.without_environment[0]
-        who, why = f"process {pid} ({name})", "without the environment of the run"
+        who, how = f"process {pid} ({name})", "without the environment of the run"
         evidence = [f"the launcher saw it with traceable loaded and without {environment.RUN_DIR}"]
         evidence += (
             [f"{len(case.without_environment) - 1} more such processes"] if len(case.without_environment) > 1 else []
         )
     else:
-        who, why = f"process {not_traced[0].pid}", "without the variables of the collector"
+        who, how = f"process {not_traced[0].pid}", "without the variables of the collector"
         evidence = [
             f"in process {not_traced[0].pid} {environment.NVTX_INJECTION} was not set when it imported traceable"
         ]
-        evidence += [f"it made the ranges {join_first(not_traced[0].names)}"] if not_traced[0].names else []
+        evidence += [f"it created the ranges {join_first(not_traced[0].names)}"] if not_traced[0].names else []
     return Finding(
         "environment_scrubbed",
-        f"{who} was started {why}, so none of its ranges were recorded",
+        f"{who} was started {how}, so none of its ranges were recorded",
         "pass os.environ to it, including LD_PRELOAD, NVTX_*, NSYS_*, QUADD_* and TRACEABLE_* (env=, `env -i`, sudo)",
         _severity(case),
         tuple(evidence),
@@ -232,7 +238,7 @@ def diagnose_unrecorded_process(case: Case) -> RuleResult:
     if not missing:
         return rule_out("each process that created ranges and has a record is in the recording")
     one = missing[0]
-    made = f"it made {join_first(one.names)}"
+    creation = f"it created {join_first(one.names)}"
     if case.collector == NSYS and not case.range_count and case.messages and not case.find_messages(_NVTX_INITIALIZED):
         # Happens with nsys 2022.4 on an overloaded machine.
         return Finding(
@@ -240,7 +246,7 @@ def diagnose_unrecorded_process(case: Case) -> RuleResult:
             f"nsys never attached to process {one.pid}, which created ranges",
             "run it again when the machine is less busy, or use --collector recorder",
             PROBLEM,
-            (made, _NEVER_INITIALIZED),
+            (creation, _NEVER_INITIALIZED),
             CERTAIN if any(process.ended_steps for process in case.step_statuses) else LIKELY,
         )
     if case.collector == RECORDER and not case.range_count:
@@ -249,10 +255,10 @@ def diagnose_unrecorded_process(case: Case) -> RuleResult:
     # A decorated function that is never called has no ranges to lose.
     return Finding(
         "process_not_recorded",
-        f"process {one.pid} made ranges, and none of them was recorded",
+        f"process {one.pid} created ranges, and none of them was recorded",
         "check that these ranges are entered; --collector recorder follows every process",
         NOTE if case.range_count else PROBLEM,
-        (made, f"the recording holds {join_first(recorded_counts) or 'no range'}"),
+        (creation, f"the recording holds {join_first(recorded_counts) or 'no range'}"),
         POSSIBLE if case.range_count else LIKELY,
     )
 
@@ -283,7 +289,7 @@ def diagnose_level(case: Case) -> RuleResult:
         f"{environment.LEVEL}={low[0].level}: annotations of a higher level are off",
         f"unset {environment.LEVEL}",
         PROBLEM,
-        (f"process {low[0].pid} made {join_first(low[0].names)}, and no range was recorded",),
+        (f"process {low[0].pid} created {join_first(low[0].names)}, and no range was recorded",),
         LIKELY if low[0].level else CERTAIN,
     )
 
@@ -303,7 +309,7 @@ def diagnose_program_failure(case: Case) -> RuleResult:
     evidence = [f"process {one.pid} ended by {one.end}" for one in errors[:1]]
     return Finding(
         "program_failed",
-        f"the program {how} before it made a range",
+        f"the program {how} before it created a range",
         "check its output; if it ran as intended, annotate it",
         PROBLEM,
         (f"the run {how}, and no range was recorded", *evidence),

@@ -67,11 +67,11 @@ def diagnose_windows(case: Case) -> RuleResult:
     if not lost and not case.windows.problems:
         return rule_out(f"every window of {case.windows.requested} was captured completely")
     if not lost:
-        found, cause = str(case.windows.problems[0]), "window_never_reached"
+        message, code = str(case.windows.problems[0]), "window_never_reached"
     else:
         first = lost[0]
-        cause = f"window_{first.outcome}"
-        found = f"steps {first.start_step}-{first.stop_step}: {first.reason}"
+        code = f"window_{first.outcome}"
+        message = f"steps {first.start_step}-{first.stop_step}: {first.reason}"
     captured = [one.captured_steps for one in case.windows.outcomes]
     evidence = (f"requested {case.windows.requested}", f"{sum(captured)} steps captured in {len(captured)} windows")
     fixes = {
@@ -79,8 +79,8 @@ def diagnose_windows(case: Case) -> RuleResult:
         "window_stopped_early": "request fewer steps, or let the program run until the window ends",
         "window_opened_late": "start the loop's first step with traceable.steps() or `with traceable.step()`",
     }
-    fix = fixes.get(cause, "see `traceable help windows`, and run again with --collector recorder to rule out nsys")
-    return Finding(cause, found, fix, WARNING if any(captured) else PROBLEM, evidence)
+    fix = fixes.get(code, "see `traceable help windows`, and run again with --collector recorder to rule out nsys")
+    return Finding(code, message, fix, WARNING if any(captured) else PROBLEM, evidence)
 
 
 def diagnose_closed_before_first_range(case: Case) -> RuleResult:
@@ -97,14 +97,14 @@ def diagnose_closed_before_first_range(case: Case) -> RuleResult:
             f"the window closed {gap_s:.1f} s before the first range",
             "count from the first range or step, as in --delay 1, or let the window last longer (--duration)",
             PROBLEM,
-            (f"process {one.pid} made its first range {gap_s:.1f} s after its window had closed",),
+            (f"process {one.pid} emitted its first range {gap_s:.1f} s after its window had closed",),
         )
     return rule_out("no window closed before the first range")
 
 
 def diagnose_capture_range(case: Case) -> RuleResult:
     """The user's own options made nsys wait for a range or for cudaProfilerStart that never came."""
-    waits = _waited_for(case.argv)
+    waits = _find_awaited_range(case.argv)
     if case.collector != NSYS or case.windows is not None or waits is None:
         return None
     if case.recording is not None or not case.log or case.log[-1] != "Generated:":
@@ -118,9 +118,9 @@ def diagnose_capture_range(case: Case) -> RuleResult:
             ("-c cudaProfilerApi", "nsys ended normally and generated nothing"),
         )
     name = waits.partition("@")[0]
-    made = [one.pid for one in case.process_records if name in one.names]
+    creators = [one.pid for one in case.process_records if name in one.names]
     evidence: tuple[str, ...] = (f"-c nvtx waits for {waits!r}", "nsys ended normally and generated nothing")
-    if _REGISTER_ONLY in " ".join(case.argv) and not made:
+    if _REGISTER_ONLY in " ".join(case.argv) and not creators:
         return Finding(
             "unregistered_string",
             f"nsys waited for the range {waits!r} and accepted registered strings only",
@@ -129,8 +129,8 @@ def diagnose_capture_range(case: Case) -> RuleResult:
             (*evidence, _REGISTER_ONLY, "no process created that range with traceable, which registers its names"),
             LIKELY,
         )
-    if made and "@" not in waits:
-        evidence = (*evidence, f"process {made[0]} made a range of that name")
+    if creators and "@" not in waits:
+        evidence = (*evidence, f"process {creators[0]} created a range of that name")
         fix = f"name its domain, as in -p {name}@domain or -p '{name}@*'"
     else:
         fix = "correct the name, or record windows with `traceable run --steps`"
@@ -139,19 +139,19 @@ def diagnose_capture_range(case: Case) -> RuleResult:
     )
 
 
-def _waited_for(argv: tuple[str, ...]) -> str | None:
+def _find_awaited_range(argv: tuple[str, ...]) -> str | None:
     """Return the range that the user's -c nvtx waits for, or `cudaProfilerApi`; None where nsys waits for nothing."""
-    found = {"c": "", "p": ""}
+    values = {"c": "", "p": ""}
     names = {"-c": "c", "--capture-range": "c", "-p": "p", "--nvtx-capture": "p"}
     for word, after in pairwise((*argv, "")):
         name, equals, value = word.partition("=")
         if name in names:
-            found[names[name]] = value if equals else after
+            values[names[name]] = value if equals else after
         elif word[:2] in ("-c", "-p") and word[:2] != "--" and len(word) > 2:
-            found[word[1]] = word[2:].removeprefix("=")
+            values[word[1]] = word[2:].removeprefix("=")
         if name.endswith("exec_shim.py"):
             break  # what follows is the program's
-    return found["p"] if found["c"] == "nvtx" else found["c"] or None if found["c"] != "none" else None
+    return values["p"] if values["c"] == "nvtx" else values["c"] or None if values["c"] != "none" else None
 
 
 def diagnose_importer(case: Case) -> RuleResult:
@@ -359,15 +359,15 @@ def diagnose_system(case: Case) -> RuleResult:
     wsl += [f"the process {name} in the report" for name in (case.system.get("wsl"),) if name]
     wsl += ["/proc/version or /dev/dxg of this system"] if case.machine is not None and case.machine.wsl else []
     if _on_windows(case):
-        found, evidence = "the report was recorded on Windows", ["DEVICE_TYPE Windows in the report"]
+        message, evidence = "the report was recorded on Windows", ["DEVICE_TYPE Windows in the report"]
     elif wsl:
-        found, evidence = "the report was recorded on Linux under Windows (WSL)", wsl
+        message, evidence = "the report was recorded on Linux under Windows (WSL)", wsl
     else:
         known = case.manifest is not None or bool(case.options)
         return rule_out("nothing in the report indicates Windows") if known else None
     return Finding(
         "windows",
-        f"{found}, whose driver may delay launches and submit them in batches",
+        f"{message}, whose driver may delay launches and submit them in batches",
         "compare its times, especially of queues and gaps, only with recordings of the same system",
         NOTE,
         tuple(evidence),
@@ -383,7 +383,7 @@ def diagnose_killed_program(case: Case) -> RuleResult:
         return _killed_worker(case)
     if case.recording is None:
         return None
-    made = next((one for one in case.process_records if one.names), None) if not case.range_count else None
+    creator = next((one for one in case.process_records if one.names), None) if not case.range_count else None
     return Finding(
         "tail_lost",
         f"the program died of signal {number}, and nsys loses what a process has not sent by then: its last "
@@ -393,9 +393,9 @@ def diagnose_killed_program(case: Case) -> RuleResult:
         (
             f"the run ended by signal {number}",
             f"{case.range_count} ranges in the report",
-            *((f"process {made.pid} made {join_first(made.names)}",) if made else ()),
+            *((f"process {creator.pid} created {join_first(creator.names)}",) if creator else ()),
         ),
-        CERTAIN if made else LIKELY,
+        CERTAIN if creator else LIKELY,
     )
 
 

@@ -27,7 +27,7 @@ from traceable.errors import MissingDataError
 from traceable.trace.model import Int64
 
 _MAX_LISTED = 2
-"""How many waiting coroutines, or blocked ranges, a sentence lists."""
+"""How many waiting coroutines, or blocked ranges, a message lists."""
 
 _MAX_BLOCKS = 500
 """For how many blocks, the longest ones, waiting coroutines are looked up."""

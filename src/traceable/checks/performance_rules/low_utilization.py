@@ -34,7 +34,7 @@ _CAUSES = {
     "queued": ("the GPU had work and did not run it", "see `queued_gaps`: another process, or waits in the stream"),
     "unknown": ("the cause is unknown", "see `--view gaps`"),
 }
-"""For the cause of most idle time: the clause of the sentence, and the advice."""
+"""For the cause of most idle time: the clause of the message, and the fix."""
 
 
 def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
@@ -68,7 +68,7 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
         start, end = (times[mine][[longest]] for times in (gaps.start_ns, gaps.end_ns))
         (start,), (end,) = evidence.clip_to_scope(start, end)
         count = int((own & (length > 0)).sum())
-        cause_text, advice = _CAUSES[CAUSES[most]]
+        cause_text, fix = _CAUSES[CAUSES[most]]
         device = evidence.device_number(lane)
         findings.append(
             make_finding(
@@ -78,7 +78,7 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
                     f"{format_count(count, 'gap')}; for {format_duration(int(by_cause[most]))} of that {cause_text}; "
                     f"the longest gap is {format_duration(int(length[longest]))} at {int(start) / 1e9:.6f} s"
                 ),
-                fix=advice,
+                fix=fix,
                 potential_saving_ns=idle_ns,
                 total_ns=int(whole[own].sum()),
                 before_steady_ns=evidence.before_steady_or_none(int(before[own].sum())),

@@ -198,7 +198,7 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
     manifest = run_dir.load_manifest(directory)
     collector = str((manifest.get("collector") or {}).get("name") or "")
     database = _find_database(directory, manifest)
-    content = _read_database(database)
+    messages, options, system = _read_database(database)
     process_files = tuple(processes.load_process_records(directory))
     # Processes that `run --ranks` or `--processes` excluded are not missing.
     excluded = {one["pid"] for one in process_files if one.get("chosen") is False}
@@ -215,9 +215,9 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         windows=recording.windows if recording is not None else _evaluate_unrecorded_windows(directory, manifest),
         files=tuple(sorted(entry.name for entry in directory.iterdir())),
         log=_read_lines(directory / NSYS_LOG),
-        messages=_parse_messages(content.messages, collector),
-        options=content.options,
-        system=content.system,
+        messages=_parse_messages(messages, collector),
+        options=options,
+        system=system,
         process_records=process_records,
         without_environment=tuple(
             one for one in process_watcher.read_processes_without_environment(directory) if one[0] not in known
@@ -254,7 +254,7 @@ def open_case(path: Path) -> Iterator[Case]:
     try:
         with _export_report(path) as database:
             recording = load(database)
-            content = _read_database(database)
+            messages, options, system = _read_database(database)
             product = recording.trace.source.product
             collector = next((name for start, name in _PRODUCTS if product.startswith(start)), "")
             yield Case(
@@ -262,9 +262,9 @@ def open_case(path: Path) -> Iterator[Case]:
                 collector=collector,
                 recording=recording,
                 files=(path.name,),
-                messages=_parse_messages(content.messages, collector),
-                options=content.options,
-                system=content.system,
+                messages=_parse_messages(messages, collector),
+                options=options,
+                system=system,
                 completeness=recording.completeness,
             )
     except TraceableError as error:
@@ -320,27 +320,18 @@ def _find_database(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
     return next((path for path in candidates if untrusted.is_regular(path)), None)
 
 
-@dataclass(frozen=True)
-class _DatabaseContent:
-    """What a database contains about itself and its collector; the same as in `Case`."""
-
-    messages: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)
-    system: Mapping[str, str] = field(default_factory=dict)
-
-
-def _read_database(path: Path | None) -> _DatabaseContent:
-    """Return the messages of the collector, its options and the system, as far as a file contains them."""
+def _read_database(path: Path | None) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
+    """Return the messages of the collector, its options and the system, as in `Case`, as far as they are in a file."""
     if path is None:
-        return _DatabaseContent()
+        return (), {}, {}
     try:
         with contextlib.closing(untrusted.open_database(path)) as file:
             file.text_factory = lambda text: text.decode("utf-8", "replace")
             tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             messages = tuple(" ".join(message.split()) for message in _read_messages(file, tables))
-            return _DatabaseContent(messages, _read_options(file, tables), _read_system(file, tables))
+            return messages, _read_options(file, tables), _read_system(file, tables)
     except (OSError, *untrusted.SQLITE_ERRORS):
-        return _DatabaseContent()
+        return (), {}, {}
 
 
 def _read_messages(file: sqlite3.Connection, tables: set[str]) -> list[str]:

@@ -239,7 +239,7 @@ def check_python(facts: Python) -> Finding:
     """Check the interpreter."""
     version = ".".join(map(str, facts.version))
     message = f"{facts.implementation} {version} at {facts.executable}"
-    evidence = {
+    data = {
         "version": version,
         "implementation": facts.implementation,
         "executable": facts.executable,
@@ -249,46 +249,46 @@ def check_python(facts: Python) -> Finding:
     oldest, newest = TESTED_PYTHONS
     if facts.implementation != "CPython" or not oldest <= facts.version[:2] <= newest:
         tested = f"CPython {'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}"
-        return warning("python_untested", f"{message}: not tested", f"use {tested}", **evidence)
+        return warning("python_untested", f"{message}: not tested", f"use {tested}", **data)
     if facts.free_threaded:
         fix = "use a build with the global lock"
-        return warning("python_free_threaded", f"{message}, free-threaded: not tested", fix, **evidence)
+        return warning("python_free_threaded", f"{message}, free-threaded: not tested", fix, **data)
     if facts.flags:
         message = f"{message} with {' '.join(facts.flags)}"
         lost = "annotations and torch.profiler can't be enabled from outside"
-        return warning("python_isolated", f"{message}: {lost}", "remove the flag", **evidence)
-    return ok("python_supported", message, **evidence)
+        return warning("python_isolated", f"{message}: {lost}", "remove the flag", **data)
+    return ok("python_supported", message, **data)
 
 
 def check_extensions(facts: Extensions) -> Finding:
     """Check traceable's own C extensions. `check_recorder` checks whether any collector is left."""
     missing, broken = list(facts.missing), dict(facts.broken)
-    evidence = {"version": facts.version, "missing": missing, "broken": broken, "pure": facts.pure}
+    data = {"version": facts.version, "missing": missing, "broken": broken, "pure": facts.pure}
     if broken:
-        message = "; ".join(f"{name} can't be loaded ({why}): {_PART[name]}" for name, why in broken.items())
-        return warning("extension_not_loadable", f"traceable {facts.version}: {message}", _REINSTALL, **evidence)
+        message = "; ".join(f"{name} can't be loaded ({reason}): {_PART[name]}" for name, reason in broken.items())
+        return warning("extension_not_loadable", f"traceable {facts.version}: {message}", _REINSTALL, **data)
     if facts.missing:
         lost = "; ".join(f"{name}: {_PART[name]}" for name in facts.missing)
         some = f"traceable {facts.version}: some C extensions"
         if facts.foreign:
             message = f"{some} were built for another Python ({lost})"
-            return warning("extension_of_another_python", message, _REINSTALL, **evidence)
-        return warning("extension_not_built", f"{some} were not built ({lost})", _REINSTALL, **evidence)
+            return warning("extension_of_another_python", message, _REINSTALL, **data)
+        return warning("extension_not_built", f"{some} were not built ({lost})", _REINSTALL, **data)
     if facts.pure:
         message = f"traceable {facts.version} with {environment.PURE}=1: {_PART['_core']}"
-        return warning("native_core_off", message, f"unset {environment.PURE}", **evidence)
-    return ok("extensions_usable", f"traceable {facts.version} with all of its C extensions", **evidence)
+        return warning("native_core_off", message, f"unset {environment.PURE}", **data)
+    return ok("extensions_usable", f"traceable {facts.version} with all of its C extensions", **data)
 
 
 def check_packages(facts: Packages) -> Finding:
     """Check the packages that traceable needs: without numpy no recording can be read."""
-    evidence = {"versions": dict(facts.versions), "errors": dict(facts.errors)}
+    data = {"versions": dict(facts.versions), "errors": dict(facts.errors)}
     if facts.errors:
         message = "; ".join(f"{name} can't be imported: {error}" for name, error in facts.errors.items())
         fix = f"run `python -m pip install --force-reinstall {' '.join(facts.errors)}`"
-        return problem("package_not_importable", message, fix, **evidence)
+        return problem("package_not_importable", message, fix, **data)
     message = ", ".join(f"{name} {version or ''}".strip() for name, version in facts.versions.items())
-    return ok("packages_importable", message, **evidence)
+    return ok("packages_importable", message, **data)
 
 
 def check_nvtx(version: str | None, recorded: SelfTest | None, captured: SelfTest | None, cuda: Cuda) -> Finding:
@@ -308,15 +308,15 @@ def check_nvtx(version: str | None, recorded: SelfTest | None, captured: SelfTes
     if counts:
         listing = " and ".join(f"{read} of {emitted} ranges by {name}" for name, (read, emitted) in counts.items())
         message += f", recorded: {listing}"
-    evidence = {"version": version, "recorded": {name: read for name, (read, _) in counts.items()}}
+    data = {"version": version, "recorded": {name: read for name, (read, _) in counts.items()}}
     read, emitted = counts.get("nsys", (0, 0))
     if read < emitted:
         # Measured: 0.2.12 and later emit nothing under 2022.4 and 2023.4, 0.2.11 does.
         fix = "annotate with `import traceable as nvtx`, or use a newer nsys; traceable's own ranges are not affected"
         if cuda.devices:
-            return warning("nvtx_package_incompatible", message, fix, **evidence)
-        return note("nvtx_package_incompatible", message, fix, **evidence)
-    return ok("nvtx_usable", message, **evidence)
+            return warning("nvtx_package_incompatible", message, fix, **data)
+        return note("nvtx_package_incompatible", message, fix, **data)
+    return ok("nvtx_usable", message, **data)
 
 
 def check_recorder(nsys: Nsys, packages: Packages, test: SelfTest | None) -> Finding:
@@ -342,15 +342,15 @@ def check_nsys(facts: Nsys, driver: Driver) -> Finding:
             return warning("nsys_not_installed", missing, INSTALL_NSYS)
         return note("nsys_not_installed", missing, INSTALL_NSYS)
     message = f"nsys {tool.version} at {tool.executable}"
-    evidence = {"executable": str(tool.executable), "version": tool.version, "features": dict(facts.features)}
+    data = {"executable": str(tool.executable), "version": tool.version, "features": dict(facts.features)}
     supported = [feature for feature, has in facts.features.items() if has]
     unsupported = [feature for feature, has in facts.features.items() if not has]
     message += f" ({', '.join(supported)})" if supported else ""
     if "windows" in unsupported:
         fix = "use a newer nsys, or --collector recorder"
         message += ": it can't record windows (--steps, --control)"
-        return warning("nsys_without_windows", message, fix, **evidence)
-    return ok("nsys_usable", f"{message}; not: {', '.join(unsupported)}" if unsupported else message, **evidence)
+        return warning("nsys_without_windows", message, fix, **data)
+    return ok("nsys_usable", f"{message}; not: {', '.join(unsupported)}" if unsupported else message, **data)
 
 
 def check_importer(facts: Nsys) -> Finding | None:
@@ -360,16 +360,16 @@ def check_importer(facts: Nsys) -> Finding | None:
     if facts.importer is None:
         message = "QdstrmImporter was not found: nsys leaves a .qdstrm file, which can't be read here"
         return problem("importer_missing", message, _WHOLE)
-    evidence = {"path": str(facts.importer), "version": facts.importer_version, "error": facts.importer_error}
+    data = {"path": str(facts.importer), "version": facts.importer_version, "error": facts.importer_error}
     if facts.importer_error is not None:
         message = f"{facts.importer} does not start: {facts.importer_error}"
         fix = f"install its missing libraries: `ldd {facts.importer}` lists them"
-        return problem("importer_fails", message, fix, **evidence)
+        return problem("importer_fails", message, fix, **data)
     if not facts.has_matching_importer:
         message = f"{facts.importer} belongs to nsys {facts.importer_version}"
         message += f" and may not read streams of {facts.tool.version}"
-        return warning("importer_version_differs", message, _WHOLE, **evidence)
-    return ok("importer_usable", str(facts.importer), **evidence)
+        return warning("importer_version_differs", message, _WHOLE, **data)
+    return ok("importer_usable", str(facts.importer), **data)
 
 
 def check_nsys_capture(facts: Nsys, space: Space, packages: Packages, test: SelfTest | None) -> Finding | None:
@@ -383,7 +383,7 @@ def check_nsys_capture(facts: Nsys, space: Space, packages: Packages, test: Self
             f"none of {test.emitted} ranges was recorded: without the native core they go through the nvtx package"
         )
         message += ", which this nsys does not support"
-        return problem("nvtx_package_incompatible", message, "see `traceable` and `nvtx`", **_evidence(test))
+        return problem("nvtx_package_incompatible", message, "see `traceable` and `nvtx`", **_describe_self_test(test))
     # The likeliest reasons why nsys can't record have checks of their own.
     failed = [name for name, fails in {**space.shortages, "packages": bool(packages.errors)}.items() if fails]
     fix = f"see `{failed[0]}`" if failed else "see the output of `nsys profile -t nvtx python3 -c pass`"
@@ -398,18 +398,18 @@ def check_nsys_capture(facts: Nsys, space: Space, packages: Packages, test: Self
 
 
 def _check_self_test(test: SelfTest, fix: str) -> Finding:
-    evidence = _evidence(test)
+    data = _describe_self_test(test)
     if test.error is not None:
         message = f"a capture of {test.emitted} ranges failed: {test.error}"
-        return problem("capture_failed", message, fix, **evidence, error=test.error.as_dict)
+        return problem("capture_failed", message, fix, **data, error=test.error.as_dict)
     read = f"{test.read} of {test.emitted} ranges of a test program"
     if test.read != test.emitted:
-        return problem("ranges_missing", f"only {read} were read back", fix, **evidence)
+        return problem("ranges_missing", f"only {read} were read back", fix, **data)
     message = f"{read} were recorded and read back, in {test.seconds:.1f} s"
-    return ok("capture_complete", message, **evidence)
+    return ok("capture_complete", message, **data)
 
 
-def _evidence(test: SelfTest) -> dict[str, object]:
+def _describe_self_test(test: SelfTest) -> dict[str, object]:
     return {
         "emitted": test.emitted,
         "recorded": test.read,
@@ -422,8 +422,8 @@ def _evidence(test: SelfTest) -> dict[str, object]:
 def check_ncu(tool: Tool, driver: Driver) -> Finding:
     """Check Nsight Compute, which only `traceable ncu` uses."""
     if tool.executable is not None:
-        evidence = {"executable": str(tool.executable), "version": tool.version}
-        return ok("ncu_usable", f"ncu {tool.version} at {tool.executable}", **evidence)
+        data = {"executable": str(tool.executable), "version": tool.version}
+        return ok("ncu_usable", f"ncu {tool.version} at {tool.executable}", **data)
     if tool.exists:
         return problem("ncu_unusable", f"ncu is not usable: {tool.error}", tool.remedy)
     if driver.present:
@@ -435,21 +435,21 @@ def check_ncu(tool: Tool, driver: Driver) -> Finding:
 def check_cuda_driver(driver: Driver, machine: Machine, cuda: Cuda) -> Finding:
     """Check NVIDIA's driver and its library."""
     version = ".".join(map(str, cuda.version)) if cuda.version else None
-    evidence = {"version": driver.version, "cuda": version, "cuInit": cuda.result, "error": cuda.error}
+    data = {"version": driver.version, "cuda": version, "cuInit": cuda.result, "error": cuda.error}
     if not driver.present:
-        return ok("no_gpu", "no NVIDIA GPU: there is no GPU work to record", **evidence)
+        return ok("no_gpu", "no NVIDIA GPU: there is no GPU work to record", **data)
     name = f"driver {driver.version}" if driver.version else "a GPU's device files"
     if cuda.error is not None:
         fix = "install the driver's libcuda1"
         if machine.container:
             fix = "start the container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=all"
         message = f"{name}, but CUDA can't be used: {cuda.error}"
-        return warning("libcuda_not_loadable", message, fix, **evidence)
+        return warning("libcuda_not_loadable", message, fix, **data)
     if cuda.result:
         other = Message("cuda_init_failed", f"cuInit returns {cuda.result}"), "see `nvidia-smi` and `dmesg`"
         what, fix = _CUINIT_ERRORS.get(cuda.result, other)
-        return warning(what.code, f"{name}, but {what}", fix, **evidence)
-    return ok("cuda_driver_usable", f"{name}, CUDA {version}", **evidence)
+        return warning(what.code, f"{name}, but {what}", fix, **data)
+    return ok("cuda_driver_usable", f"{name}, CUDA {version}", **data)
 
 
 def check_gpus(cuda: Cuda, facts: Nsys, running: RunningProfilers) -> Finding | None:
@@ -458,7 +458,7 @@ def check_gpus(cuda: Cuda, facts: Nsys, running: RunningProfilers) -> Finding | 
         return None
     counts = Counter(f"{one.name} ({_dotted(one.capability)})" for one in cuda.devices)
     message = ", ".join(f"{count} x {name}" for name, count in counts.items())
-    evidence = {
+    data = {
         "devices": [{"name": one.name, "compute_capability": _dotted(one.capability)} for one in cuda.devices],
         "mps": running.mps,
         "cupti": [_dotted(one) for one in facts.cupti],
@@ -466,13 +466,13 @@ def check_gpus(cuda: Cuda, facts: Nsys, running: RunningProfilers) -> Finding | 
     unknown = next(filter(None, (_unknown(one, facts) for one in cuda.devices)), None)
     if unknown:
         message += f"; {unknown}: its kernels may not be recorded"
-        return warning(unknown.code, message, "use another nsys", **evidence)
+        return warning(unknown.code, message, "use another nsys", **data)
     shared = "MPS" if running.mps else "MIG" if any(one.is_slice for one in cuda.devices) else None
     if shared and facts.supports_cuda_sw and max(one.capability for one in cuda.devices) >= BLACKWELL:
         fix = "run with --nsys-args='--trace=cuda-sw,nvtx'"
         message += f", under {shared}: nsys can't use the hardware trace of the GPU"
-        return warning("hardware_trace_unavailable", message, fix, **evidence)
-    return ok("gpus_supported", f"{message}, under {shared}" if shared else message, **evidence)
+        return warning("hardware_trace_unavailable", message, fix, **data)
+    return ok("gpus_supported", f"{message}, under {shared}" if shared else message, **data)
 
 
 def _unknown(device: Device, facts: Nsys) -> Message | None:
@@ -496,14 +496,14 @@ def check_gpu_counters(driver: Driver, machine: Machine, cuda: Cuda) -> Finding 
     """Check whether this user may read the GPU's counters, as ncu and `--trace-preset full` do."""
     if not cuda.devices:
         return None
-    evidence = {"RmProfilingAdminOnly": driver.admin_only}
+    data = {"RmProfilingAdminOnly": driver.admin_only}
     if driver.admin_only and not machine.has_capability(CAP_SYS_ADMIN):
         message = "GPU counters are restricted to administrators (RmProfilingAdminOnly 1): ncu fails, and"
         message += " `--trace-preset full` lacks them"
         fix = "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run with CAP_SYS_ADMIN"
         fix += " (docker run --cap-add SYS_ADMIN)"
-        return note("counters_not_permitted", message, fix, **evidence)
-    return ok("counters_permitted", "GPU counters are readable", **evidence)
+        return note("counters_not_permitted", message, fix, **data)
+    return ok("counters_permitted", "GPU counters are readable", **data)
 
 
 def check_cpu_samples(machine: Machine, nsys: Nsys) -> Finding:
@@ -513,25 +513,25 @@ def check_cpu_samples(machine: Machine, nsys: Nsys) -> Finding:
         if machine.perf_event_paranoid is None
         else f"perf_event_paranoid {machine.perf_event_paranoid}"
     )
-    evidence = {"perf_event_paranoid": machine.perf_event_paranoid, "nsys": nsys.no_samples_reason}
+    data = {"perf_event_paranoid": machine.perf_event_paranoid, "nsys": nsys.no_samples_reason}
     if not nsys.usable:
-        return ok("samples_need_nsys", f"{level}; only nsys samples the CPU", **evidence)
+        return ok("samples_need_nsys", f"{level}; only nsys samples the CPU", **data)
     if nsys.no_samples_reason is None:
-        return ok("samples_permitted", f"{level}; nsys can sample the CPU", **evidence)
+        return ok("samples_permitted", f"{level}; nsys can sample the CPU", **data)
     message = f"{level}; no CPU samples, which only `--trace-preset python` and `full` need: {nsys.no_samples_reason}"
     if nsys.hangs_with_samples:
-        return note("samples_hang_nsys", message, "use nsys 2023 or newer if you need them", **evidence)
+        return note("samples_hang_nsys", message, "use nsys 2023 or newer if you need them", **data)
     if machine.perf_event_paranoid is None:
         fix = "use a kernel or a sandbox with perf events if you need them"
-        return note("no_perf_events", message, fix, **evidence)
+        return note("no_perf_events", message, fix, **data)
     if machine.perf_event_paranoid > 2 and not (
         machine.has_capability(CAP_SYS_ADMIN) or machine.has_capability(CAP_PERFMON)
     ):
         fix = "run `sysctl kernel.perf_event_paranoid=2` as root on the host"
         fix += ", or start the container with --cap-add PERFMON"
-        return note("perf_event_paranoid", message, fix, **evidence)
+        return note("perf_event_paranoid", message, fix, **data)
     fix = "see `nsys status --environment`; a container's seccomp profile may deny it"
-    return note("samples_not_permitted", message, fix, **evidence)
+    return note("samples_not_permitted", message, fix, **data)
 
 
 def check_system(facts: Machine) -> Finding:
@@ -539,64 +539,64 @@ def check_system(facts: Machine) -> Finding:
     admin = "with" if facts.has_capability(CAP_SYS_ADMIN) else "without"
     inside = f", in a container ({facts.container}) {admin} CAP_SYS_ADMIN" if facts.container else ""
     message = f"{facts.system} {facts.kernel}{inside}"
-    evidence = {
+    data = {
         "kernel": facts.kernel,
         "wsl": facts.wsl,
         "container": facts.container,
         "capabilities": None if facts.capabilities is None else f"{facts.capabilities:#x}",
     }
     if facts.system != "Linux":
-        return problem("not_linux", message, "use Linux: traceable records nowhere else", **evidence)
+        return problem("not_linux", message, "use Linux: traceable records nowhere else", **data)
     if facts.wsl:
         return warning(
             "inside_wsl",
             f"{message}, under Windows (WSL): nsys can't record CPU samples or GPU counters here",
             "record those on native Linux",
-            **evidence,
+            **data,
         )
-    return ok("linux", message, **evidence)
+    return ok("linux", message, **data)
 
 
 def check_temporary_folder(space: Space, nsys: Nsys) -> Finding:
     """Check the folder in which nsys stores its data until the program ends."""
     place = space.temporary
     by = f" ({space.temporary_variable})" if space.temporary_variable else ""
-    message, evidence = f"{place.path}{by}, {place.free_text}", _of(place)
+    message, data = f"{place.path}{by}, {place.free_text}", _of(place)
     fix = "set TMPDIR to an existing, writable folder with free space, not mounted noexec"
     unusable = place.find_problem(TEMPORARY_BYTES)
     if space.fallback and nsys.usable:
         noexec = Message("folder_noexec", "is mounted noexec") if place.noexec else None
-        why = unusable or noexec or Message("low_space", f"has {place.free_text}")
-        return warning(why.code, f"{place.path}{by} {why}: nsys uses {space.fallback}", fix, **evidence)
+        reason = unusable or noexec or Message("low_space", f"has {place.free_text}")
+        return warning(reason.code, f"{place.path}{by} {reason}: nsys uses {space.fallback}", fix, **data)
     if unusable and nsys.usable:
-        return problem(unusable.code, f"{place.path}{by} {unusable}: nsys does not start", fix, **evidence)
+        return problem(unusable.code, f"{place.path}{by} {unusable}: nsys does not start", fix, **data)
     if unusable:
-        return warning(unusable.code, f"{place.path}{by} {unusable}", fix, **evidence)
+        return warning(unusable.code, f"{place.path}{by} {unusable}", fix, **data)
     if place.noexec and nsys.usable:
         message += ", mounted noexec: some versions of nsys can't load their libraries then (2022.4.2 can)"
-        return warning("folder_noexec", message, "set TMPDIR to a folder that is not mounted noexec", **evidence)
+        return warning("folder_noexec", message, "set TMPDIR to a folder that is not mounted noexec", **data)
     if place.free_bytes < SPACE_BYTES:
-        return warning("low_space", f"{message}: a long recording may not fit", fix, **evidence)
-    return ok("folder_usable", message, **evidence)
+        return warning("low_space", f"{message}: a long recording may not fit", fix, **data)
+    return ok("folder_usable", message, **data)
 
 
 def check_output_folder(space: Space) -> Finding:
     """Check the output directory of runs."""
     place, limit = space.output, space.file_limit_bytes
-    message, evidence = f"{place.path}, {place.free_text}", {**_of(place), "file_limit_bytes": limit}
+    message, data = f"{place.path}, {place.free_text}", {**_of(place), "file_limit_bytes": limit}
     unusable = place.find_problem(OUTPUT_BYTES)
     if unusable:
         where = "" if place.nearest_existing == place.path else f": {place.nearest_existing}"
         fix = "choose another one with `traceable run -o`"
-        return problem(unusable.code, f"{place.path}{where} {unusable}", fix, **evidence)
+        return problem(unusable.code, f"{place.path}{where} {unusable}", fix, **data)
     if limit is not None and limit < SPACE_BYTES:
         message += f", but files are limited to {format_bytes(limit)}"
         fix = "run `ulimit -f unlimited`; without it long recordings are truncated"
-        return warning("file_size_limited", message, fix, **evidence)
+        return warning("file_size_limited", message, fix, **data)
     if place.free_bytes < SPACE_BYTES:
         fix = "free some space, or choose another directory with -o"
-        return warning("low_space", f"{message}: a long recording may not fit", fix, **evidence)
-    return ok("folder_usable", message, **evidence)
+        return warning("low_space", f"{message}: a long recording may not fit", fix, **data)
+    return ok("folder_usable", message, **data)
 
 
 def check_shared_memory(space: Space, nsys: Nsys) -> Finding | None:
@@ -616,27 +616,25 @@ def _of(place: Folder) -> dict[str, object]:
 
 def check_torch(facts: Torch, cuda: Cuda) -> Finding:
     """Check which GPUs torch was built for."""
-    evidence = {"version": facts.version, "cuda": facts.cuda, "hip": facts.hip}
+    data = {"version": facts.version, "cuda": facts.cuda, "hip": facts.hip}
     if facts.version is None:
-        return ok("torch_not_installed", "torch is not installed", **evidence)
+        return ok("torch_not_installed", "torch is not installed", **data)
     if facts.hip:
         message = f"torch {facts.version} is built for AMD GPUs, which nsys does not support"
         fix = "use --collector recorder for the ranges, and AMD's rocprof for the GPU"
-        return warning("torch_for_amd", message, fix, **evidence)
+        return warning("torch_for_amd", message, fix, **data)
     if facts.cuda is None:
         message = f"torch {facts.version} is built without CUDA: it can't use a GPU, and torch.cuda.nvtx raises"
         if cuda.devices:
             fix = "install a build with CUDA; annotate with traceable"
-            return warning("torch_without_cuda", message, fix, **evidence)
-        return ok("torch_without_cuda", f"{message} (traceable's own annotations work)", **evidence)
+            return warning("torch_without_cuda", message, fix, **data)
+        return ok("torch_without_cuda", f"{message} (traceable's own annotations work)", **data)
     message = f"torch {facts.version} for CUDA {facts.cuda}"
     if cuda.devices and cuda.version and int(facts.cuda.partition(".")[0]) > cuda.version[0]:
         supported = ".".join(map(str, cuda.version))
         message += f", but the driver supports CUDA {supported}: torch can't use the GPU"
-        return warning(
-            "torch_cuda_too_new", message, "update the driver, or install torch for an older CUDA", **evidence
-        )
-    return ok("torch_with_cuda", f"{message}, with its NVTX", **evidence)
+        return warning("torch_cuda_too_new", message, "update the driver, or install torch for an older CUDA", **data)
+    return ok("torch_with_cuda", f"{message}, with its NVTX", **data)
 
 
 def check_environment(facts: Variables) -> list[Finding]:
@@ -697,19 +695,19 @@ def _check_variables(facts: Variables, environ: Mapping[str, str]) -> Iterator[F
 def check_other_profilers(running: RunningProfilers, driver: Driver) -> Finding:
     """Check for other profilers on this machine, as far as /proc shows them."""
     names = sorted({name for _, name in running.profilers})
-    evidence = {"processes": [{"pid": pid, "name": name} for pid, name in running.profilers]}
+    data = {"processes": [{"pid": pid, "name": name} for pid, name in running.profilers]}
     if not names:
-        return ok("no_other_profiler", "no other profiler is visible", **evidence)
+        return ok("no_other_profiler", "no other profiler is visible", **data)
     message = f"running: {', '.join(f'{name} ({_pids(running.profilers, name)})' for name in names)}"
     if driver.present and any(name.startswith(("nv-hostengine", "dcgm")) for name in names):
         message += "; DCGM may be using the GPU counters, and ncu and nsys then can't read them"
         fix = "run `dcgmi profile --pause` while you profile, and --resume after"
-        return warning("dcgm_running", message, fix, **evidence)
+        return warning("dcgm_running", message, fix, **data)
     if driver.present and any(name.startswith(("ncu", "nv-nsight-cu")) for name in names):
         message += "; ncu slows down its GPU for all processes"
-        return warning("ncu_running", message, "wait until it has ended", **evidence)
+        return warning("ncu_running", message, "wait until it has ended", **data)
     # CUPTI supports one profiler per process: one in another process does not interfere.
-    return ok("other_profilers_harmless", f"{message}; each uses CUPTI only in its own target", **evidence)
+    return ok("other_profilers_harmless", f"{message}; each uses CUPTI only in its own target", **data)
 
 
 def _pids(processes: Sequence[tuple[int, str]], name: str) -> str:

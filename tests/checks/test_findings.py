@@ -44,7 +44,7 @@ SLOWLY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthC
 """Traces are drawn event by event, which on a busy machine takes longer than hypothesis likes."""
 
 
-def works(trace: Trace) -> bool:
+def has_gpu_work(trace: Trace) -> bool:
     return any(map(len, (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)))
 
 
@@ -70,7 +70,7 @@ def device(number: int, name: str) -> model.Device:
 @st.composite
 def asked(draw: Any, *, apart: bool = True) -> tuple[Trace, dict[str, dict[str, float]]]:
     """A trace with GPU work, some of whose ranges are steps, and thresholds; perhaps with time between windows."""
-    trace = draw(gpu_traces().filter(works))
+    trace = draw(gpu_traces().filter(has_gpu_work))
     first = "step" if draw(st.sampled_from([True, True, True, False])) else "a"
     second, third = draw(st.sampled_from([("b", "c"), ("layer.1", "layer.12")]))
     trace = replace(trace, names=(first, second, third, *trace.names[3:]), devices=draw(devices()))
@@ -82,7 +82,7 @@ def asked(draw: Any, *, apart: bool = True) -> tuple[Trace, dict[str, dict[str, 
     return trace, {rule.name: {one.name: draw(UNITS[one.unit]) for one in rule.thresholds} for rule in RULES}
 
 
-def told(rule: Any, evidence: Evidence, values: dict[str, float]) -> list[Finding] | None:
+def run_rule(rule: Any, evidence: Evidence, values: dict[str, float]) -> list[Finding] | None:
     try:
         found: list[Finding] = rule.run(evidence, values)
     except MissingDataError:
@@ -125,7 +125,7 @@ def test_each_rule_finds_what_its_oracle_does(rule: Any, drawn: Any, stepping: b
     # What wins too little is left out elsewhere, but for statements.
     values = {**thresholds[rule.name], "share": thresholds[rule.name]["share"] if rule.name in STATEMENTS else 0.0}
     with mock.patch("traceable.checks.performance_rules.evidence.LAUNCH_LATENCY_NS", latency_ns):
-        found = told(rule, evidence, values)
+        found = run_rule(rule, evidence, values)
     expected = ORACLES[rule.name](Facts(trace, ask, latency_ns), values)
     if expected is UNSUPPORTED:
         assert found is UNSUPPORTED
@@ -156,7 +156,7 @@ def test_the_most_to_be_won_comes_first_and_nothing_wins_more_than_there_is(draw
     trace, thresholds = drawn
     flat = {f"{rule}.{name}": value for rule, names in thresholds.items() for name, value in names.items()}
     evidence = Evidence(Context(trace), lambda _: steps(Context(trace)))
-    each = {rule.name: told(rule, evidence, thresholds[rule.name]) for rule in RULES}
+    each = {rule.name: run_rule(rule, evidence, thresholds[rule.name]) for rule in RULES}
     # Some rules support any trace with GPU work, so that it is always answered.
     answer = findings(Context(trace), thresholds=flat)
     start, end = trace.extent_ns() or (0, 0)
@@ -733,7 +733,7 @@ def test_the_names_of_ranges_may_be_of_any_length_and_the_sentence_stays_short()
 
 # -- real captures
 
-SAID = {
+EXPECTED = {
     "a100-cuda-graphs-graph-level": [],
     "a100-lm-training": ["launch_bound", "launch_bound", "sync_in_hot_range"],
     # Its waits and pageable copies are those of its load.
@@ -745,12 +745,12 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_what_is_said_of_a_capture(captures: Path, name: str) -> None:
     context = Context(load(captures / "nsys" / f"{name}.sqlite"))
     answer = findings(context)
     start, end = find_steady_interval(steps(context))
-    assert [row["code"] for row in answer.rows()] == SAID[name]
+    assert [row["code"] for row in answer.rows()] == EXPECTED[name]
     assert all(0 < row["potential_saving_ns"] <= end - start for row in answer.rows())
 
 

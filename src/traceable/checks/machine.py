@@ -24,7 +24,6 @@ import traceable
 from traceable import _native
 from traceable.analysis.units import format_bytes
 from traceable.collectors import gpu_device
-from traceable.collectors.nsys import privacy
 from traceable.errors import Message
 from traceable.launch.provenance import get_package_version
 from traceable.protocol import environment
@@ -361,6 +360,8 @@ def inspect_space(output: Path) -> Space:
     Args:
         output: the output directory of runs.
     """
+    from traceable.collectors.nsys import privacy  # a run, which needs `inspect_machine` only, does not load it
+
     variable = next((name for name in ("TMPDIR", "TMP", "TEMP") if os.environ.get(name)), None)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     usual = Path(os.environ[variable] if variable else "/tmp")

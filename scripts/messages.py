@@ -2,9 +2,9 @@
 
     python scripts/messages.py > docs/messages.md
 
-A code is the first argument of what makes a message: a class of traceable's errors, `Message`, `warn_once`, one of the
-doctor's states, or `say` where nothing else is loaded, in Python and in C. What a text is made of while the program
-runs stands in braces.
+A code is the first argument of what makes a message: a class of traceable's errors, `Message`, `warn_once`, a finding
+of `checks/`, or `say` where nothing else is loaded, in Python and in C. Texts that are filled in at run time are in
+braces.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _LOG_IN_C = re.compile(r'\blog_message\(\s*"(?P<code>[^"]*)",\s*"(?P<text>[^"]*)
 _ROOTS = {"TraceableError", "CauseError"}
 _MAKERS = {"Message", "warn_once"}
 _BARE = {"say", "_say"}
-_DOCTOR = {"ok", "note", "warning", "problem"}
-_DOCTOR_FILES = "doctor*.py"
+_FINDINGS = {"Finding", "ok", "note", "warning", "problem"}
+_FINDING_FILES = "checks/*.py"
 
 _HEAD = """\
 # Messages and their codes
 
 Each message, note and error ends with its code in brackets on the terminal, has it as `code` in JSON (`--json`,
 `run.json`, `report.json`) and as the attribute `code` of the error. A code stays what it is while its words change.
-Performance findings are known by their rule ([findings.md](findings.md)), causes of a loss by their name
-([diagnosis.md](diagnosis.md)), windows by their outcome ([windows.md](windows.md)).
+The code of a performance finding is its rule ([findings.md](findings.md)); the causes of missing data are described in
+[diagnosis.md](diagnosis.md), the outcomes of windows in [windows.md](windows.md).
 
 What stands in braces is filled in. This page is printed by `python scripts/messages.py`.
 
@@ -66,7 +66,7 @@ def sites(sources: Path = SOURCES) -> list[Site]:
     python = [
         site
         for path, tree in trees.items()
-        for site in _in(tree, path, errors, errors | _MAKERS | (_DOCTOR if path.match(_DOCTOR_FILES) else set()))
+        for site in _in(tree, path, errors, errors | _MAKERS | (_FINDINGS if path.match(_FINDING_FILES) else set()))
     ]
     return python + [site for path in sorted((sources / "_native").glob("recorder*.c")) for site in _in_c(path)]
 
@@ -106,7 +106,7 @@ def _in(tree: ast.Module, path: Path, errors: set[str], makers: set[str]) -> Ite
             f"{path.relative_to(SOURCES.parent)}:{node.lineno}",
             _code(code),
             texts[0] if texts else "",
-            texts[1] if len(texts) > 1 and (name in errors or name in _DOCTOR) else "",
+            texts[1] if len(texts) > 1 and (name in errors or name in _FINDINGS) else "",
         )
 
 

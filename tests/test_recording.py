@@ -95,8 +95,8 @@ def test_thresholds_say_when_a_finding_is_said_and_the_answer_is_kept(recording:
     assert recording.findings() is recording.findings(thresholds={}) is said
     strict = recording.findings(thresholds={"pageable_copies.bytes": 4_097})
     lax = recording.findings(thresholds={"pageable_copies.bytes": 4_096})
-    assert "pageable_copies" not in [row["rule"] for row in (*said.rows(), *strict.rows())]
-    assert [row["count"] for row in lax.rows() if row["rule"] == "pageable_copies"] == [STEPS, STEPS]
+    assert "pageable_copies" not in [row["code"] for row in (*said.rows(), *strict.rows())]
+    assert [row["count"] for row in lax.rows() if row["code"] == "pageable_copies"] == [STEPS, STEPS]
     with pytest.raises(UsageError, match=r"pageable_copies\.bytes\?.*\[threshold_not_found\]"):
         recording.findings(thresholds={"pageable_copies.byte": 1})
 

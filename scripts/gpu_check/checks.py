@@ -694,14 +694,14 @@ def finding(rule: str, bench: Bench) -> str:
 def doctor(bench: Bench) -> str:
     """Command `traceable doctor` identifies the driver and the GPU."""
     done = execute([sys.executable, "-m", "traceable", "doctor", "-o", str(bench.work / "runs"), "--json"], bench.work)
-    lines = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+    findings = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
     bench.need_gpu()
-    driver, gpus = lines["cuda driver"], lines.get("gpus")
-    if driver["state"] != "ok":
-        raise Failed(f"the state of the CUDA driver is {driver['state']}: {driver['found']}")
+    driver, gpus = findings["cuda driver"], findings.get("gpus")
+    if driver["severity"] != "ok":
+        raise Failed(f"the CUDA driver is not usable: {driver['message']}")
     if gpus is None:
         raise Failed("doctor lists no GPU")
-    return f"{driver['found']}; {gpus['found']}"[:160]
+    return f"{driver['message']}; {gpus['message']}"[:160]
 
 
 def check_everything(plain: oracle.Plain) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpu_check.checks import MARKER, PROGRAMS, environment
 from gpu_check.harness import CUDA, Machine
-from traceable.checks import machine_facts, probes
+from traceable.checks import machine, probes
 from traceable.errors import CollectorError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def _no_gpu(facts: dict[str, object]) -> str | None:
         cuda = probes.probe_cuda()
     except CollectorError as error:
         return f"no GPU: {error.problem}"
-    facts["driver"] = machine_facts.inspect_driver().version
+    facts["driver"] = machine.inspect_driver().version
     facts["driver_cuda"] = ".".join(map(str, cuda.version)) if cuda.version else None
     if cuda.error is not None:
         return "no GPU: the CUDA driver library is not installed"
@@ -69,7 +69,7 @@ def _examine_packages(missing: dict[str, str]) -> None:
 def _examine_extensions(missing: dict[str, str]) -> None:
     problem = _build()
     why = f": {problem}" if problem else ""
-    parts = machine_facts.inspect_extensions()
+    parts = machine.inspect_extensions()
     absent = {*parts.missing, *dict(parts.broken)}
     if "_recorder" in absent:
         missing["recorder"] = f"the embedded recorder is not built{why}"
@@ -109,7 +109,7 @@ def _include_folders() -> list[Path]:
 
 
 def _examine_torch(device: str, missing: dict[str, str], facts: dict[str, object]) -> None:
-    torch = machine_facts.inspect_torch()
+    torch = machine.inspect_torch()
     facts["torch"] = torch.version
     if torch.version is None:
         missing["torch"] = "torch is not installed"

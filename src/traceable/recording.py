@@ -343,10 +343,11 @@ class Recording:
         key = question, repr(sorted((name, value) for name, value in options.items() if value))
         if key in self._cache:
             return self._cache[key]
-        compute = getattr(importlib.import_module(f"traceable.analysis.{question}"), question)
-        self._report(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
+        module = f"traceable.analysis.{question}"
         if question == "findings":
-            options["get_view"] = self.query
+            module, options["get_view"] = "traceable.checks.performance", self.query
+        compute = getattr(importlib.import_module(module), question)
+        self._report(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
         table: Table = compute(self.context, **options)
         if question in _CACHED:
             self._cache[key] = table

@@ -12,7 +12,6 @@ from tests.analysis.made import ACTIVE, DOMAIN, GENERATOR, NAMES, packed, rows_o
 from tests.analysis.messages import numbers
 
 from traceable.analysis.context import Context
-from traceable.analysis.findings import findings
 from traceable.analysis.loop_blocks import (
     find_blocked_coroutines,
     find_blocks,
@@ -20,7 +19,9 @@ from traceable.analysis.loop_blocks import (
     find_longest_instances,
     find_loop_segments,
 )
-from traceable.analysis.rules.evidence import Evidence, Finding
+from traceable.checks.finding import Finding
+from traceable.checks.performance import findings
+from traceable.checks.performance_rules.evidence import Evidence
 from traceable.errors import MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
@@ -152,14 +153,14 @@ def test_what_waits_is_what_goes_on_right_after_the_block() -> None:
 
 def found_in(trace: Trace, **thresholds: float) -> list[dict[str, Any]]:
     answer = findings(Context(trace), thresholds={f"blocked_event_loop.{k}": v for k, v in thresholds.items()})
-    return [row for row in answer.rows() if row["rule"] == "blocked_event_loop"]
+    return [row for row in answer.rows() if row["code"] == "blocked_event_loop"]
 
 
 def test_the_finding_names_the_culprit_and_what_waited() -> None:
     (row,) = found_in(shifted(audited()))
     assert (row["range"], row["count"], row["potential_saving_ns"], row["scope"]) == ("b", 1, 41 * 10**6, "recording")
-    assert numbers(row["sentence"]) == numbers("41.00 ms, 1, 3, 41.00 ms")
-    assert all(name in row["sentence"] for name in ("3 a;", "c (once"))
+    assert numbers(row["message"]) == numbers("41.00 ms, 1, 3, 41.00 ms")
+    assert all(name in row["message"] for name in ("3 a;", "c (once"))
     assert found_in(shifted(audited()), block=41_000)
     assert not found_in(shifted(audited()), block=41_001)
 
@@ -170,7 +171,7 @@ def test_a_block_is_counted_among_the_ranges_of_its_own_process() -> None:
     both = replace(trace, ranges=table(model.Ranges, [*rows_of(trace.ranges), *elsewhere]))
     assert len({both.threads[thread].process for thread in both.ranges.thread}) == 2
     (row,) = found_in(both)
-    assert "1 of 3 a;" in row["sentence"]
+    assert "1 of 3 a;" in row["message"]
 
 
 def test_plain_generators_hold_no_loop() -> None:
@@ -180,9 +181,9 @@ def test_plain_generators_hold_no_loop() -> None:
 
 
 def rule_finds(evidence: Evidence) -> list[Finding]:
-    from traceable.analysis.rules.blocked_event_loop import BLOCKED_EVENT_LOOP
+    from traceable.checks.performance_rules.blocked_event_loop import BLOCKED_EVENT_LOOP
 
-    return BLOCKED_EVENT_LOOP.find(evidence, {"block": 1, "share": 0})
+    return BLOCKED_EVENT_LOOP.run(evidence, {"block": 1, "share": 0})
 
 
 def test_outside_every_range_the_callback_is_named() -> None:
@@ -190,6 +191,6 @@ def test_outside_every_range_the_callback_is_named() -> None:
     row |= {"clipped": False, "payload": 1, "has_payload": True, "identity": NULL, "fields": -1}
     trace = replace(trace_of(ranges=table(model.Ranges, [{**row, "start_ns": 1, "end_ns": 10**8}])), names=LOOP_NAMES)
     (found,) = found_in(trace)
-    assert found["sentence"].startswith("c (a callback, ")
-    assert "100.0 ms" in numbers(found["sentence"])
+    assert found["message"].startswith("c (a callback, ")
+    assert "100.0 ms" in numbers(found["message"])
     assert found["range"] is None

@@ -1,4 +1,4 @@
-"""`traceable doctor` as it is typed: on this machine, without nsys, with nsys broken, and stopped half-way."""
+"""The command `traceable doctor`: on this machine, without nsys, with a broken nsys, and interrupted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from traceable._native import find_recorder_library
-from traceable.checks import machine_facts
-from traceable.checks.machine_findings import STATES
+from traceable.checks import machine
+from traceable.checks.finding import SEVERITIES
+from traceable.cli.doctor import EXIT_CODES
 from traceable.collectors.nsys import install as nsys_install
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
@@ -25,8 +26,8 @@ HIDE = """
 from traceable.collectors.nsys import install as nsys_install
 nsys_install.INSTALL_FOLDERS = nsys_install.IMPORTER_FOLDERS = ()
 """
-"""A `sitecustomize` after which nsys and its importer are found on PATH and beside each other only, as on a machine
-where they are in no install folder."""
+"""A `sitecustomize` after which nsys and its importer are found on PATH and next to each other only, as on a machine
+without them in an install folder."""
 
 
 @pytest.fixture
@@ -46,8 +47,8 @@ def environ(tmp_path: Path, temporary: Path) -> dict[str, str]:
 
 @pytest.fixture
 def core() -> None:
-    """Without the native core nsys 2022 and 2023 hear nothing: `doctor` then rightly says so."""
-    if "_core" in machine_facts.inspect_extensions().missing:
+    """Without the native core nsys 2022 and 2023 record nothing, as `doctor` reports."""
+    if "_core" in machine.inspect_extensions().missing:
         pytest.skip("the native core was not built")
 
 
@@ -73,16 +74,18 @@ def doctor(tmp_path: Path) -> Doctor:
     return call
 
 
-def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object]]:
-    """The lines of `--json` by their names; of several of one name the last."""
+def findings_by_check(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, object]]:
+    """The findings of `--json` by the name of their check; of several the last."""
     assert done.stderr == ""
     document = json.loads(done.stdout)
-    assert document["schema"] == "traceable.doctor/1"
-    assert all(set(one) == {"name", "state", "code", "message", "fix", "evidence"} for one in document["checks"])
-    assert all((one["fix"] is None) == (one["state"] == "ok") for one in document["checks"])
-    assert document["state"] == max((one["state"] for one in document["checks"]), key=list(STATES).index)
-    assert done.returncode == STATES[document["state"]]
-    return {one["name"]: one for one in document["checks"]}
+    assert document["schema"] == "traceable.doctor/2"
+    findings = document["findings"]
+    keys = {"check", "severity", "code", "certainty", "message", "fix", "evidence", "data"}
+    assert all(set(one) == keys for one in findings)
+    assert all((one["fix"] is None) == (one["severity"] == "ok") for one in findings)
+    assert document["severity"] == max((one["severity"] for one in findings), key=SEVERITIES.index)
+    assert done.returncode == EXIT_CODES[document["severity"]]
+    return {one["check"]: one for one in findings}
 
 
 def nothing_is_left(tmp_path: Path, temporary: Path) -> bool:
@@ -90,23 +93,23 @@ def nothing_is_left(tmp_path: Path, temporary: Path) -> bool:
 
 
 def test_on_this_machine(doctor, environ, nsys, core, tmp_path, temporary):
-    said = checks(doctor(environ, "--json"))
-    assert said["nsys"]["evidence"]["executable"] == nsys
-    assert nsys in said["nsys"]["message"]
-    assert said["nsys importer"]["code"] == "importer_usable"
-    assert said["nsys importer"]["message"].endswith("/QdstrmImporter")
+    findings = findings_by_check(doctor(environ, "--json"))
+    assert findings["nsys"]["data"]["executable"] == nsys
+    assert nsys in findings["nsys"]["message"]
+    assert findings["nsys importer"]["code"] == "importer_usable"
+    assert findings["nsys importer"]["message"].endswith("/QdstrmImporter")
     names = ["nsys capture"] if find_recorder_library() is None else ["nsys capture", "recorder"]
     for name in names:
-        assert (said[name]["state"], said[name]["code"]) == ("ok", "capture_complete")
-        assert "20 of 20" in said[name]["message"]
-        assert said[name]["evidence"]["recorded"] == said[name]["evidence"]["emitted"] == 20
-    assert sys.executable in said["python"]["message"]
-    assert said["temporary"]["evidence"]["path"] == str(temporary)
-    assert said["output"]["evidence"]["path"] == str(tmp_path / "here" / "traceable-runs")
+        assert (findings[name]["severity"], findings[name]["code"]) == ("ok", "capture_complete")
+        assert "20 of 20" in findings[name]["message"]
+        assert findings[name]["data"]["recorded"] == findings[name]["data"]["emitted"] == 20
+    assert sys.executable in findings["python"]["message"]
+    assert findings["temporary"]["data"]["path"] == str(temporary)
+    assert findings["output"]["data"]["path"] == str(tmp_path / "here" / "traceable-runs")
     assert nothing_is_left(tmp_path, temporary)
 
 
-def test_without_nsys_the_recorder_is_tried_and_what_is_lost_is_said(doctor, hidden, tmp_path, temporary):
+def test_without_nsys_the_recorder_is_tested_and_a_note_names_the_loss(doctor, hidden, tmp_path, temporary):
     if find_recorder_library() is None:
         pytest.skip("the embedded recorder was not built")
     done = doctor({**hidden, "PATH": str(tmp_path), "TRACEABLE_DISABLE": "1", "TRACEABLE_STEPS": "5:6"})
@@ -118,8 +121,7 @@ def test_without_nsys_the_recorder_is_tried_and_what_is_lost_is_said(doctor, hid
     assert lines[place + 1][0] == "fix:"
     assert "scripts/install-nsys.sh" in lines[place + 1][1]
     assert not [line for line in lines if line[1:] and line[1].startswith(("nsys importer", "nsys capture"))]
-    # What the user's own variables do to a run is a line of its own, and no fault of the recorder's. Of what is well
-    # no code is printed.
+    # The user's own variables are a finding of their own, and don't change the self-test. No code follows an `ok`.
     assert re.search(r"^ok       recorder         20 of 20 [^\[]*$", done.stdout, re.MULTILINE)
     line = r"^warning  environment      TRACEABLE_DISABLE .* \[annotations_disabled\]$"
     assert re.search(line, done.stdout, re.MULTILINE)
@@ -135,7 +137,7 @@ def without_importer(nsys: str, tmp_path: Path) -> Path:
     home = tmp_path / "install" / target.name
     home.mkdir(parents=True)
     for entry in target.iterdir():
-        # nsys looks for its importer beside where its own file really is.
+        # nsys looks for its importer next to its own file, links resolved.
         shutil.copy2(entry, home / entry.name) if entry.name.startswith("nsys") else (home / entry.name).symlink_to(
             entry
         )
@@ -143,39 +145,42 @@ def without_importer(nsys: str, tmp_path: Path) -> Path:
 
 
 def test_without_the_importer_a_run_would_be_lost(doctor, hidden, without_importer, tmp_path, temporary):
-    said = checks(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
-    assert said["nsys"]["state"] == "ok"
-    assert (said["nsys importer"]["state"], said["nsys importer"]["code"]) == ("problem", "importer_missing")
-    assert "QdstrmImporter" in said["nsys importer"]["message"]
-    assert "scripts/install-nsys.sh" in said["nsys importer"]["fix"]
-    assert (said["nsys capture"]["state"], said["nsys capture"]["code"]) == ("problem", "capture_failed")
-    assert ".qdstrm" in said["nsys capture"]["message"]
-    assert said["nsys capture"]["fix"] == "see `nsys importer`"
+    findings = findings_by_check(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
+    assert findings["nsys"]["severity"] == "ok"
+    assert (findings["nsys importer"]["severity"], findings["nsys importer"]["code"]) == ("problem", "importer_missing")
+    assert "QdstrmImporter" in findings["nsys importer"]["message"]
+    assert "scripts/install-nsys.sh" in findings["nsys importer"]["fix"]
+    assert (findings["nsys capture"]["severity"], findings["nsys capture"]["code"]) == ("problem", "capture_failed")
+    assert ".qdstrm" in findings["nsys capture"]["message"]
+    assert findings["nsys capture"]["fix"] == "see `nsys importer`"
     assert nothing_is_left(tmp_path, temporary)
 
 
-def test_an_importer_that_nsys_itself_does_not_find_is_used_and_said(doctor, environ, core, without_importer):
+def test_an_importer_that_nsys_itself_does_not_find_is_used_and_reported(doctor, environ, core, without_importer):
     importer = nsys_install.find_importer(nsys_install.find_nsys())
     assert importer is not None
     variables = {"TRACEABLE_NSYS": str(without_importer), "PATH": f"{importer.parent}:{environ['PATH']}"}
-    said = checks(doctor({**environ, **variables}, "--json"))
-    assert said["nsys importer"]["state"] == "ok"
-    assert (said["nsys capture"]["state"], said["nsys capture"]["code"]) == ("warning", "importer_not_linked")
-    assert "20 of 20" in said["nsys capture"]["message"]
-    assert str(importer) in said["nsys capture"]["message"]
+    findings = findings_by_check(doctor({**environ, **variables}, "--json"))
+    assert findings["nsys importer"]["severity"] == "ok"
+    assert (findings["nsys capture"]["severity"], findings["nsys capture"]["code"]) == (
+        "warning",
+        "importer_not_linked",
+    )
+    assert "20 of 20" in findings["nsys capture"]["message"]
+    assert str(importer) in findings["nsys capture"]["message"]
 
 
 def test_an_importer_that_lacks_a_library(doctor, hidden, without_importer, tmp_path):
     importer = without_importer.parents[1] / "host-linux-x64" / "QdstrmImporter"
     importer.parent.mkdir()
-    # It finds its libraries beside itself, and there are none beside the copy.
+    # It finds its libraries next to itself, and there are none next to the copy.
     shutil.copy2(nsys_install.find_importer(nsys_install.find_nsys()), importer)
-    said = checks(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
-    assert (said["nsys importer"]["state"], said["nsys importer"]["code"]) == ("problem", "importer_fails")
-    assert str(importer) in said["nsys importer"]["message"]
-    assert "error while loading shared libraries" in said["nsys importer"]["message"]
-    assert f"`ldd {importer}`" in said["nsys importer"]["fix"]
-    assert said["nsys capture"]["fix"] == "see `nsys importer`"
+    findings = findings_by_check(doctor({**hidden, "PATH": str(without_importer.parent)}, "--json"))
+    assert (findings["nsys importer"]["severity"], findings["nsys importer"]["code"]) == ("problem", "importer_fails")
+    assert str(importer) in findings["nsys importer"]["message"]
+    assert "error while loading shared libraries" in findings["nsys importer"]["message"]
+    assert f"`ldd {importer}`" in findings["nsys importer"]["fix"]
+    assert findings["nsys capture"]["fix"] == "see `nsys importer`"
 
 
 def test_a_full_folder_for_temporary_files(doctor, environ, nsys, temporary):
@@ -183,27 +188,30 @@ def test_a_full_folder_for_temporary_files(doctor, environ, nsys, temporary):
     inside = ("unshare", "-m", "sh", "-c", mount, "sh")
     if not shutil.which("unshare") or subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("this user may not mount anything")
-    said = checks(doctor(environ, "--json", before=inside))
-    assert (said["temporary"]["state"], said["temporary"]["code"]) == ("warning", "no_space")
-    assert said["temporary"]["message"].endswith(" /tmp")
-    assert "set TMPDIR" in said["temporary"]["fix"]
+    findings = findings_by_check(doctor(environ, "--json", before=inside))
+    assert (findings["temporary"]["severity"], findings["temporary"]["code"]) == ("warning", "no_space")
+    assert findings["temporary"]["message"].endswith(" /tmp")
+    assert "set TMPDIR" in findings["temporary"]["fix"]
 
 
 def test_a_folder_for_temporary_files_that_is_not_there(doctor, environ, nsys, tmp_path):
     absent = tmp_path / "absent"
-    said = checks(doctor({**environ, "TMPDIR": str(absent)}, "--json"))
-    assert (said["temporary"]["state"], said["temporary"]["code"]) == ("warning", "folder_missing")
-    assert said["temporary"]["message"].startswith(f"{absent} (TMPDIR) ")
-    assert said["temporary"]["message"].endswith(" /tmp")
-    assert (said["nsys capture"]["state"], said["nsys capture"]["code"]) == ("warning", "temporary_not_writable")
-    assert f"{absent}: No such file or directory" in said["nsys capture"]["message"]
-    assert said["nsys"]["state"] == "ok"
+    findings = findings_by_check(doctor({**environ, "TMPDIR": str(absent)}, "--json"))
+    assert (findings["temporary"]["severity"], findings["temporary"]["code"]) == ("warning", "folder_missing")
+    assert findings["temporary"]["message"].startswith(f"{absent} (TMPDIR) ")
+    assert findings["temporary"]["message"].endswith(" /tmp")
+    assert (findings["nsys capture"]["severity"], findings["nsys capture"]["code"]) == (
+        "warning",
+        "temporary_not_writable",
+    )
+    assert f"{absent}: No such file or directory" in findings["nsys capture"]["message"]
+    assert findings["nsys"]["severity"] == "ok"
     assert not absent.exists()
 
 
 @pytest.fixture
 def stuck(tmp_path: Path) -> Path:
-    """An nsys that says its version, and then writes its process id into the FIFO `started` and hangs."""
+    """An nsys that prints its version, and then writes its process id into the FIFO `started` and hangs."""
     script = tmp_path / "stuck" / "nsys"
     script.parent.mkdir()
     os.mkfifo(script.parent / "started")

@@ -55,16 +55,14 @@ def test_the_largest_findings_stand_below_the_ranges(database: Path) -> None:
     at = next(i for i, line in enumerate(lines) if line.startswith(HEADING))
     assert lines[at - 1] == ""
     shown = rows[:3]
-    assert [line.split("  ", 1)[1] for line in lines[at + 1 : at + 1 + len(shown)]] == [
-        row["sentence"] for row in shown
-    ]
+    assert [line.split("  ", 1)[1] for line in lines[at + 1 : at + 1 + len(shown)]] == [row["message"] for row in shown]
     more = f"{len(rows) - 3} more: " if len(rows) > 3 else ""
     assert lines[at + 1 + len(shown)] == f"{more}--view findings shows what to do and the rules"
 
 
 def test_thresholds_decide_what_is_said(database: Path) -> None:
     def rules(*words: str) -> list[str]:
-        return [row["rule"] for row in document(database, *words)["findings"]]
+        return [row["code"] for row in document(database, *words)["findings"]]
 
     assert rules().count("pageable_copies") == 0
     assert rules(*PAGEABLE).count("pageable_copies") == 2
@@ -101,12 +99,12 @@ def test_the_view_of_all_has_the_findings_as_report_json_does(database: Path) ->
     view = document(database, "--view", "findings", *PAGEABLE)["findings"]
     assert (view["rows"], view["others"]["rules"]) == (alone["findings"], alone["finding_rules"])
     text = said(database, "--view", "all", *PAGEABLE)
-    assert all(row["sentence"] in text for row in alone["findings"])
+    assert all(row["message"] in text for row in alone["findings"])
     assert HEADING not in text
 
 
 def test_what_is_found_in_several_places_says_in_which(database: Path) -> None:
-    sentences = [row["sentence"] for row in document(database, *PAGEABLE)["findings"] if "pageable" in row["rule"]]
+    sentences = [row["message"] for row in document(database, *PAGEABLE)["findings"] if "pageable" in row["code"]]
     assert sorted(sentence.split(":")[0] for sentence in sentences) == ["step on GPU 0", "step on GPU 1"]
 
 
@@ -114,8 +112,8 @@ def test_top_and_sort_choose_among_findings(database: Path) -> None:
     every: list[dict[str, Any]] = document(database, "--view", "findings", *PAGEABLE)["findings"]["rows"]
     assert len(every) > 1
     assert document(database, "--view", "findings", "--top", "1", *PAGEABLE)["findings"]["rows"] == every[:1]
-    by_rule = document(database, "--view", "findings", "--sort", "rule", *PAGEABLE)["findings"]["rows"]
-    assert [row["rule"] for row in by_rule] == sorted(row["rule"] for row in every)
+    by_rule = document(database, "--view", "findings", "--sort", "code", *PAGEABLE)["findings"]["rows"]
+    assert [row["code"] for row in by_rule] == sorted(row["code"] for row in every)
     assert f"and {len(every) - 1} more findings: --top 0" in said(
         database, "--view", "findings", "--top", "1", *PAGEABLE
     )
@@ -132,9 +130,9 @@ def test_sentences_are_wrapped_to_the_terminal_and_never_cut(database: Path, wid
     text = "".join("".join(lines[begin:]).split())
     shown = rows if view == "findings" else rows[:3]
     assert shown
-    assert all(row["sentence"].replace(" ", "") in text for row in shown)
+    assert all(row["message"].replace(" ", "") in text for row in shown)
     if view == "findings":
-        assert all(row["advice"].replace(" ", "") in text for row in rows)
+        assert all(row["fix"].replace(" ", "") in text for row in rows)
         assert all(rule in text for rule in rules_of(database))
 
 

@@ -88,11 +88,11 @@ def test_the_coroutine_that_blocks_a_server_is_named_under_every_loop(loop: str,
     printed = run(tmp_path, SERVER, loop, options=("--record-loop-pauses=20",))
     found = document(tmp_path, "--view", "findings")
     (row,) = [row for row in found["findings"]["rows"] if row["range"] == "audit"]
-    assert (row["rule"], row["count"]) == ("blocked_event_loop", 10)
+    assert (row["code"], row["count"]) == ("blocked_event_loop", 10)
     assert row["potential_saving_ns"] >= 10 * 45_000_000
-    assert "in 10 of 20 request" in row["sentence"]
-    assert "likely waiting meanwhile: fetch" in row["sentence"]
-    assert row["sentence"] in printed.stderr
+    assert "in 10 of 20 request" in row["message"]
+    assert "likely waiting meanwhile: fetch" in row["message"]
+    assert row["message"] in printed.stderr
     if loop == "asyncio":
         assert "run_asgi [loop pause in audit]" in printed.stderr
         (pause,) = [row for row in document(tmp_path)["ranges"] if row["blocking_path"] == ["request", "audit"]]
@@ -145,12 +145,12 @@ def test_a_loop_without_a_gpu_is_told_what_it_waits_for(tmp_path: Path) -> None:
     silent = [f"{rule}.share=0" for rule in ("loader_wait", "bimodal_steps", "gc_in_hot_range", "lock_wait")]
     low = [*silent, "bimodal_steps.steps=3", "loader_wait.wait=0.01", "lock_wait.wait=0.01", "gc_in_hot_range.hot=0.01"]
     options = [word for one in low for word in ("--threshold", one)]
-    found = {row["rule"]: row for row in document(tmp_path, "--view", "findings", *options)["findings"]["rows"]}
+    found = {row["code"]: row for row in document(tmp_path, "--view", "findings", *options)["findings"]["rows"]}
     assert found["loader_wait"]["potential_saving_ns"] >= 20 * 20_000_000
-    assert "steps take 1." in found["bimodal_steps"]["sentence"]
-    assert "one every 8 steps; most of it in log_metrics: 1." in found["bimodal_steps"]["sentence"]
+    assert "steps take 1." in found["bimodal_steps"]["message"]
+    assert "one every 8 steps; most of it in log_metrics: 1." in found["bimodal_steps"]["message"]
     assert found["gc_in_hot_range"]["range"] == "train"
-    assert "train: queue.get, a wait by its name" in found["lock_wait"]["sentence"]
+    assert "train: queue.get, a wait by its name" in found["lock_wait"]["message"]
 
 
 UNSEEN = """

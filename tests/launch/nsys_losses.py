@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from traceable.checks import diagnosis, diagnosis_case
+from traceable.checks import diagnosis
+from traceable.checks.case import open_case
 from traceable.launch import reports
 
 GREETING = "Common injection library initialized successfully."
@@ -29,6 +30,6 @@ def skip_what_nsys_lost(directory: Path) -> None:
         greeted = connection.execute("SELECT 1 FROM StringIds WHERE value = ?", (GREETING,)).fetchone()
     if greeted or not (facts.get("listener") and facts.get("names")):
         return
-    with diagnosis_case.open_case(directory) as case:
+    with open_case(directory) as case:
         assert diagnosis.diagnose(case).problems
     pytest.skip("nsys lost all that it was sent, and the run reports it")

@@ -18,7 +18,8 @@ import pytest
 
 import traceable
 from traceable.analysis import completeness
-from traceable.checks import diagnosis, diagnosis_case
+from traceable.checks import diagnosis
+from traceable.checks.case import open_case
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -72,11 +73,11 @@ def test_nsys_and_os_exit_have_one_cause_and_no_false_statement(nsys, run, tmp_p
     assert done.returncode == 3
     said = done.stderr + done.stdout
     assert re.search(rf"emitted 4000 ranges, and {4000 - recorded} .*\[{completeness.RANGES_MISSING}\]", said)
-    with diagnosis_case.open_case(out) as case:
+    with open_case(out) as case:
         found = diagnosis.diagnose(case)
-    assert [one.cause for one in found.problems] == ["exec", completeness.RANGES_MISSING]
+    assert [one.code for one in found.problems] == ["exec", completeness.RANGES_MISSING]
     assert str(4000 - recorded) in found.problems[1].message
-    assert not {"exec", completeness.RANGES_MISSING} & {cause for cause, _ in found.ruled_out}
+    assert not {"exec", completeness.RANGES_MISSING} & {one.check for one in found.ruled_out}
     # All of it, wherever the recording is read: in the run directory, and alone.
     (database,) = out.glob("*.sqlite")
     for path in (out, Path(shutil.copy(database, tmp_path / "alone.sqlite"))):

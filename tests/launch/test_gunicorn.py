@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.checks.diagnosing import first
 from tests.conftest import absent
-from tests.launch.diagnosing import first
 
 APPLICATION = """
 import traceable
@@ -97,7 +97,7 @@ def test_under_nsys_the_fork_is_the_reason(nsys, served: Served, tmp_path: Path,
     for wrong in ("[nothing_annotated]", "[nsys_never_attached]", "[nothing_entered]"):
         assert wrong not in said
     found = first(tmp_path / "out")
-    assert (found.cause, found.certainty, found.loss) == ("forked_child", "likely", "everything")
+    assert (found.code, found.certainty, found.severity) == ("forked_child", "likely", "problem")
     # A worker of uvicorn's ends by the signal that it got, and can't tell what ranges it made.
     assert any(one.endswith(" request") for one in found.evidence) is (application is SYNC)
 
@@ -106,7 +106,7 @@ def test_chosen_workers_that_nsys_can_not_follow_are_no_killed_nsys(nsys, served
     stderr = served(SYNC, "--collector", "nsys", "--processes", "worker*")
     assert "[forked_not_recorded]" in stderr
     assert "[collector_killed]" not in stderr
-    assert first(tmp_path / "out").cause == "forked_child"
+    assert first(tmp_path / "out").code == "forked_child"
 
 
 def test_workers_that_got_no_request_are_not_without_annotations(served: Served, tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_workers_that_got_no_request_are_not_without_annotations(served: Served,
     assert "[nothing_annotated]" not in stderr
     (line,) = (line for line in stderr.splitlines() if line.endswith(" [nothing_entered]"))
     assert line.startswith("traceable: likely: ") and "(2 processes (" in line
-    assert first(tmp_path / "out").cause == "nothing_entered"
+    assert first(tmp_path / "out").code == "nothing_entered"

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.checks.diagnosing import diagnosed
 from tests.conftest import absent
-from tests.launch.diagnosing import diagnosed
 
 from traceable.launch import local_client
 
@@ -56,7 +56,7 @@ def test_curl_is_not_without_annotations(environ, server, tmp_path: Path) -> Non
     assert "`traceable run`" in done.stderr[done.stderr.index("fix: ") :]
     assert "annotate" not in done.stderr
     (found,) = diagnosed(tmp_path / "out").findings
-    assert (found.cause, found.certainty) == ("profiled_the_client", "likely")
+    assert (found.code, found.certainty) == ("profiled_the_client", "likely")
 
 
 def test_a_connection_is_seen_and_a_server_is_no_client(server) -> None:

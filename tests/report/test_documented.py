@@ -11,8 +11,8 @@ from tests.report.made import export
 
 from traceable.analysis import gaps
 from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
-from traceable.analysis.findings import RULES
 from traceable.analysis.table import Table
+from traceable.checks.performance import RULES
 from traceable.recording import Recording, load
 from traceable.report.views import ALL, VIEWS
 

@@ -22,8 +22,9 @@ from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
 from traceable.analysis.table import Table, objects
 from traceable.cli.profile import add_view_arguments, show_profile
 from traceable.errors import TraceableError
+from traceable.report.page import Page
 from traceable.report.row_filter import RowFilter
-from traceable.report.terminal import Page, write_view
+from traceable.report.terminal import write_view
 from traceable.report.views import VIEWS
 from traceable.trace.model import NULL
 
@@ -90,7 +91,7 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
     # Absent is null, never 0: this trace has no GPU work.
     assert step["gpu_busy_total_ns"] is step["kernels"] is step["attribution"] is step["active_total_ns"] is None
     assert report["coverage"]["gpu_operations"] is None
-    assert [row["rule"] for row in report["findings"]] == ["time_outside_ranges"]
+    assert [row["code"] for row in report["findings"]] == ["time_outside_ranges"]
     codes = {row["rule"]: row["code"] for row in report["finding_rules"]}
     assert codes["launch_bound"] == "no_gpu_operations"
 

@@ -7,19 +7,17 @@ import re
 import numpy as np
 
 from traceable.analysis.attribution import INHERITED, Coverage, Share
-from traceable.checks.diagnosis_case import NSYS, Case, find_traced_apis
-from traceable.checks.rule import (
-    CERTAIN,
-    EVERYTHING,
+from traceable.checks.case import NSYS, Case, find_traced_apis, join_first
+from traceable.checks.finding import (
     LIKELY,
-    NOTHING,
-    PART,
+    NOTE,
     POSSIBLE,
+    PROBLEM,
+    WARNING,
     Finding,
     Rule,
-    RuledOut,
     RuleResult,
-    join_first,
+    rule_out,
 )
 
 TYPE_CHECKING = False
@@ -30,7 +28,7 @@ _SUBSCRIBED = r"already subscribed to CUPTI|CUPTI_ERROR_MULTIPLE_SUBSCRIBERS|CUP
 _OLD_DRIVER = r"is no longer supported|Incompatible CUDA driver"
 _NEW_DRIVER = r"is not supported by this build of Nsight Systems|Could not (load the CUPTI|parse \d+ CUPTI)"
 _NO_CUDA = r"No CUDA events collected|CUDA profiling might have not been started"
-_CUDA_BEGUN = r"CUDA injection initialized successfully"
+_CUDA_INITIALIZED = r"CUDA injection initialized successfully"
 _COUNTERS_TAKEN = r"Already under profiling|sampling hardware unit is already in use"
 _OTHER_SUBSCRIBERS = {
     "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "the run was under ncu",
@@ -60,13 +58,11 @@ def diagnose_cupti_taken(case: Case) -> RuleResult:
         return None
     errors = case.find_messages(_SUBSCRIBED)
     fix = "disable the other one while nsys records: torch.profiler, ncu, compute-sanitizer, an outer nsys"
-    found = "another profiler uses CUPTI in the program, so nsys can't record the GPU"
+    message = "another profiler uses CUPTI in the program, so nsys can't record the GPU"
     if errors:
-        return Finding(
-            "cupti_taken", CERTAIN, found, tuple(errors[:2]), fix, PART if case.operation_count else EVERYTHING
-        )
+        return Finding("cupti_taken", message, fix, WARNING if case.operation_count else PROBLEM, tuple(errors[:2]))
     if case.operation_count:
-        return RuledOut(f"{case.operation_count} GPU operations were recorded")
+        return rule_out(f"{case.operation_count} GPU operations were recorded")
     if not _list_gpus(case) or "cuda" not in (find_traced_apis(case) or ()):
         return None
     evidence = [f"process {one.pid} used torch.profiler itself" for one in case.process_records if one.torch_profiler]
@@ -74,9 +70,9 @@ def diagnose_cupti_taken(case: Case) -> RuleResult:
         f"{name} is set: {effect}" for name, effect in _OTHER_SUBSCRIBERS.items() if name in case.environment_names
     ]
     if not evidence:
-        return RuledOut("no sign of another profiler")
+        return rule_out("no sign of another profiler")
     evidence.append("no GPU operation was recorded, on a machine with a GPU")
-    return Finding("cupti_taken", LIKELY, found, tuple(evidence), fix, EVERYTHING)
+    return Finding("cupti_taken", message, fix, PROBLEM, tuple(evidence), LIKELY)
 
 
 def diagnose_counters_taken(case: Case) -> RuleResult:
@@ -85,16 +81,15 @@ def diagnose_counters_taken(case: Case) -> RuleResult:
         return None
     errors = case.find_messages(_COUNTERS_TAKEN)
     if not errors:
-        return RuledOut("nsys did not report that another tool uses the GPU counters") if case.messages else None
+        return rule_out("nsys did not report that another tool uses the GPU counters") if case.messages else None
     users = [name for name in case.profilers if _COUNTER_USERS.match(name)]
     running = (f"running when the run began: {join_first(users)}",) if users else ()
     return Finding(
         "counters_taken",
-        CERTAIN,
         "another tool uses the GPU counters, so nsys can't sample GPU metrics",
-        (*errors[:1], *running),
         "run `dcgmi profile --pause` while you profile and `--resume` after, or end the other nsys or ncu",
-        PART,
+        WARNING,
+        (*errors[:1], *running),
     )
 
 
@@ -104,26 +99,24 @@ def diagnose_driver(case: Case) -> RuleResult:
         return None
     old, new = case.find_messages(_OLD_DRIVER), case.find_messages(_NEW_DRIVER)
     if not old and not new:
-        return RuledOut("nsys did not reject the CUDA driver") if case.messages else None
-    loss = NOTHING if case.operation_count else EVERYTHING
+        return rule_out("nsys did not reject the CUDA driver") if case.messages else None
+    severity = NOTE if case.operation_count else PROBLEM
     version = case.recording.trace.source.version
     if old:
         return Finding(
             "driver_too_old",
-            CERTAIN,
             f"the CUDA driver is too old for nsys {version}",
-            tuple(old[:2]),
             "update the driver, or set TRACEABLE_NSYS to an older nsys",
-            loss,
+            severity,
+            tuple(old[:2]),
         )
     return Finding(
         "driver_too_new",
-        CERTAIN,
         f"the CUDA driver is too new for nsys {version}"
         + ("; GPU work was recorded anyway" if case.operation_count else ""),
-        tuple(new[:2]),
         "install a newer nsys",
-        loss,
+        severity,
+        tuple(new[:2]),
     )
 
 
@@ -133,26 +126,26 @@ def diagnose_no_context(case: Case) -> RuleResult:
     if case.recording is None or traced is None or "cuda" not in traced:
         return None
     if case.operation_count or len(case.recording.trace.calls):
-        return RuledOut(
+        return rule_out(
             f"{len(case.recording.trace.calls)} CUDA calls and {case.operation_count} GPU operations were recorded"
         )
     gpus = _list_gpus(case)
     if not gpus:
-        return RuledOut("the recorded machine has no known GPU")
+        return rule_out("the recorded machine has no known GPU")
     evidence = ["CUDA was traced, and no CUDA call was recorded", *case.find_messages(_NO_CUDA)[:1]]
     evidence.append(f"the machine has {join_first(gpus)}")
-    begun = case.find_messages(_CUDA_BEGUN)
-    found = "the program never used CUDA: no context was created in a process that nsys traces"
-    if begun:
-        found = "the program loaded CUDA, but made no CUDA call while it was recorded"
+    initialized = case.find_messages(_CUDA_INITIALIZED)
+    message = "the program never used CUDA: no context was created in a process that nsys traces"
+    if initialized:
+        message = "the program loaded CUDA, but made no CUDA call while it was recorded"
     # If the ranges were recorded and the program is not meant to use the GPU, nothing is missing.
     return Finding(
         "no_cuda_context",
-        POSSIBLE if begun or case.range_count else LIKELY,
-        found,
-        (*evidence, *begun[:1]),
+        message,
         "check that the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
-        PART if case.range_count else EVERYTHING,
+        WARNING if case.range_count else PROBLEM,
+        (*evidence, *initialized[:1]),
+        POSSIBLE if initialized or case.range_count else LIKELY,
     )
 
 
@@ -169,26 +162,28 @@ def diagnose_graphs(case: Case) -> RuleResult:
         time_ns = int((trace.graph_launches.end_ns - trace.graph_launches.start_ns).sum())
         others = sum(int((one.end_ns - one.start_ns).sum()) for one in (trace.kernels, trace.copies, trace.memsets))
         share = time_ns / max(1, time_ns + others)
-        found = f"CUDA graphs were traced as one: the kernels of {share:.0%} of the GPU's time are not in the recording"
+        message = (
+            f"CUDA graphs were traced as one: the kernels of {share:.0%} of the GPU's time are not in the recording"
+        )
         evidence = (
             f"{whole} graph launches of {time_ns / 1e6:.1f} ms",
             f"{len(trace.kernels)} kernels and copies of {others / 1e6:.1f} ms",
         )
-        return Finding("graphs_traced_as_one", CERTAIN, found, evidence, fix, PART)
+        return Finding("graphs_traced_as_one", message, fix, WARNING, evidence)
     if not calls:
-        return RuledOut("no CUDA graph was launched") if case.operation_count else None
+        return rule_out("no CUDA graph was launched") if case.operation_count else None
     if (trace.kernels.graph_node >= 0).any():
-        return RuledOut("the kernels of CUDA graphs were recorded node by node")
+        return rule_out("the kernels of CUDA graphs were recorded node by node")
     context = case.recording.context
     call = context.launches.call_of[context.launches.call_of >= 0]
     if nodes := int(np.isin(trace.calls.name[call], launched).sum()):
         # torch.profiler names no nodes (2022 to 2026).
-        return RuledOut(f"{nodes} GPU operations were launched by cudaGraphLaunch")
+        return rule_out(f"{nodes} GPU operations were launched by cudaGraphLaunch")
     if case.collector != NSYS:
         return None
-    found = f"{calls} CUDA graphs were launched, and none of their kernels is in the recording"
+    message = f"{calls} CUDA graphs were launched, and none of their kernels is in the recording"
     evidence = (f"{calls} calls of cudaGraphLaunch", "no kernel with a graph node, no table of graphs")
-    return Finding("graphs_traced_as_one", LIKELY, found, evidence, fix, PART)
+    return Finding("graphs_traced_as_one", message, fix, WARNING, evidence, LIKELY)
 
 
 def diagnose_autograd(case: Case) -> RuleResult:
@@ -200,19 +195,20 @@ def diagnose_autograd(case: Case) -> RuleResult:
     if lost.operations:
         return Finding(
             "launched_by_another_thread",
-            CERTAIN,
             f"{lost.operations} GPU operations ({_share(lost, coverage)} of the GPU's time) were launched by threads "
             "without a range while several others had one open",
-            ("no attribution rule decides between these ranges",),
             "annotate in the launching thread, or run one annotated thread at a time",
-            PART,
+            WARNING,
+            ("no attribution rule decides between these ranges",),
         )
     if not inherited.operations:
-        return RuledOut("ranges and what they launch are on the same threads")
+        return rule_out("ranges and what they launch are on the same threads")
     threads, backward = _inherited_from(case.recording)
     outside = "; nsys's own tables show them outside of every range" if case.collector == NSYS else ""
-    found = f"{inherited.operations} GPU operations ({_share(inherited, coverage)} of the GPU's time) were launched by "
-    found += "a thread other than the one with the range"
+    message = (
+        f"{inherited.operations} GPU operations ({_share(inherited, coverage)} of the GPU's time) were launched by a "
+        "thread other than the one with the range"
+    )
     evidence = (
         f"attribution `inherited`: {inherited.operations} operations",
         f"launched by {join_first(threads)}",
@@ -221,10 +217,10 @@ def diagnose_autograd(case: Case) -> RuleResult:
     fix = "use `traceable report`, which attributes them to the range that was open"
     fix += "; do not use nsys's projection" if outside else ""
     if backward or any(name.startswith(_AUTOGRAD) for name in threads):
-        found += f", as by autograd{outside}"
-        return Finding("autograd_thread", CERTAIN, found, evidence, fix, NOTHING)
-    found += f", a helper thread of the program{outside}"
-    return Finding("launched_by_another_thread", CERTAIN, found, evidence, fix, NOTHING)
+        message += f", as by autograd{outside}"
+        return Finding("autograd_thread", message, fix, NOTE, evidence)
+    message += f", a helper thread of the program{outside}"
+    return Finding("launched_by_another_thread", message, fix, NOTE, evidence)
 
 
 def _share(part: Share, coverage: Coverage) -> str:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from traceable.checks.diagnosis_case import NSYS, RECORDER, TORCH, Case, ProcessRecord, find_traced_apis
-from traceable.checks.rule import (
+from traceable.checks.case import NSYS, RECORDER, TORCH, Case, ProcessRecord, find_traced_apis, join_first
+from traceable.checks.finding import (
     CERTAIN,
-    EVERYTHING,
     LIKELY,
-    NOTHING,
-    PART,
+    NOTE,
     POSSIBLE,
+    PROBLEM,
+    WARNING,
     Finding,
     Rule,
-    RuledOut,
     RuleResult,
-    join_first,
+    rule_out,
 )
 from traceable.collectors import base
 from traceable.collectors.recorder import collector as recorder
@@ -32,8 +31,8 @@ _NVTX_OFF = "NVTX_DISABLE"
 _USUAL_LEVEL = 2
 
 
-def _loss(case: Case) -> str:
-    return PART if case.range_count else EVERYTHING
+def _severity(case: Case) -> str:
+    return WARNING if case.range_count else PROBLEM
 
 
 def _empty(case: Case) -> bool:
@@ -56,19 +55,16 @@ def diagnose_disabled(case: Case) -> RuleResult:
         )
         return Finding(
             "annotations_disabled",
-            CERTAIN,
             f"annotations are off: {name} is set",
-            (f"process {off[0].pid} reports that its annotations are off",),
             f"unset {name}",
-            _loss(case),
+            _severity(case),
+            (f"process {off[0].pid} reports that its annotations are off",),
         )
     if case.process_records:
-        return RuledOut("no process reports that its annotations are off")
+        return rule_out("no process reports that its annotations are off")
     if _NVTX_OFF in case.environment_names and _empty(case):
         evidence = (f"{_NVTX_OFF} is in the environment of the run",)
-        return Finding(
-            "annotations_disabled", LIKELY, f"{_NVTX_OFF} is set", evidence, f"unset {_NVTX_OFF}", EVERYTHING
-        )
+        return Finding("annotations_disabled", f"{_NVTX_OFF} is set", f"unset {_NVTX_OFF}", PROBLEM, evidence, LIKELY)
     return None
 
 
@@ -78,14 +74,13 @@ def diagnose_nvtx_not_traced(case: Case) -> RuleResult:
     if traced is None:
         return None
     if "nvtx" in traced:
-        return RuledOut("NVTX was traced")
+        return rule_out("NVTX was traced")
     return Finding(
         "nvtx_not_traced",
-        CERTAIN,
         "NVTX was not requested from nsys",
-        (f"it traced {join_first(sorted(traced)) or 'nothing'}",),
         "add nvtx to --trace",
-        EVERYTHING,
+        PROBLEM,
+        (f"it traced {join_first(sorted(traced)) or 'nothing'}",),
     )
 
 
@@ -95,22 +90,22 @@ def diagnose_nvtx_silent(case: Case) -> RuleResult:
         return None
     errors = case.find_messages(_NVTX_INCOMPATIBLE)
     if not errors:
-        return RuledOut("nsys did not reject the payload extension of the nvtx package") if case.messages else None
+        return rule_out("nsys did not reject the payload extension of the nvtx package") if case.messages else None
     ended = [one for one in case.process_records if one.end is not None]
     if ended and not any(one.nvtx is not None for one in ended):
-        return RuledOut("no process with a record imported the nvtx package")
+        return rule_out("no process with a record imported the nvtx package")
     imported = next((one.nvtx for one in ended if one.nvtx), None)
     version = imported or ((case.manifest or {}).get("versions") or {}).get("nvtx")
     nsys = case.recording.trace.source.version
     return Finding(
         "nvtx_package_incompatible",
-        # Others request that extension too, e.g. NCCL.
-        CERTAIN if imported and not case.range_count else LIKELY,
         f"the nvtx package {version or '(0.2.12 or newer)'} emits nothing under nsys {nsys}",
-        (errors[0], f"{case.range_count} ranges in the report, though NVTX was used"),
         "annotate with traceable.annotate instead of nvtx.annotate; or install nvtx==0.2.11 or a newer nsys; or "
         "use --collector recorder",
-        _loss(case),
+        _severity(case),
+        (errors[0], f"{case.range_count} ranges in the report, though NVTX was used"),
+        # Others request that extension too, e.g. NCCL.
+        CERTAIN if imported and not case.range_count else LIKELY,
     )
 
 
@@ -123,22 +118,28 @@ def diagnose_fork(case: Case) -> RuleResult:
     of_forks = [one for one in case.process_files if one.get("lost") == "forked" and one["pid"] not in recorded]
     lost = [one for one in of_forks if case.completeness.count_missing(one["pid"]) != 0]
     if not lost:
-        why = "the forked processes emitted no range" if of_forks else "no process that imported traceable was forked"
-        return RuledOut(why)
-    made = {one.pid: one.names for one in case.process_records if one.names}
-    evidence = [f"process {one['pid']} made {join_first(made[one['pid']])}" for one in lost if one["pid"] in made]
-    of_counts = [one["pid"] for one in lost if one["pid"] in counts and one["pid"] not in made]
+        reason = (
+            "the forked processes emitted no range" if of_forks else "no process that imported traceable was forked"
+        )
+        return rule_out(reason)
+    names_by_pid = {one.pid: one.names for one in case.process_records if one.names}
+    evidence = [
+        f"process {one['pid']} created {join_first(names_by_pid[one['pid']])}"
+        for one in lost
+        if one["pid"] in names_by_pid
+    ]
+    of_counts = [one["pid"] for one in lost if one["pid"] in counts and one["pid"] not in names_by_pid]
     evidence += [f"process {pid} counted {counts[pid].emitted} ranges" for pid in of_counts]
     who = join_first([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
     # Workers that only load data have no ranges; only one that imported traceable itself reports its ranges.
     idle = case.range_count and not evidence
     return Finding(
         "forked_child",
-        POSSIBLE if idle else LIKELY,
         f"{who} {'was' if len(lost) == 1 else 'were'} forked, and nsys can't trace forked processes",
-        (f"process.{lost[0]['pid']}.json reports it", *evidence[:2], f"{case.range_count or 0} ranges in the report"),
         "use --collector recorder, or multiprocessing's start method spawn",
-        NOTHING if idle else _loss(case),
+        NOTE if idle else _severity(case),
+        (f"process.{lost[0]['pid']}.json reports it", *evidence[:2], f"{case.range_count or 0} ranges in the report"),
+        POSSIBLE if idle else LIKELY,
     )
 
 
@@ -161,31 +162,31 @@ def diagnose_exec(case: Case) -> RuleResult:
                 case, one, "by another program (exec)", "it started twice, and the first image did not exit normally"
             )
         if gone and _ended_well(case) and is_main and (missing or not recorded.get(one.pid)):
-            why = "Python did not exit normally, and the process ended without a signal"
-            return _exec(case, one, "by another program (exec), or left by os._exit", why)
+            reason = "Python did not exit normally, and the process ended without a signal"
+            return _exec(case, one, "by another program (exec), or left by os._exit", reason)
         unexplained = unexplained or gone
     if unexplained:
         return None
     if any(one.end is None for one in case.process_records):
-        return RuledOut("no process that was replaced, or left by os._exit, lost a range by it")
-    return RuledOut("every process that imported traceable ended as Python does")
+        return rule_out("no process that was replaced, or left by os._exit, lost a range by it")
+    return rule_out("every process that imported traceable ended as Python does")
 
 
-def _exec(case: Case, record: ProcessRecord, how: str, why: str) -> Finding:
+def _exec(case: Case, record: ProcessRecord, how: str, reason: str) -> Finding:
     # A process without ranges lost none; one that ended without counting is unknown.
     missing = case.completeness.count_missing(record.pid)
     return Finding(
         "exec",
-        LIKELY if missing or not case.range_count else POSSIBLE,
         f"process {record.pid} replaced itself {how}, and nsys lost the ranges from before",
+        "use --collector recorder, which loses nothing; or start the other program with subprocess, and exit with "
+        "sys.exit",
+        NOTE if case.range_count and not missing else _severity(case),
         (
-            f"process {record.pid}: {why}",
+            f"process {record.pid}: {reason}",
             *((f"{missing} of the ranges that it counted are missing",) if missing else ()),
             f"{case.range_count or 0} ranges in the report",
         ),
-        "use --collector recorder, which loses nothing; or start the other program with subprocess, and exit with "
-        "sys.exit",
-        NOTHING if case.range_count and not missing else _loss(case),
+        LIKELY if missing or not case.range_count else POSSIBLE,
     )
 
 
@@ -199,32 +200,32 @@ def diagnose_scrubbed_environment(case: Case) -> RuleResult:
     if case.manifest is None or case.collector not in (NSYS, RECORDER, TORCH):
         return None
     if "nvtx" not in (find_traced_apis(case) or {"nvtx"}):
-        return RuledOut("without nvtx in --trace nsys sets no variables")
+        return rule_out("without nvtx in --trace nsys sets no variables")
     # A process without ranges lost none; one that ended abruptly is unknown.
     not_traced = [one for one in case.process_records if not one.has_listener and (one.names or one.end is None)]
     if not not_traced and not case.without_environment:
-        why = "every process that imported traceable, and made a range, had the environment of the run"
-        return RuledOut(why) if case.process_records else None
+        reason = "every process that imported traceable, and created a range, had the environment of the run"
+        return rule_out(reason) if case.process_records else None
     if case.without_environment:
         pid, name = case.without_environment[0]
-        who, why = f"process {pid} ({name})", "without the environment of the run"
+        who, how = f"process {pid} ({name})", "without the environment of the run"
         evidence = [f"the launcher saw it with traceable loaded and without {environment.RUN_DIR}"]
         evidence += (
             [f"{len(case.without_environment) - 1} more such processes"] if len(case.without_environment) > 1 else []
         )
     else:
-        who, why = f"process {not_traced[0].pid}", "without the variables of the collector"
+        who, how = f"process {not_traced[0].pid}", "without the variables of the collector"
         evidence = [
             f"in process {not_traced[0].pid} {environment.NVTX_INJECTION} was not set when it imported traceable"
         ]
-        evidence += [f"it made the ranges {join_first(not_traced[0].names)}"] if not_traced[0].names else []
+        evidence += [f"it created the ranges {join_first(not_traced[0].names)}"] if not_traced[0].names else []
     return Finding(
         "environment_scrubbed",
-        CERTAIN if not case.without_environment and not_traced[0].names else LIKELY,
-        f"{who} was started {why}, so none of its ranges were recorded",
-        tuple(evidence),
+        f"{who} was started {how}, so none of its ranges were recorded",
         "pass os.environ to it, including LD_PRELOAD, NVTX_*, NSYS_*, QUADD_* and TRACEABLE_* (env=, `env -i`, sudo)",
-        _loss(case),
+        _severity(case),
+        tuple(evidence),
+        CERTAIN if not case.without_environment and not_traced[0].names else LIKELY,
     )
 
 
@@ -235,18 +236,18 @@ def diagnose_unrecorded_process(case: Case) -> RuleResult:
     recorded = case.ranges_by_pid
     missing = _find_unrecorded(case)
     if not missing:
-        return RuledOut("each process that created ranges and has a record is in the recording")
+        return rule_out("each process that created ranges and has a record is in the recording")
     one = missing[0]
-    made = f"it made {join_first(one.names)}"
+    creation = f"it created {join_first(one.names)}"
     if case.collector == NSYS and not case.range_count and case.messages and not case.find_messages(_NVTX_INITIALIZED):
         # Happens with nsys 2022.4 on an overloaded machine.
         return Finding(
             "nsys_never_attached",
-            CERTAIN if any(process.ended_steps for process in case.step_statuses) else LIKELY,
             f"nsys never attached to process {one.pid}, which created ranges",
-            (made, _NEVER_INITIALIZED),
             "run it again when the machine is less busy, or use --collector recorder",
-            EVERYTHING,
+            PROBLEM,
+            (creation, _NEVER_INITIALIZED),
+            CERTAIN if any(process.ended_steps for process in case.step_statuses) else LIKELY,
         )
     if case.collector == RECORDER and not case.range_count:
         return None  # it records every process: `nothing_entered` covers ranges that are never entered
@@ -254,11 +255,11 @@ def diagnose_unrecorded_process(case: Case) -> RuleResult:
     # A decorated function that is never called has no ranges to lose.
     return Finding(
         "process_not_recorded",
-        POSSIBLE if case.range_count else LIKELY,
-        f"process {one.pid} made ranges, and none of them was recorded",
-        (made, f"the recording holds {join_first(recorded_counts) or 'no range'}"),
+        f"process {one.pid} created ranges, and none of them was recorded",
         "check that these ranges are entered; --collector recorder follows every process",
-        NOTHING if case.range_count else EVERYTHING,
+        NOTE if case.range_count else PROBLEM,
+        (creation, f"the recording holds {join_first(recorded_counts) or 'no range'}"),
+        POSSIBLE if case.range_count else LIKELY,
     )
 
 
@@ -282,14 +283,14 @@ def diagnose_level(case: Case) -> RuleResult:
         return None
     low = [one for one in _find_unrecorded(case) if one.level < _USUAL_LEVEL]
     if not low:
-        return RuledOut(f"{environment.LEVEL} is not below {_USUAL_LEVEL}") if case.process_records else None
+        return rule_out(f"{environment.LEVEL} is not below {_USUAL_LEVEL}") if case.process_records else None
     return Finding(
         "level_too_low",
-        LIKELY if low[0].level else CERTAIN,
         f"{environment.LEVEL}={low[0].level}: annotations of a higher level are off",
-        (f"process {low[0].pid} made {join_first(low[0].names)}, and no range was recorded",),
         f"unset {environment.LEVEL}",
-        EVERYTHING,
+        PROBLEM,
+        (f"process {low[0].pid} created {join_first(low[0].names)}, and no range was recorded",),
+        LIKELY if low[0].level else CERTAIN,
     )
 
 
@@ -300,7 +301,7 @@ def diagnose_program_failure(case: Case) -> RuleResult:
     if code is None and number is None:
         return None
     if not code and number is None:
-        return RuledOut("the program ended with exit code 0")
+        return rule_out("the program ended with exit code 0")
     if not _empty(case) or any(one.names for one in case.process_records):
         return None
     how = f"died of signal {number}" if number is not None else f"failed with exit code {code}"
@@ -308,34 +309,34 @@ def diagnose_program_failure(case: Case) -> RuleResult:
     evidence = [f"process {one.pid} ended by {one.end}" for one in errors[:1]]
     return Finding(
         "program_failed",
-        LIKELY,
-        f"the program {how} before it made a range",
-        (f"the run {how}, and no range was recorded", *evidence),
+        f"the program {how} before it created a range",
         "check its output; if it ran as intended, annotate it",
-        EVERYTHING,
+        PROBLEM,
+        (f"the run {how}, and no range was recorded", *evidence),
+        LIKELY,
     )
 
 
 def diagnose_nothing_annotated(case: Case) -> RuleResult:
     """Nothing in the program emits a range. Never certain: an untraced process leaves the same evidence."""
     if not _empty(case):
-        return RuledOut(f"{case.range_count} ranges were recorded") if case.range_count else None
+        return rule_out(f"{case.range_count} ranges were recorded") if case.range_count else None
     if case.process_records:
-        return RuledOut(f"{_processes(case.process_records)} imported traceable")
+        return rule_out(f"{_processes(case.process_records)} imported traceable")
     if case.find_messages(_NVTX_INITIALIZED):
-        return RuledOut("NVTX was used: nsys's injection was initialized")
+        return rule_out("NVTX was used: nsys's injection was initialized")
     if timed := (case.manifest or {}).get(TIMED_WINDOW_KEY):
         return Finding(
             "empty_window",
-            LIKELY,
             f"no range lies in the window that was recorded ({timed})",
-            ("the program is not a Python program, so the time of its first range is not known",),
             "begin earlier or record longer (--delay, --duration), or omit both to see when its ranges begin",
-            EVERYTHING,
+            PROBLEM,
+            ("the program is not a Python program, so the time of its first range is not known",),
+            LIKELY,
         )
     client = diagnose_profiled_client(case)
     if isinstance(client, Finding) and client.certainty == LIKELY:
-        return RuledOut("the program is a client, and its server is not part of the run")
+        return rule_out("the program is a client, and its server is not part of the run")
     evidence = ["no range in the recording"]
     if case.collector == NSYS and case.messages:
         evidence.append(_NEVER_INITIALIZED)
@@ -345,11 +346,11 @@ def diagnose_nothing_annotated(case: Case) -> RuleResult:
         evidence.append("no process imported traceable")
     return Finding(
         "nothing_annotated",
-        LIKELY,
         "the program is not annotated",
-        tuple(evidence),
         'put `with traceable.annotate("forward"):` around its parts, or use `traceable run --annotate`',
-        EVERYTHING,
+        PROBLEM,
+        tuple(evidence),
+        LIKELY,
     )
 
 
@@ -364,11 +365,11 @@ def diagnose_profiled_client(case: Case) -> RuleResult:
     only_client = PurePath(program).name in local_client.CLIENT_PROGRAMS
     return Finding(
         "profiled_the_client",
-        LIKELY if only_client else POSSIBLE,
         f"the program is a client of port {server['port']}, whose server is not part of the run",
-        (f"{program} talked to port {server['port']}, where {who} listens", "no process imported traceable"),
         "start the server with `traceable run`, and the client without it",
-        EVERYTHING,
+        PROBLEM,
+        (f"{program} talked to port {server['port']}, where {who} listens", "no process imported traceable"),
+        LIKELY if only_client else POSSIBLE,
     )
 
 
@@ -388,11 +389,11 @@ def diagnose_nothing_entered(case: Case) -> RuleResult:
     evidence += [f"defined and never entered: {join_first(names)}"] if names else []
     return Finding(
         "nothing_entered",
-        LIKELY,
         "no annotated code ran during the recording",
-        tuple(evidence),
         "run that code (send a server requests), or annotate what runs: `with traceable.annotate(...)`, `--annotate`",
-        EVERYTHING,
+        PROBLEM,
+        tuple(evidence),
+        LIKELY,
     )
 
 
@@ -410,7 +411,7 @@ def diagnose_missing_ranges(case: Case) -> RuleResult:
     counted = sum(one.emitted or 0 for one in complete.processes)
     if not lost:
         known = complete.not_compared is None and counted
-        return RuledOut(f"each of the {counted} ranges that were counted is in the recording") if known else None
+        return rule_out(f"each of the {counted} ranges that were counted is in the recording") if known else None
     of = f"process {lost[0].pid}" if len(lost) == 1 else f"{len(lost)} processes"
     evidence = [f"process {one.pid} emitted {one.emitted}, {one.missing} of them are missing" for one in lost[:4]]
     evidence += [f"and {len(lost) - 4} more processes"] if len(lost) > 4 else []
@@ -423,11 +424,10 @@ def diagnose_missing_ranges(case: Case) -> RuleResult:
     }
     return Finding(
         "ranges_missing",
-        CERTAIN,
         f"{sum(one.missing for one in lost)} ranges that {of} emitted are not in the recording",
-        tuple(evidence),
         fixes.get(case.collector, "record again, with --collector recorder"),
-        _loss(case),
+        _severity(case),
+        tuple(evidence),
     )
 
 

@@ -8,21 +8,20 @@ from itertools import pairwise
 import numpy as np
 
 from traceable.analysis.windows import CAPTURED
-from traceable.checks.diagnosis_case import NONE, NSYS, RECORDER, TORCH, Case
-from traceable.checks.machine_facts import CAP_PERFMON, CAP_SYS_ADMIN
-from traceable.checks.rule import (
+from traceable.checks.case import NONE, NSYS, RECORDER, TORCH, Case, join_first
+from traceable.checks.finding import (
     CERTAIN,
-    EVERYTHING,
     LIKELY,
-    NOTHING,
-    PART,
+    NOTE,
     POSSIBLE,
+    PROBLEM,
+    WARNING,
     Finding,
     Rule,
-    RuledOut,
     RuleResult,
-    join_first,
+    rule_out,
 )
+from traceable.checks.machine import CAP_PERFMON, CAP_SYS_ADMIN
 from traceable.launch.ranks import SELECTION_KEY
 
 _REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
@@ -56,10 +55,8 @@ def diagnose_not_recorded(case: Case) -> RuleResult:
         return None
     if case.collector == NONE:
         collector = f"collector {(case.manifest.get('collector') or {}).get('reason') or NONE}"
-        return Finding(
-            "not_recorded", CERTAIN, "no collector was requested", (collector,), "use another --collector", EVERYTHING
-        )
-    return RuledOut(f"the collector was {case.collector}")
+        return Finding("not_recorded", "no collector was requested", "use another --collector", PROBLEM, (collector,))
+    return rule_out(f"the collector was {case.collector}")
 
 
 def diagnose_windows(case: Case) -> RuleResult:
@@ -68,13 +65,13 @@ def diagnose_windows(case: Case) -> RuleResult:
         return None
     lost = [one for one in case.windows.outcomes if one.outcome != CAPTURED]
     if not lost and not case.windows.problems:
-        return RuledOut(f"every window of {case.windows.requested} was captured completely")
+        return rule_out(f"every window of {case.windows.requested} was captured completely")
     if not lost:
-        found, cause = str(case.windows.problems[0]), "window_never_reached"
+        message, code = str(case.windows.problems[0]), "window_never_reached"
     else:
         first = lost[0]
-        cause = f"window_{first.outcome}"
-        found = f"steps {first.start_step}-{first.stop_step}: {first.reason}"
+        code = f"window_{first.outcome}"
+        message = f"steps {first.start_step}-{first.stop_step}: {first.reason}"
     captured = [one.captured_steps for one in case.windows.outcomes]
     evidence = (f"requested {case.windows.requested}", f"{sum(captured)} steps captured in {len(captured)} windows")
     fixes = {
@@ -82,8 +79,8 @@ def diagnose_windows(case: Case) -> RuleResult:
         "window_stopped_early": "request fewer steps, or let the program run until the window ends",
         "window_opened_late": "start the loop's first step with traceable.steps() or `with traceable.step()`",
     }
-    fix = fixes.get(cause, "see `traceable help windows`, and run again with --collector recorder to rule out nsys")
-    return Finding(cause, CERTAIN, found, evidence, fix, PART if any(captured) else EVERYTHING)
+    fix = fixes.get(code, "see `traceable help windows`, and run again with --collector recorder to rule out nsys")
+    return Finding(code, message, fix, WARNING if any(captured) else PROBLEM, evidence)
 
 
 def diagnose_closed_before_first_range(case: Case) -> RuleResult:
@@ -97,71 +94,64 @@ def diagnose_closed_before_first_range(case: Case) -> RuleResult:
         gap_s = (one.first_range_wall_ns - max(closed)) / 1e9
         return Finding(
             "closed_before_first_range",
-            CERTAIN,
             f"the window closed {gap_s:.1f} s before the first range",
-            (f"process {one.pid} made its first range {gap_s:.1f} s after its window had closed",),
             "count from the first range or step, as in --delay 1, or let the window last longer (--duration)",
-            EVERYTHING,
+            PROBLEM,
+            (f"process {one.pid} emitted its first range {gap_s:.1f} s after its window had closed",),
         )
-    return RuledOut("no window closed before the first range")
+    return rule_out("no window closed before the first range")
 
 
 def diagnose_capture_range(case: Case) -> RuleResult:
     """The user's own options made nsys wait for a range or for cudaProfilerStart that never came."""
-    waits = _waited_for(case.argv)
+    waits = _find_awaited_range(case.argv)
     if case.collector != NSYS or case.windows is not None or waits is None:
         return None
     if case.recording is not None or not case.log or case.log[-1] != "Generated:":
-        return RuledOut(f"nsys began to record at {waits}")
+        return rule_out(f"nsys began to record at {waits}")
     if waits == "cudaProfilerApi":
         return Finding(
             "profiler_never_started",
-            CERTAIN,
             "nsys waited for cudaProfilerStart, which was never called with a CUDA context",
-            ("-c cudaProfilerApi", "nsys ended normally and generated nothing"),
             "call torch.cuda.profiler.start(), or record windows with `traceable run --steps`",
-            EVERYTHING,
+            PROBLEM,
+            ("-c cudaProfilerApi", "nsys ended normally and generated nothing"),
         )
     name = waits.partition("@")[0]
-    made = [one.pid for one in case.process_records if name in one.names]
+    creators = [one.pid for one in case.process_records if name in one.names]
     evidence: tuple[str, ...] = (f"-c nvtx waits for {waits!r}", "nsys ended normally and generated nothing")
-    if _REGISTER_ONLY in " ".join(case.argv) and not made:
+    if _REGISTER_ONLY in " ".join(case.argv) and not creators:
         return Finding(
             "unregistered_string",
-            LIKELY,
             f"nsys waited for the range {waits!r} and accepted registered strings only",
-            (*evidence, _REGISTER_ONLY, "no process created that range with traceable, which registers its names"),
             f"remove {_REGISTER_ONLY} (traceable sets it to 0), or open the range with traceable.annotate({name!r})",
-            EVERYTHING,
+            PROBLEM,
+            (*evidence, _REGISTER_ONLY, "no process created that range with traceable, which registers its names"),
+            LIKELY,
         )
-    if made and "@" not in waits:
-        evidence = (*evidence, f"process {made[0]} made a range of that name")
+    if creators and "@" not in waits:
+        evidence = (*evidence, f"process {creators[0]} created a range of that name")
         fix = f"name its domain, as in -p {name}@domain or -p '{name}@*'"
     else:
         fix = "correct the name, or record windows with `traceable run --steps`"
     return Finding(
-        "capture_range_never_came",
-        CERTAIN,
-        f"nsys waited for the range {waits!r}, which never came",
-        evidence,
-        fix,
-        EVERYTHING,
+        "capture_range_never_came", f"nsys waited for the range {waits!r}, which never came", fix, PROBLEM, evidence
     )
 
 
-def _waited_for(argv: tuple[str, ...]) -> str | None:
+def _find_awaited_range(argv: tuple[str, ...]) -> str | None:
     """Return the range that the user's -c nvtx waits for, or `cudaProfilerApi`; None where nsys waits for nothing."""
-    found = {"c": "", "p": ""}
+    values = {"c": "", "p": ""}
     names = {"-c": "c", "--capture-range": "c", "-p": "p", "--nvtx-capture": "p"}
     for word, after in pairwise((*argv, "")):
         name, equals, value = word.partition("=")
         if name in names:
-            found[names[name]] = value if equals else after
+            values[names[name]] = value if equals else after
         elif word[:2] in ("-c", "-p") and word[:2] != "--" and len(word) > 2:
-            found[word[1]] = word[2:].removeprefix("=")
+            values[word[1]] = word[2:].removeprefix("=")
         if name.endswith("exec_shim.py"):
             break  # what follows is the program's
-    return found["p"] if found["c"] == "nvtx" else found["c"] or None if found["c"] != "none" else None
+    return values["p"] if values["c"] == "nvtx" else values["c"] or None if values["c"] != "none" else None
 
 
 def diagnose_importer(case: Case) -> RuleResult:
@@ -169,37 +159,34 @@ def diagnose_importer(case: Case) -> RuleResult:
     errors = case.find_messages(_NO_IMPORTER)
     streams = [name for name in case.files if name.endswith(".qdstrm")]
     if not streams:
-        return RuledOut("there is no .qdstrm file") if case.collector == NSYS else None
+        return rule_out("there is no .qdstrm file") if case.collector == NSYS else None
     if case.recording is not None:
-        return RuledOut(f"{streams[0]} was imported")
+        return rule_out(f"{streams[0]} was imported")
     error = str(case.error.problem) if case.error else ""
     evidence = (f"{streams[0]} and no .nsys-rep of it", *errors[:1], *([error] if error else []))
     if re.search(_CANNOT_START, error):
         return Finding(
             "importer_fails",
-            CERTAIN,
             "the importer, which converts nsys's stream to a report, does not start",
-            evidence,
             f"install its missing libraries, then run `traceable report {case.path.name}`",
-            EVERYTHING,
+            PROBLEM,
+            evidence,
         )
     if case.has_importer or re.search("incomplete|invalid", error):
         return Finding(
             "stream_incomplete",
-            CERTAIN,
             f"nsys was interrupted before {streams[0]} was complete, and its content is lost",
-            evidence,
             "run again and let nsys finish; the recorder (--collector recorder) loses nothing when it is killed",
-            EVERYTHING,
+            PROBLEM,
+            evidence,
         )
     return Finding(
         "importer_missing",
-        CERTAIN,
         "this nsys has no importer to convert its stream to a report",
-        evidence,
         "install the whole nsight-systems package, or put QdstrmImporter of the same version on PATH; then run "
         f"`traceable report {case.path.name}`",
-        EVERYTHING,
+        PROBLEM,
+        evidence,
     )
 
 
@@ -208,28 +195,28 @@ def diagnose_killed_collector(case: Case) -> RuleResult:
     if case.collector != NSYS or case.directory is None:
         return None
     if ((case.manifest or {}).get(SELECTION_KEY) or {}).get("parts"):
-        return RuledOut("nsys was not started around the program: each selected process is a run of its own")
+        return rule_out("nsys was not started around the program: each selected process is a run of its own")
     if case.recording is not None:
-        return RuledOut("nsys wrote its report")
+        return rule_out("nsys wrote its report")
     if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == ("Generated:",):
-        return RuledOut("nsys ended normally")
+        return rule_out("nsys ended normally")
     lost = case.find_messages(_AGENT_LOST)
     last = f"its last output: {case.log[-1][-200:]!r}" if case.log else "it printed nothing"
     return Finding(
         "collector_killed",
-        CERTAIN if lost else LIKELY,
         "nsys was killed before it wrote its report",
-        ("there is no .nsys-rep", *(lost[:1] or [last])),
         "stop the program, not nsys, and give nsys time to write (an orchestrator's grace period, memory, disk); the "
         "recorder (--collector recorder) loses nothing when it is killed",
-        EVERYTHING,
+        PROBLEM,
+        ("there is no .nsys-rep", *(lost[:1] or [last])),
+        CERTAIN if lost else LIKELY,
     )
 
 
 def diagnose_truncated_report(case: Case) -> RuleResult:
     """The file exists, but is truncated."""
     if case.recording is not None:
-        return RuledOut("the report was read")
+        return rule_out("the report was read")
     if case.error is None or case.directory is not None or case.path.suffix == ".qdstrm":
         return None
     if case.missing_bytes or (case.path.is_file() and not case.path.stat().st_size):
@@ -239,19 +226,17 @@ def diagnose_truncated_report(case: Case) -> RuleResult:
         return _report_truncated(case, CERTAIN, reason)
     if case.path.suffix in (".nsys-rep", ".qdrep"):
         return _report_truncated(case, LIKELY, f"nsys can't read it: {case.error.problem}")
-    return Finding(
-        "unreadable", CERTAIN, case.error.problem, (f"{case.path} was opened",), case.error.remedy, EVERYTHING
-    )
+    return Finding("unreadable", case.error.problem, case.error.remedy, PROBLEM, (f"{case.path} was opened",))
 
 
 def _report_truncated(case: Case, certainty: str, reason: str) -> Finding:
     return Finding(
         "report_truncated",
-        certainty,
         f"{case.path.name} is truncated",
-        (reason,),
         "copy it again from the original, or record again (a full disk, a killed nsys or a copy cut short)",
-        EVERYTHING,
+        PROBLEM,
+        (reason,),
+        certainty,
     )
 
 
@@ -260,7 +245,7 @@ def diagnose_unreadable(case: Case) -> RuleResult:
     if case.directory is None or case.error is None:
         return None
     return Finding(
-        "no_report", POSSIBLE, case.error.problem, ("no other rule explains it",), case.error.remedy, EVERYTHING
+        "no_report", case.error.problem, case.error.remedy, PROBLEM, ("no other rule explains it",), POSSIBLE
     )
 
 
@@ -269,14 +254,14 @@ def diagnose_missing_torch_trace(case: Case) -> RuleResult:
     if case.collector != TORCH or case.directory is None:
         return None
     if case.recording is not None:
-        return RuledOut("torch.profiler left a trace")
+        return rule_out("torch.profiler left a trace")
     return Finding(
         "no_torch_trace",
-        LIKELY,
         "torch.profiler left no trace",
-        ("the run directory has no file of torch.profiler",),
         "let the program import torch and exit without a signal or os._exit, or use --collector recorder",
-        EVERYTHING,
+        PROBLEM,
+        ("the run directory has no file of torch.profiler",),
+        LIKELY,
     )
 
 
@@ -287,14 +272,12 @@ def diagnose_dropped_events(case: Case) -> RuleResult:
     reports = [*case.find_messages(_DROPPED), *case.find_notes(*_DROPPED_CODES)]
     if not reports:
         would_report = bool(case.messages) if case.collector == NSYS else case.collector == RECORDER
-        return RuledOut(f"{case.collector} reported no dropped events") if would_report else None
+        return rule_out(f"{case.collector} reported no dropped events") if would_report else None
     fix = "record less: windows (--steps), or less of everything (--trace-preset light)"
     if case.collector == RECORDER:
         reasons = [one.reason for one in case.completeness.processes if one.reason]
         fix = next((_DROP_FIXES[one] for one in reasons if one in _DROP_FIXES), _DROP_FIXES["size_cap"])
-    return Finding(
-        "events_dropped", CERTAIN, "the collector dropped records", tuple(dict.fromkeys(reports))[:3], fix, PART
-    )
+    return Finding("events_dropped", "the collector dropped records", fix, WARNING, tuple(dict.fromkeys(reports))[:3])
 
 
 def diagnose_clocks(case: Case) -> RuleResult:
@@ -307,14 +290,13 @@ def diagnose_clocks(case: Case) -> RuleResult:
     if joined and early > max(1, joined // 1000):
         problems.append(f"{early} of {joined} GPU operations began more than 1 ms before their launch call")
     if not problems:
-        return RuledOut("no event is outside the recording or before its cause")
+        return rule_out("no event is outside the recording or before its cause")
     return Finding(
         "clock_outliers",
-        CERTAIN,
         "clocks disagree, so that times across processes, or of GPU and CPU, are off",
-        tuple(dict.fromkeys(problems))[:3],
         "compare times within one process only; avoid clock changes while recording (NTP steps, suspended machines)",
-        PART,
+        WARNING,
+        tuple(dict.fromkeys(problems))[:3],
     )
 
 
@@ -335,16 +317,15 @@ def diagnose_permissions(case: Case) -> RuleResult:
     if refused:
         return Finding(
             "counters_not_permitted",
-            CERTAIN,
             "GPU counters are restricted to administrators",
-            tuple(refused[:2]),
             "start the container with --cap-add SYS_ADMIN, or load the driver with "
             "NVreg_RestrictProfilingToAdminUsers=0",
-            PART,
+            WARNING,
+            tuple(refused[:2]),
         )
     if not samples:
         known = case.collector == NSYS and bool(case.messages)
-        return RuledOut("nsys reported no missing permission") if known else None
+        return rule_out("nsys reported no missing permission") if known else None
     evidence = list(samples[:2])
     machine = case.machine
     if machine is not None and machine.perf_event_paranoid is not None:
@@ -360,11 +341,10 @@ def diagnose_permissions(case: Case) -> RuleResult:
         fix = "start nsys as administrator, or "
     return Finding(
         "samples_not_permitted",
-        CERTAIN,
         "the system denied CPU samples; ranges and GPU work are not affected",
-        tuple(evidence),
         f"{fix}disable sampling (--sample=none)",
-        NOTHING,
+        NOTE,
+        tuple(evidence),
     )
 
 
@@ -379,19 +359,18 @@ def diagnose_system(case: Case) -> RuleResult:
     wsl += [f"the process {name} in the report" for name in (case.system.get("wsl"),) if name]
     wsl += ["/proc/version or /dev/dxg of this system"] if case.machine is not None and case.machine.wsl else []
     if _on_windows(case):
-        found, evidence = "the report was recorded on Windows", ["DEVICE_TYPE Windows in the report"]
+        message, evidence = "the report was recorded on Windows", ["DEVICE_TYPE Windows in the report"]
     elif wsl:
-        found, evidence = "the report was recorded on Linux under Windows (WSL)", wsl
+        message, evidence = "the report was recorded on Linux under Windows (WSL)", wsl
     else:
         known = case.manifest is not None or bool(case.options)
-        return RuledOut("nothing in the report indicates Windows") if known else None
+        return rule_out("nothing in the report indicates Windows") if known else None
     return Finding(
         "windows",
-        CERTAIN,
-        f"{found}, whose driver may delay launches and submit them in batches",
-        tuple(evidence),
+        f"{message}, whose driver may delay launches and submit them in batches",
         "compare its times, especially of queues and gaps, only with recordings of the same system",
-        NOTHING,
+        NOTE,
+        tuple(evidence),
     )
 
 
@@ -404,19 +383,19 @@ def diagnose_killed_program(case: Case) -> RuleResult:
         return _killed_worker(case)
     if case.recording is None:
         return None
-    made = next((one for one in case.process_records if one.names), None) if not case.range_count else None
+    creator = next((one for one in case.process_records if one.names), None) if not case.range_count else None
     return Finding(
         "tail_lost",
-        CERTAIN if made else LIKELY,
         f"the program died of signal {number}, and nsys loses what a process has not sent by then: its last "
         "ranges, and the ends of open ones",
+        "end the program with a signal that it handles, or use --collector recorder, which loses nothing",
+        WARNING if case.range_count else PROBLEM,
         (
             f"the run ended by signal {number}",
             f"{case.range_count} ranges in the report",
-            *((f"process {made.pid} made {join_first(made.names)}",) if made else ()),
+            *((f"process {creator.pid} created {join_first(creator.names)}",) if creator else ()),
         ),
-        "end the program with a signal that it handles, or use --collector recorder, which loses nothing",
-        PART if case.range_count else EVERYTHING,
+        CERTAIN if creator else LIKELY,
     )
 
 
@@ -429,10 +408,10 @@ def _killed_worker(case: Case) -> RuleResult:
     traced = [one for one in last.values() if one.has_listener and not one.disabled and not one.forked]
     lost = [one for one in traced if one.end is None or one.pid in cut]
     if not lost:
-        return RuledOut("the program ended without a signal, and so did every process that imported traceable")
+        return rule_out("the program ended without a signal, and so did every process that imported traceable")
     lost = [one for one in lost if one.pid in cut or case.completeness.count_missing(one.pid) != 0]
     if not lost:
-        return RuledOut("every range of the processes that did not exit normally is in the recording")
+        return rule_out("every range of the processes that did not exit normally is in the recording")
     unended = [one.pid for one in lost if one.end is None]
     evidence = [f"no normal exit of Python in status.{pid}.lives" for pid in unended[:2]]
     for one in lost:
@@ -441,14 +420,14 @@ def _killed_worker(case: Case) -> RuleResult:
             evidence.append(f"{number} ranges of process {one.pid} are in the report{open_}")
     return Finding(
         "tail_lost",
-        LIKELY if any(one.pid in case.ranges_by_pid for one in lost) else POSSIBLE,
         f"nsys may lack the last ranges of process{'es' if len(lost) > 1 else ''} "
         f"{join_first([str(one.pid) for one in lost])}: it loses what a process has not sent when a signal, as of "
         "Pool.terminate(), or os._exit ends it",
-        tuple(evidence),
         "end workers with close() and join() (`with Pool()` terminates them), or use --collector recorder, which loses "
         "nothing",
-        PART if case.range_count else EVERYTHING,
+        WARNING if case.range_count else PROBLEM,
+        tuple(evidence),
+        LIKELY if any(one.pid in case.ranges_by_pid for one in lost) else POSSIBLE,
     )
 
 

@@ -1,12 +1,13 @@
-"""What `run` and `doctor --report` share: saying why there is nothing to see, or less than there should be."""
+"""The diagnosis of a run, after `run` and in `doctor --report`: why data is missing."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from traceable.cli.console import print_line
 from traceable.errors import Message
 
 TYPE_CHECKING = False
@@ -14,114 +15,110 @@ if TYPE_CHECKING:
     from typing import Any
 
     from traceable.checks.diagnosis import Diagnosis
-    from traceable.launch.leak_check import Leak
+    from traceable.checks.finding import Finding
     from traceable.recording import Recording
 
 MAX_FINDINGS = 3
-"""How many findings are said after a run."""
+"""How many findings are printed after a run."""
 
-_SAID_BY_OTHERS = ("window_", "forked_child", "not_recorded", "no_report")
-"""Causes that `run` has said by then: with the windows, with the ranks, as the problem of the run."""
-
-_LOSS = {"everything": "all of it is missing", "part": "part is missing", "nothing": "nothing is missing"}
+_REPORTED_BEFORE = ("window_", "forked_child", "not_recorded", "no_report")
+"""Codes that `run` has reported by then: with the windows, with the ranks, as the problem of the run."""
 
 
 class RunDiagnosis:
-    """The diagnosis of a run that is over. Whatever fails in it is said in one line and costs nothing else.
+    """The diagnosis of a run that is over. If it fails, that is logged in one line and has no other effect.
 
     Args:
         directory: the run directory.
-        say: prints one line to the user.
+        log: prints one line to the user.
     """
 
-    def __init__(self, directory: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, log: Callable[[str], None]) -> None:
         self._directory = directory
-        self._say = say
-        self._found: Diagnosis | None = None
+        self._log = log
+        self._diagnosis: Diagnosis | None = None
 
     def __call__(self, recording: Recording | None, problem: Message | None = None) -> dict[str, Any]:
-        """Diagnose, keep that in `run.json`, and return it as JSON has it; empty where that failed.
+        """Diagnose, store the result in `run.json`, and return it as in JSON; empty if that failed.
 
         Args:
-            recording: what was read; None for nothing.
-            problem: why nothing could be.
+            recording: the recording; None if nothing could be read.
+            problem: why nothing could be read.
         """
-        from traceable.checks import diagnosis, diagnosis_case
+        from traceable.checks.case import build_run_case
+        from traceable.checks.diagnosis import MANIFEST_KEY, diagnose
         from traceable.errors import TraceError
+        from traceable.launch import run_dir
 
         try:
             error = None
             if problem is not None:
-                found, _, remedy = problem.partition("; ")
-                error = TraceError(problem.code, found, remedy or "see `traceable help diagnosis`")
-            self._found = diagnosis.diagnose(
-                diagnosis_case.build_run_case(self._directory, recording, error), self._say
-            )
-            content = diagnosis.diagnosis_to_dict(self._found)
-            diagnosis.write_diagnosis(content, self._directory)
-        except Exception as error:  # noqa: BLE001 - the profile is worth more than what is said of it
-            found = f"the run could not be diagnosed ({type(error).__name__}: {error})"
-            self._say(Message("diagnosis_failed", found))
+                cause, _, remedy = problem.partition("; ")
+                error = TraceError(problem.code, cause, remedy or "see `traceable help diagnosis`")
+            self._diagnosis = diagnose(build_run_case(self._directory, recording, error), self._log)
+            content = self._diagnosis.as_dict
+            # If it can't be written, it is printed anyway.
+            with contextlib.suppress(OSError, TraceError):
+                manifest = {**run_dir.load_manifest(self._directory), MANIFEST_KEY: content}
+                run_dir.write_json(self._directory / run_dir.MANIFEST, manifest)
+        except Exception as error:  # noqa: BLE001 - the profile matters more than its diagnosis
+            failure = f"the run could not be diagnosed ({type(error).__name__}: {error})"
+            self._log(Message("diagnosis_failed", failure))
             return {}
         return content
 
     def report_problems(self) -> None:
-        """Say what is wrong, in a few lines, or in none."""
-        wrong = self._found.problems if self._found else ()
-        fresh = [one for one in wrong if not one.cause.startswith(_SAID_BY_OTHERS)]
-        # How much is missing is said with the profile; the fix is worth a line where nothing else knows why.
-        if len(fresh) > 1:
-            fresh = [one for one in fresh if one.cause != "ranges_missing"]
-        for one in fresh[:MAX_FINDINGS]:
-            self._say(Message(one.cause, f"{one.certainty}: {one.message} ({one.evidence[0]})"))
-            self._say(f"  fix: {one.fix}")
+        """Log what is wrong, if anything, in a few lines."""
+        problems = self._diagnosis.problems if self._diagnosis else ()
+        problems = tuple(one for one in problems if not one.code.startswith(_REPORTED_BEFORE))
+        # The profile has the number of missing ranges; the fix is only of use if no other finding has the reason.
+        if len(problems) > 1:
+            problems = tuple(one for one in problems if one.code != "ranges_missing")
+        for finding in problems[:MAX_FINDINGS]:
+            for line in finding.log_lines:
+                self._log(line)
 
 
 def report_diagnosis(path: Path, *, as_json: bool) -> int:
-    """Print the diagnosis of whatever `traceable report` reads; return 0 where nothing is wrong, else 1.
+    """Print the diagnosis of anything that `traceable report` reads; return 0 if nothing is wrong, else 1.
 
     Raises:
-        TraceError: there is nothing of that name, or a run that is not over.
+        TraceError: the path does not exist, or the run is not over.
     """
-    from traceable.checks import diagnosis, diagnosis_case
+    from traceable.checks.case import open_case
+    from traceable.checks.diagnosis import diagnose
     from traceable.cli.progress import Progress
+    from traceable.report.page import Page
 
     with Progress() as progress:
         progress(f"diagnosing {path}")
-        with diagnosis_case.open_case(path) as case:
-            found = diagnosis.diagnose(case)
-        leaked = _leaks(path)
+        with open_case(path) as case:
+            diagnosis = diagnose(case)
+        leaks = _find_leaks(path)
     if as_json:
-        leaks = [one.message.as_dict for one in leaked]
-        print(json.dumps({**diagnosis.diagnosis_to_dict(found), "path": str(path), "leaks": leaks}, indent=2))
+        content = {**diagnosis.as_dict, "path": str(path), "leaks": [leak.as_dict for leak in leaks]}
+        print(json.dumps(content, indent=2))
     else:
-        for line in (*_lines(found), *(f"leaks     {one.message.printed}" for one in leaked)):
-            print_line(line)
-    return 1 if found.problems else 0
+        page = Page(sys.stdout)
+        findings = [*diagnosis.findings, *diagnosis.failed_rules, *leaks, *diagnosis.ruled_out]
+        page.findings(findings, [(one.severity, one.certainty, one.check) for one in findings])
+        page.line()
+        if diagnosis.not_applicable:
+            page.paragraph([], f"not known: {', '.join(diagnosis.not_applicable)}")
+        if not diagnosis.problems:
+            page.line("no cause found")
+    return 1 if diagnosis.problems else 0
 
 
-def _leaks(path: Path) -> list[Leak]:
-    """Return what of the environment is in the recording; nothing where that is no report of nsys's."""
+def _find_leaks(path: Path) -> list[Finding]:
+    """Return the private data in the recording; nothing if it is not a report of nsys."""
+    from traceable.checks.finding import WARNING, Finding
     from traceable.errors import TraceableError
     from traceable.launch import leak_check
 
+    fix = "remove it before you share the recording (traceable help secrets)"
     try:
-        return leak_check.find_leaks(path)
+        leaks = [leak.message for leak in leak_check.find_leaks(path)]
     except TraceableError:
         return []
-
-
-def _lines(found: Diagnosis) -> list[str]:
-    said: list[str] = []
-    for one in found.findings:
-        loss = _LOSS[one.loss] if (one.certainty, one.loss) != ("possible", "nothing") else "perhaps nothing is missing"
-        said.append(f"{one.certainty:9} {one.cause}: {one.message} ({loss})")
-        said += [f"          evidence: {evidence}" for evidence in one.evidence]
-        said.append(f"          fix: {one.fix}")
-    if not found.problems:
-        said.append("no cause found")
-    said += [f"ruled out {cause}: {why}" for cause, why in found.ruled_out]
-    said += [f"failed    {cause}: {error}" for cause, error in found.failed_rules]
-    if found.not_applicable:
-        said.append(f"not known {', '.join(found.not_applicable)}")
-    return said
+    return [Finding(leak.code, str(leak), fix, WARNING, check="leaks") for leak in leaks]

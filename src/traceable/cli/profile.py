@@ -120,8 +120,8 @@ def print_ranges(
     )
     write_content(content, arguments, stream)
     if has_table_output(arguments):
+        from traceable.report.page import Page
         from traceable.report.terminal import (
-            Page,
             write_header,
             write_largest_findings,
             write_notes,

@@ -356,7 +356,7 @@ def parse_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
             ) from None
     if thresholds:
         # The rules need numpy, which takes a tenth of a second to import.
-        from traceable.analysis.findings import resolve_thresholds
+        from traceable.checks.performance import resolve_thresholds
 
         resolve_thresholds(thresholds)
     return thresholds
@@ -555,7 +555,8 @@ def _print_tables(
 ) -> None:
     """Print the ranges, where they are requested, and the other views."""
     from traceable.report.document import build_header
-    from traceable.report.terminal import Page, write_header, write_notes, write_ranges, write_view
+    from traceable.report.page import Page
+    from traceable.report.terminal import write_header, write_notes, write_ranges, write_view
 
     many = ranges is not None
     report = build_header(recording)
@@ -601,7 +602,7 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
     from traceable.recording import load, normalize_names
     from traceable.report.compare import build_comparison, write_comparison
     from traceable.report.document import build_header
-    from traceable.report.terminal import Page
+    from traceable.report.page import Page
 
     keep_freed_memory()
     with Progress() as progress:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable import collectors
-from traceable.checks import machine_facts
-from traceable.collectors import exec_shim
+from traceable.collectors import exec_shim, running_profilers
 from traceable.collectors.base import Collector, CollectorResult, Gating, Plan
 from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
@@ -356,7 +355,7 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         windows.TIMED_WINDOW_KEY: windows.describe_timed_window(request.conditions) if request.timed else None,
         flight.FLIGHT_RECORDER_KEY: flight.make_flight_recorder_entry(request.variables),
         **provenance.collect_provenance(),
-        "profilers": sorted({name for _, name in machine_facts.find_running_profilers().profilers}),
+        "profilers": sorted({name for _, name in running_profilers.find_running_profilers().profilers}),
         "launcher_pid": os.getpid(),
         "pid": None,
         "collector": None,

@@ -11,8 +11,9 @@ from traceable.report import flight, overhead, windows
 from traceable.report.columns import Column, format_column, is_worth_showing
 from traceable.report.document import table_to_dict
 from traceable.report.layout import Cells
+from traceable.report.page import Page
 from traceable.report.row_filter import RowFilter
-from traceable.report.terminal import NO_RANGE_MATCHES, NO_RANGES, Page, format_header, format_range_labels
+from traceable.report.terminal import NO_RANGE_MATCHES, NO_RANGES, format_header, format_range_labels
 from traceable.report.text import format_line
 
 SCHEMA = "traceable.compare/1"

@@ -8,8 +8,9 @@ from typing import Any, TextIO
 from traceable.analysis.table import Table
 from traceable.report.columns import Column, format_value
 from traceable.report.document import table_to_dict
+from traceable.report.page import Page
 from traceable.report.row_filter import RowFilter
-from traceable.report.terminal import Page, write_view
+from traceable.report.terminal import write_view
 from traceable.report.text import escape_name, format_line, truncate
 from traceable.report.views import View
 

@@ -6,25 +6,24 @@ text with every column. Whatever a name holds, it can't steer the terminal.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TextIO
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from traceable.analysis.attribution import INFERRED
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.profile import OUTLIVES, RangeProfile
 from traceable.analysis.table import Table
 from traceable.analysis.units import format_count, format_duration, format_percent, format_timestamp
+from traceable.checks.finding import Finding
 from traceable.errors import Message
-from traceable.protocol.environment import escape_unprintable
 from traceable.report import flight, overhead, windows
 from traceable.report.columns import Column, format_column, is_worth_showing
-from traceable.report.layout import GAP, Cells, get_line_width, layout_columns, wrap_text
+from traceable.report.layout import Cells
+from traceable.report.page import Page
 from traceable.report.row_filter import DEFAULT_SORT, Row, RowFilter
-from traceable.report.text import escape_name, escape_unencodable, format_line, measure_width, message_from_dict
+from traceable.report.text import escape_name, format_line, message_from_dict
 from traceable.report.views import (
     COUNTER_COLUMNS,
     FINDINGS,
@@ -45,10 +44,6 @@ _OUTSIDE_MAX = 5
 _LEAST_OUTSIDE = 0.01
 """From which share of its time in no range on a thread is shown."""
 
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
-_NARROWEST_TEXT = 20
-"""In how many cells at least a text is wrapped: with less next to other cells, it begins a line of its own."""
-
 NO_RANGES = Message(
     "no_ranges_recorded", "no ranges were recorded: annotate the program; with nsys, add nvtx to --trace"
 )
@@ -60,64 +55,6 @@ _REASONS = {
     "outside_ranges": "operations launched by threads that had no range open",
     "several_threads": "operations that several threads with an open range may have caused",
 }
-
-
-class Page:
-    """Where a report is printed.
-
-    Args:
-        stream: a terminal, a file or a pipe.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._width = get_line_width(stream)
-        self._bold = stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-
-    def line(self, text: str = "") -> None:
-        """Print a line, with escapes for what can't be printed."""
-        self._stream.write(self._writable(text) + "\n")
-
-    def heading(self, text: str) -> None:
-        """Print a line above a table."""
-        text = self._writable(text)
-        self._stream.write((f"{_BOLD}{text}{_PLAIN}" if self._bold else text) + "\n")
-
-    def table(self, columns: Sequence[Cells]) -> None:
-        """Print a table, as wide as the terminal at most; below it what its marks mean, and which columns don't fit."""
-        written = [replace(column, lines=list(map(self._writable, column.lines))) for column in columns]
-        (first, *rest), shown = layout_columns(written, self._width)
-        self.heading(first)
-        for line in rest:
-            self._stream.write(line + "\n")
-        for mark in dict.fromkeys(mark for column in shown for mark in column.marks):
-            self.paragraph([], mark)
-        hidden = [column.heading.strip() for column in written if not any(column is one for one in shown)]
-        if hidden:
-            self.paragraph([], f"hidden columns: {', '.join(hidden)}; set COLUMNS=200 to show more, --csv has all")
-
-    def paragraph(self, first: Sequence[str], text: str) -> None:
-        """Print a text, wrapped where there is a width to keep, after cells that are in its first line only.
-
-        Args:
-            first: the cells, already padded; as wide as they are, further lines are indented.
-            text: what is wrapped; never cut.
-        """
-        prefix = "".join(cell + " " * GAP for cell in map(self._writable, first))
-        text = self._writable(text)
-        indent = measure_width(prefix)
-        if self._width is not None and self._width - indent < _NARROWEST_TEXT:
-            prefix, indent = prefix.rstrip(), 0
-            if prefix:
-                self._stream.write(prefix + "\n")
-                prefix = ""
-        lines = [text] if self._width is None else wrap_text(text, max(1, self._width - indent))
-        for line in lines:
-            self._stream.write(f"{prefix}{line}".rstrip() + "\n")
-            prefix = " " * indent
-
-    def _writable(self, text: str) -> str:
-        return escape_unencodable(escape_unprintable(text), getattr(self._stream, "encoding", None))
 
 
 def write_header(page: Page, report: Mapping[str, Any], title: str) -> None:
@@ -196,67 +133,57 @@ def write_step_rates(page: Page, summary: Table) -> None:
         page.line("; ".join(parts))
 
 
-def write_largest_findings(page: Page, findings: Table) -> None:
-    """Print the findings with the largest bounds, and where the rest is; nothing where there are none."""
-    rows = list(findings.take(slice(_FINDINGS_BELOW_RANGES)).rows())
-    if not rows:
+def write_largest_findings(page: Page, table: Table) -> None:
+    """Print the findings with the largest bounds, and how to see the others; nothing if there are none."""
+    findings = [Finding.from_row(row) for row in table.take(slice(_FINDINGS_BELOW_RANGES)).rows()]
+    if not findings:
         return
     page.line()
-    of = " in the steady part" if rows[0]["scope"] == "steady" else ""
-    page.paragraph([], f"Potential savings (upper bound){of}:")
-    for row, won in zip(
-        rows, _aligned([_bound(format_duration, row["potential_saving_ns"]) for row in rows]), strict=True
-    ):
-        page.paragraph([won], row["sentence"])
-    left_out = len(findings) - len(rows)
-    more = f"{left_out} more: " if left_out else ""
+    scope = " in the steady part" if findings[0].data["scope"] == "steady" else ""
+    page.paragraph([], f"Potential savings (upper bound){scope}:")
+    page.findings(findings, [cells[:1] for cells in _format_savings(findings)], brief=True)
+    omitted = len(table) - len(findings)
+    more = f"{omitted} more: " if omitted else ""
     page.paragraph([], f"{more}--view {FINDINGS.name} shows what to do and the rules")
 
 
-def write_findings(page: Page, findings: Table, choice: RowFilter) -> None:
-    """Print the findings with their advice, the state of each rule, and the notes."""
-    rows = choice.rows(findings)
-    won = _aligned([_bound(format_duration, row["potential_saving_ns"]) for row in rows])
-    part = _aligned([_bound(format_percent, row["potential_saving_share"]) for row in rows])
-    for row, *cells_of_row in zip(rows, won, part, strict=True):
-        page.paragraph(cells_of_row, row["sentence"])
-        indent = [" " * len(cell) for cell in cells_of_row]
-        page.paragraph(indent, f"{row['rule']}: {row['advice']}")
+def write_findings(page: Page, table: Table, choice: RowFilter) -> None:
+    """Print the findings with their fixes, the state of each rule, and the notes."""
+    findings = [Finding.from_row(row) for row in choice.rows(table)]
+    page.findings(findings, _format_savings(findings))
+    if omitted := len(table) - len(findings):
+        page.paragraph([], f"and {omitted} more findings: --top 0 shows all")
+    if findings:
         page.line()
-    if left_out := len(findings) - len(rows):
-        page.paragraph([], f"and {left_out} more findings: --top 0 shows all")
     page.heading("rules:")
-    rules = list(findings.others["rules"].rows())
+    rules = list(table.others["rules"].rows())
     names = [row["rule"] for row in rules]
     reasons = Counter(row["reason"] for row in rules)
     for row in rules:
         if row["reason"] is not None and reasons[row["reason"]] > 1:
             continue
         state = f"{row['findings']} {row['state']}" if row["findings"] else row["state"]
-        why = _refusal(row) if row["reason"] is not None else ", ".join(row["thresholds"])
-        page.paragraph([row["rule"].ljust(max(map(len, names)))], f"{state}: {why}")
+        detail = _format_reason(row) if row["reason"] is not None else ", ".join(row["thresholds"])
+        page.paragraph([row["rule"].ljust(max(map(len, names)))], f"{state}: {detail}")
     for reason in [reason for reason, number in reasons.items() if reason is not None and number > 1]:
         alike = [row for row in rules if row["reason"] == reason]
-        page.paragraph([f"{len(alike)} {alike[0]['state']}"], _refusal(alike[0]))
+        page.paragraph([f"{len(alike)} {alike[0]['state']}"], _format_reason(alike[0]))
         page.paragraph([""], ", ".join(row["rule"] for row in alike))
-    for note in findings.notes:
+    for note in table.notes:
         page.paragraph([], format_line(note))
 
 
-def _refusal(rule: Row) -> str:
-    """Write why a rule is unsupported, and what to do."""
-    code = rule["code"]
-    return Message(code, f"{rule['reason']}; {rule['remedy']}").printed
+def _format_reason(rule: Row) -> str:
+    """Return why a rule is unsupported, and what to do."""
+    return Message(rule["code"], f"{rule['reason']}; {rule['remedy']}").printed
 
 
-def _bound(written: Callable[[float], str], value: float | None) -> str:
-    """Write the upper bound of a finding; `-` for a statement without one."""
-    return "-" if value is None else written(value)
-
-
-def _aligned(texts: Sequence[str]) -> list[str]:
-    widest = max(map(len, texts), default=0)
-    return [text.rjust(widest) for text in texts]
+def _format_savings(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+    """Return the upper bound of each finding, and its share, as aligned cells; `-` for a statement without one."""
+    rows = [(finding.data["potential_saving_ns"], finding.data["potential_saving_share"]) for finding in findings]
+    cells = [("-", "-") if ns is None else (format_duration(ns), format_percent(share)) for ns, share in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [(saving.rjust(widths[0]), share.rjust(widths[1])) for saving, share in cells]
 
 
 def write_notes(page: Page, report: Mapping[str, Any]) -> None:

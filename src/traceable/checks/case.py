@@ -1,0 +1,447 @@
+"""The facts for `checks/diagnosis.py`: everything that is known about one run or report, gathered once.
+
+Nothing is decided here. A fact that is not available is None or empty: a report made without traceable has no manifest,
+and a run whose collector was killed has no trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traceable.analysis.completeness import Completeness
+from traceable.analysis.windows import CaptureResult
+from traceable.checks import machine
+from traceable.collectors.base import NSYS_LOG
+from traceable.collectors.nsys import install as nsys_install
+from traceable.errors import Message, TraceableError
+from traceable.launch import process_watcher, processes, range_counts, reports, run_dir, windows
+from traceable.protocol import untrusted
+from traceable.protocol.capture_request import ProcessStatus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.recording import Recording
+
+NSYS, RECORDER, TORCH, NONE = "nsys", "recorder", "torch", "none"
+
+_PRODUCTS = (("NVIDIA Nsight", NSYS), ("traceable", RECORDER), ("torch", TORCH))
+_NSYS_MESSAGE = re.compile(
+    r"CUPTI|CUDA (driver|profiling|events|injection|trace)|NVTX (binary|injection|events|function)"
+    r"|No .* events collected|Not all .* events|perf event|CPU (IP|kernel)|privilege|ERR_NVGPUCTRPERM|dropped"
+)
+"""Which strings of an old report (2022, 2023) are messages of nsys: these versions have no table for them."""
+
+_WSL_PROCESS = re.compile(r"init-systemd\(|wsl-pro-service|Relay\(\d+\)")
+"""Processes that only WSL has."""
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """One program image of a process that imported traceable, as recorded by `capture/process_record.py`.
+
+    Attributes:
+        number: index among those of its process, from 0; more than one means an exec.
+        disabled: its annotations were disabled.
+        level: annotations of a higher level were disabled.
+        has_listener: an NVTX injection library or torch's profiler was configured for it.
+        end: how Python exited; None if it did not (a signal, os._exit, exec).
+        names: of the ranges that it created, at most 100.
+        distinct_names: how many distinct names there were.
+        nvtx: version of the nvtx package that it imported; None if it did not.
+        torch_profiler: it used torch.profiler itself.
+        forked: it was forked without an exec before it imported traceable.
+    """
+
+    pid: int
+    number: int
+    disabled: bool
+    level: int
+    has_listener: bool
+    end: str | None = None
+    names: tuple[str, ...] = ()
+    distinct_names: int = 0
+    nvtx: str | None = None
+    torch_profiler: bool = False
+    forked: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known about a run or report.
+
+    Attributes:
+        path: what is diagnosed, as given by the user.
+        directory: the run directory; None for a file.
+        manifest: of the run; None for a report without one.
+        collector: `nsys`, `recorder`, `torch`, `none`, or empty if not known.
+        recording: as far as it is readable; None if it is not.
+        error: why it is not readable.
+        windows: the result of the requested windows; None if none were requested.
+        files: names of the files in the run directory, or of the one file.
+        log: the output of nsys, by line.
+        messages: what the collector logged in the report: texts of nsys, messages with codes of the recorder.
+        options: how it was recorded, according to the report (META_DATA_CAPTURE, since 2023).
+        system: where it was recorded, according to the report: `kernel`, and `wsl`, a process that only WSL has.
+        process_records: of the selected processes that imported traceable within the run.
+        without_environment: pid and name of each process that the launcher saw load traceable without the environment
+            of the run.
+        process_files: what processes reported about being recorded or not (`process.<pid>.json`).
+        step_statuses: what processes reported about their steps.
+        profilers: names of the processes that used GPU counters, or could, when the run began.
+        machine: this system, if the run was recorded on it; else None.
+        missing_bytes: how many bytes of an SQLite file are missing, according to its header.
+        has_importer: an importer of nsys is installed.
+        completeness: whether the ranges that processes counted were recorded.
+    """
+
+    path: Path
+    directory: Path | None = None
+    manifest: Mapping[str, Any] | None = None
+    collector: str = ""
+    recording: Recording | None = None
+    error: TraceableError | None = None
+    windows: CaptureResult | None = None
+    files: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    system: Mapping[str, str] = field(default_factory=dict)
+    process_records: tuple[ProcessRecord, ...] = ()
+    without_environment: tuple[tuple[int, str], ...] = ()
+    process_files: tuple[Mapping[str, Any], ...] = ()
+    step_statuses: tuple[ProcessStatus, ...] = ()
+    profilers: tuple[str, ...] = ()
+    machine: machine.Machine | None = None
+    missing_bytes: int = 0
+    has_importer: bool = True
+    completeness: Completeness = field(default_factory=Completeness)
+
+    @property
+    def notes(self) -> tuple[Message, ...]:
+        """The notes in the manifest of the run."""
+        notes = (self.manifest or {}).get("notes") or ()
+        return tuple(Message.parse(one) if isinstance(one, str) else Message(one["code"], one["text"]) for one in notes)
+
+    @property
+    def range_count(self) -> int | None:
+        """How many ranges were recorded; None if nothing is readable."""
+        return None if self.recording is None else len(self.recording.trace.ranges)
+
+    @property
+    def operation_count(self) -> int | None:
+        """How many GPU operations were recorded; None if nothing is readable."""
+        if self.recording is None:
+            return None
+        trace = self.recording.trace
+        return sum(map(len, (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)))
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command line of the collector, as it was started."""
+        return tuple(map(str, ((self.manifest or {}).get("plan") or {}).get("argv") or ()))
+
+    @property
+    def environment_names(self) -> frozenset[str]:
+        """The names in the environment of the launcher."""
+        return frozenset((self.manifest or {}).get("environment_names") or ())
+
+    @property
+    def is_full_recording(self) -> bool:
+        """Whether everything was recorded, and not only windows or the last seconds."""
+        manifest = self.manifest or {}
+        keys = (windows.WINDOW_KEY, windows.TIMED_WINDOW_KEY, "flight_recorder")
+        return all(manifest.get(key) is None for key in keys)
+
+    @cached_property
+    def ranges_by_pid(self) -> dict[int, int]:
+        """How many ranges were recorded of each process."""
+        if self.recording is None:
+            return {}
+        trace, ranges = self.recording.trace, dict[int, int]()
+        threads, counts = np.unique(trace.ranges.thread, return_counts=True)
+        for thread, count in zip(threads.tolist(), counts.tolist(), strict=True):
+            pid = trace.processes[trace.threads[thread].process].pid
+            ranges[pid] = ranges.get(pid, 0) + count
+        return ranges
+
+    def find_notes(self, *codes: str) -> list[Message]:
+        """Return the recorder's messages and the run's notes that have one of these codes, each once."""
+        matches = [one for one in (*self.messages, *self.notes) if isinstance(one, Message) and one.code in codes]
+        return list(dict.fromkeys(matches))
+
+    def find_messages(self, pattern: str) -> list[str]:
+        """Return the messages and output lines of nsys that match a pattern, each once."""
+        regex = re.compile(pattern)
+        return [line for line in dict.fromkeys((*self.messages, *self.log)) if regex.search(line)]
+
+
+def build_run_case(directory: Path, recording: Recording | None, error: TraceableError | None = None) -> Case:
+    """Return the case of a run that is over.
+
+    Args:
+        directory: its run directory.
+        recording: if it was read already; None if not.
+        error: why it is not readable.
+    """
+    directory = directory.absolute()
+    manifest = run_dir.load_manifest(directory)
+    collector = str((manifest.get("collector") or {}).get("name") or "")
+    database = _find_database(directory, manifest)
+    messages, options, system = _read_database(database)
+    process_files = tuple(processes.load_process_records(directory))
+    # Processes that `run --ranks` or `--processes` excluded are not missing.
+    excluded = {one["pid"] for one in process_files if one.get("chosen") is False}
+    process_records = tuple(one for one in _load_process_records(directory) if one.pid not in excluded)
+    # A process that set the variables itself before it imported traceable has a record.
+    known = {*excluded, *(one.pid for one in process_records), *(one["pid"] for one in process_files)}
+    return Case(
+        path=directory,
+        directory=directory,
+        manifest=manifest,
+        collector=collector,
+        recording=recording,
+        error=error,
+        windows=recording.windows if recording is not None else _evaluate_unrecorded_windows(directory, manifest),
+        files=tuple(sorted(entry.name for entry in directory.iterdir())),
+        log=_read_lines(directory / NSYS_LOG),
+        messages=_parse_messages(messages, collector),
+        options=options,
+        system=system,
+        process_records=process_records,
+        without_environment=tuple(
+            one for one in process_watcher.read_processes_without_environment(directory) if one[0] not in known
+        ),
+        process_files=process_files,
+        step_statuses=tuple(one for one in windows.load_statuses(directory) if one.pid not in excluded),
+        profilers=tuple(map(str, manifest.get("profilers") or ())),
+        machine=_inspect_same_machine(manifest),
+        has_importer=_has_importer(),
+        completeness=range_counts.evaluate_completeness(directory, manifest, None)
+        if recording is None
+        else recording.completeness,
+    )
+
+
+@contextlib.contextmanager
+def open_case(path: Path) -> Iterator[Case]:
+    """Yield the case of a path: a run directory, or anything that `traceable report` reads.
+
+    Raises:
+        TraceError: the path does not exist, or is a directory without a run.
+    """
+    from traceable.recording import load
+
+    if not path.exists():
+        with reports.open_report(path):  # raises
+            raise AssertionError
+    if path.is_dir() and (path / run_dir.MANIFEST).exists():
+        try:
+            yield build_run_case(path, load(path))
+        except TraceableError as error:
+            yield build_run_case(path, None, error)
+        return
+    try:
+        with _export_report(path) as database:
+            recording = load(database)
+            messages, options, system = _read_database(database)
+            product = recording.trace.source.product
+            collector = next((name for start, name in _PRODUCTS if product.startswith(start)), "")
+            yield Case(
+                path,
+                collector=collector,
+                recording=recording,
+                files=(path.name,),
+                messages=_parse_messages(messages, collector),
+                options=options,
+                system=system,
+                completeness=recording.completeness,
+            )
+    except TraceableError as error:
+        if path.is_dir():  # without a run: nothing to diagnose
+            raise
+        yield Case(
+            path,
+            error=error,
+            files=(path.name,),
+            missing_bytes=_count_missing_bytes(path),
+            has_importer=_has_importer(),
+        )
+
+
+def find_traced_apis(case: Case) -> set[str] | None:
+    """Return the APIs that nsys traced; None if not known."""
+    for word, after in pairwise((*case.argv, "")):
+        name, equals, value = word.partition("=")
+        if name.endswith("exec_shim.py"):
+            break  # the rest belongs to the program
+        if name in ("--trace", "-t"):
+            return set((value if equals else after).split(","))
+        if word.startswith("-t") and case.collector == NSYS:
+            return set(word[2:].split(","))
+    if "CAPTURE_EVENT_TYPE" in case.options and case.collector == NSYS:
+        kinds = {"NvtxEvents": "nvtx", "Cuda": "cuda", "OSRuntime": "osrt", "Graphics": "opengl"}
+        return {kinds.get(kind, kind) for kind in case.options["CAPTURE_EVENT_TYPE"].split(",")}
+    return None
+
+
+@contextlib.contextmanager
+def _export_report(path: Path) -> Iterator[Path]:
+    """Yield a file that can be read instead of a report: its export, which is opened twice."""
+    if path.is_file() and path.suffix in reports.REPORT_SUFFIXES and path.stat().st_size:
+        with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
+            database = Path(folder) / f"{path.stem}.sqlite"
+            nsys_install.export_sqlite(path.absolute(), database)
+            yield database
+    else:
+        yield path
+
+
+def _evaluate_unrecorded_windows(directory: Path, manifest: dict[str, Any]) -> CaptureResult | None:
+    from traceable.analysis.windows import evaluate_capture
+
+    request = windows.load_capture_request(directory, manifest)
+    return None if request is None else evaluate_capture(request, ())
+
+
+def _find_database(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
+    stem = manifest.get("stem")
+    candidates = [directory / f"{stem}.sqlite", directory / f"{stem}.1.sqlite"]
+    return next((path for path in candidates if untrusted.is_regular(path)), None)
+
+
+def _read_database(path: Path | None) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
+    """Return the messages of the collector, its options and the system, as in `Case`, as far as they are in a file."""
+    if path is None:
+        return (), {}, {}
+    try:
+        with contextlib.closing(untrusted.open_database(path)) as file:
+            file.text_factory = lambda text: text.decode("utf-8", "replace")
+            tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            messages = tuple(" ".join(message.split()) for message in _read_messages(file, tables))
+            return messages, _read_options(file, tables), _read_system(file, tables)
+    except (OSError, *untrusted.SQLITE_ERRORS):
+        return (), {}, {}
+
+
+def _read_messages(file: sqlite3.Connection, tables: set[str]) -> list[str]:
+    if "DIAGNOSTIC_EVENT" in tables:
+        return _select_texts(file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT"))
+    if "StringIds" not in tables:
+        return []
+    strings = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
+    # They include whole environments of processes, with a null between two variables.
+    return [text for text in _select_texts(strings) if "\0" not in text and _NSYS_MESSAGE.search(text)]
+
+
+def _parse_messages(messages: tuple[str, ...], collector: str) -> tuple[str, ...]:
+    """Return messages as they were before they were stored: those of nsys have no code, whatever they end with."""
+    return tuple(map(Message.parse, messages)) if collector == RECORDER else messages
+
+
+def _select_texts(rows: Iterable[tuple[object]]) -> list[str]:
+    """Return the values that are non-empty text: a column may hold anything."""
+    return [text for (text,) in rows if isinstance(text, str) and text]
+
+
+def _read_options(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
+    if "META_DATA_CAPTURE" not in tables:
+        return {}
+    # Not the program's environment, which old versions store there.
+    rows = file.execute(
+        "SELECT name, group_concat(value, ',') FROM META_DATA_CAPTURE WHERE name NOT LIKE '%ENVIRONMENT%' GROUP BY name"
+    )
+    return {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
+
+
+def _read_system(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
+    system: dict[str, str] = {}
+    if "TARGET_INFO_SYSTEM_ENV" in tables:
+        rows = file.execute("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'")
+        system["kernel"] = next(iter(_select_texts(rows)), "")
+    if "PROCESSES" in tables:
+        names = _select_texts(file.execute("SELECT DISTINCT name FROM PROCESSES"))
+        system["wsl"] = next((name for name in names if _WSL_PROCESS.match(name)), "")
+    return system
+
+
+def _load_process_records(directory: Path) -> Iterator[ProcessRecord]:
+    for path in sorted(directory.glob("status.*.lives")):
+        records: list[ProcessRecord] = []
+        for content in untrusted.read_json_lines(path, {}):
+            if untrusted.has_shape(content, untrusted.PROCESS_START):
+                records.append(_start_record(content, len(records)))
+            elif records and untrusted.has_shape(content, untrusted.PROCESS_END):
+                records[-1] = _end_record(records[-1], content)
+        yield from records
+
+
+def _start_record(content: Mapping[str, Any], number: int) -> ProcessRecord:
+    return ProcessRecord(
+        pid=content["pid"],
+        number=number,
+        disabled=content["disabled"],
+        level=content["level"],
+        has_listener=content["listener"],
+        forked=bool(content.get("forked")),
+    )
+
+
+def _end_record(record: ProcessRecord, content: Mapping[str, Any]) -> ProcessRecord:
+    return replace(
+        record,
+        end=content["end"],
+        names=tuple(content["names"]),
+        distinct_names=content["distinct"],
+        nvtx=content["nvtx"],
+        torch_profiler=content["torch_profiler"],
+    )
+
+
+def _read_lines(path: Path) -> tuple[str, ...]:
+    try:
+        text = untrusted.read_file(path).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _inspect_same_machine(manifest: Mapping[str, Any]) -> machine.Machine | None:
+    is_same = (manifest.get("host") or {}).get("name") == os.uname().nodename
+    return machine.inspect_machine() if is_same else None
+
+
+def _has_importer() -> bool:
+    with contextlib.suppress(TraceableError):
+        return nsys_install.find_importer(nsys_install.find_nsys()) is not None
+    return nsys_install.find_importer() is not None
+
+
+def _count_missing_bytes(path: Path) -> int:
+    """Return how many bytes of the pages that its header counts are missing in an SQLite file."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+        if len(header) < 100 or not header.startswith(reports.SQLITE_MAGIC):
+            return 0
+        page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+        return max(0, (65536 if page == 1 else page) * pages - path.stat().st_size)
+    except OSError:
+        return 0
+
+
+def join_first(words: Sequence[str], limit: int = 4) -> str:
+    """Join words: the first ones if there are many."""
+    more = f" and {len(words) - limit} more" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + more

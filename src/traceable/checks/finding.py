@@ -1,0 +1,159 @@
+"""One finding, the rules that return it, and its text and JSON.
+
+Everything that can be wrong is a `Finding`: with this machine (`doctor.py`), with a run and its recording
+(`diagnosis.py`), and with the performance of the program (`performance.py`). Its severity means, for each of them:
+
+- `ok`: nothing is missing, or only what this machine does not have anyway; the cause is ruled out.
+- `note`: only a certain option or another package needs what is missing; nothing is missing from the recording; a
+  statement about performance without a bound.
+- `warning`: runs are recorded, but something is missing from them, is slower, or may fail later; part of the recording
+  is missing; time can be saved.
+- `problem`: something installed or requested does not work, and a run would fail or lose its recording; all of the
+  recording is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from traceable.errors import Message
+
+OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
+SEVERITIES = (OK, NOTE, WARNING, PROBLEM)
+"""Best first."""
+
+CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
+CERTAINTIES = (CERTAIN, LIKELY, POSSIBLE)
+"""`certain`: measured, reported by the component at fault, or nothing else leaves such traces. `likely`: the usual
+cause of the symptoms. `possible`: present, but perhaps without consequences."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found.
+
+    Attributes:
+        code: stable, whatever the message becomes.
+        message: a sentence without a full stop.
+        fix: what to do, as an imperative clause; None if nothing.
+        severity: one of `SEVERITIES`.
+        evidence: the facts behind it, a clause each.
+        certainty: one of `CERTAINTIES`.
+        data: the facts behind it for programs, fit for JSON, with units in their names.
+        check: name of the rule; set when the rule is run.
+    """
+
+    code: str
+    message: str
+    fix: str | None = None
+    severity: str = PROBLEM
+    evidence: tuple[str, ...] = ()
+    certainty: str = CERTAIN
+    data: Mapping[str, Any] = field(default_factory=dict)
+    check: str = ""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Finding:
+        """Return the finding of a row of the view `findings`, whose further columns are its data."""
+        names = ("code", "message", "fix", "severity", "certainty")
+        data = {name: value for name, value in row.items() if name not in names}
+        return cls(**{name: row[name] for name in names}, data=data, check=row["code"])
+
+    @property
+    def as_dict(self) -> dict[str, Any]:
+        """The finding, fit for JSON."""
+        return {
+            "check": self.check,
+            "severity": self.severity,
+            "code": self.code,
+            "certainty": self.certainty,
+            "message": str(self.message),
+            "fix": self.fix,
+            "evidence": list(self.evidence),
+            "data": dict(self.data),
+        }
+
+    @property
+    def log_lines(self) -> tuple[Message, str]:
+        """The finding in two lines of a log, with the first of its evidence."""
+        evidence = f" ({self.evidence[0]})" if self.evidence else ""
+        return Message(self.code, f"{self.certainty}: {self.message}{evidence}"), f"  fix: {self.fix}"
+
+
+def ok(code: str, message: str, **data: Any) -> Finding:
+    """Return a finding for which nothing has to be done."""
+    return Finding(code, message, None, OK, data=data)
+
+
+def note(code: str, message: str, fix: str, **data: Any) -> Finding:
+    """Return a finding about something missing that a run with default options never needs."""
+    return Finding(code, message, fix, NOTE, data=data)
+
+
+def warning(code: str, message: str, fix: str, **data: Any) -> Finding:
+    """Return a finding about something that runs will lack."""
+    return Finding(code, message, fix, WARNING, data=data)
+
+
+def problem(code: str, message: str, fix: str, **data: Any) -> Finding:
+    """Return a finding about something that does not work."""
+    return Finding(code, message, fix, PROBLEM, data=data)
+
+
+def rule_out(reason: str) -> Finding:
+    """Return the finding of a rule whose cause is ruled out, by the fact that rules it out."""
+    return ok("ruled_out", reason)
+
+
+RuleResult: TypeAlias = Finding | Sequence[Finding] | None
+"""None: the rule does not apply, or the facts that it needs are not known."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One check of the machine, or one cause in the diagnosis of a run.
+
+    Attributes:
+        name: stable. A finding may have a more exact code.
+        evaluate: a pure function from facts to findings.
+        needs: names of the facts that it takes, in that order; empty for the diagnosis, whose rules take a `Case`.
+    """
+
+    name: str
+    evaluate: Callable[..., RuleResult]
+    needs: tuple[str, ...] = ()
+
+    def run(self, *facts: Any) -> tuple[Finding, ...]:
+        """Return the findings; empty if the rule does not apply."""
+        result = self.evaluate(*facts)
+        findings = (result,) if isinstance(result, Finding) else result or ()
+        return tuple(replace(finding, check=self.name) for finding in findings)
+
+
+def worst_severity(findings: Iterable[Finding]) -> str:
+    """Return the worst severity of all findings."""
+    return max((finding.severity for finding in findings), key=SEVERITIES.index, default=OK)
+
+
+def format_findings(
+    findings: Sequence[Finding], columns: Sequence[Sequence[str]], *, brief: bool = False
+) -> Iterator[tuple[list[str], str]]:
+    """Yield the lines of findings: the cells on the left, padded, and the text next to them, which may be wrapped.
+
+    Args:
+        findings: are printed in this order.
+        columns: the cells of each finding.
+        brief: print the message only.
+    """
+    widths = [max(map(len, cells)) for cells in zip(*columns, strict=True)]
+    for finding, cells in zip(findings, columns, strict=True):
+        code = "" if brief or finding.severity == OK else f" [{finding.code}]"
+        yield [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)], f"{finding.message}{code}"
+        details = [
+            *(f"evidence: {fact}" for fact in finding.evidence),
+            *([f"fix: {finding.fix}"] if finding.fix else []),
+        ]
+        for line in [] if brief else details:
+            yield [" " * width for width in widths], line

@@ -1,0 +1,246 @@
+"""The performance of the program: the view `findings`, where time can be saved.
+
+Each rule is one object in `performance_rules/`; docs/findings.md explains what it reports, when, and how the time is
+estimated.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.table import Table, objects
+from traceable.analysis.units import format_duration
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.allocation_in_steady_state import ALLOCATION_IN_STEADY_STATE
+from traceable.checks.performance_rules.bimodal_steps import BIMODAL_STEPS
+from traceable.checks.performance_rules.blocked_event_loop import BLOCKED_EVENT_LOOP
+from traceable.checks.performance_rules.device_imbalance import DEVICE_IMBALANCE
+from traceable.checks.performance_rules.evidence import Evidence, PerformanceRule
+from traceable.checks.performance_rules.gc_in_hot_range import GC_IN_HOT_RANGE
+from traceable.checks.performance_rules.launch_bound import LAUNCH_BOUND
+from traceable.checks.performance_rules.launch_queue_full import LAUNCH_QUEUE_FULL
+from traceable.checks.performance_rules.loader_wait import LOADER_WAIT
+from traceable.checks.performance_rules.lock_wait import LOCK_WAIT
+from traceable.checks.performance_rules.low_utilization import LOW_UTILIZATION
+from traceable.checks.performance_rules.module_loading import MODULE_LOADING
+from traceable.checks.performance_rules.pageable_copies import PAGEABLE_COPIES
+from traceable.checks.performance_rules.queued_gaps import QUEUED_GAPS
+from traceable.checks.performance_rules.shared_gpu import SHARED_GPU
+from traceable.checks.performance_rules.small_h2d_copies import SMALL_H2D_COPIES
+from traceable.checks.performance_rules.sync_in_hot_range import SYNC_IN_HOT_RANGE
+from traceable.checks.performance_rules.time_outside_ranges import TIME_OUTSIDE_RANGES
+from traceable.checks.performance_rules.uneven_equal_steps import UNEVEN_EQUAL_STEPS
+from traceable.checks.performance_rules.unified_memory_migration import UNIFIED_MEMORY_MIGRATION
+from traceable.errors import Message, MissingDataError, UsageError
+from traceable.trace.model import NULL, NDArray
+
+RULES: tuple[PerformanceRule, ...] = (
+    *(SMALL_H2D_COPIES, PAGEABLE_COPIES, SYNC_IN_HOT_RANGE, ALLOCATION_IN_STEADY_STATE),
+    *(LAUNCH_BOUND, LOW_UTILIZATION, DEVICE_IMBALANCE),
+    *(MODULE_LOADING, QUEUED_GAPS, SHARED_GPU, LAUNCH_QUEUE_FULL, UNIFIED_MEMORY_MIGRATION, UNEVEN_EQUAL_STEPS),
+    *(BLOCKED_EVENT_LOOP, LOADER_WAIT, TIME_OUTSIDE_RANGES, BIMODAL_STEPS, GC_IN_HOT_RANGE, LOCK_WAIT),
+)
+"""The rules, in the order of the documentation."""
+
+FOUND, NOTHING, UNSUPPORTED = "found", "nothing", "unsupported"
+"""The state of a rule."""
+
+_DATA_COLUMNS = {
+    "potential_saving_ns": int,
+    "potential_saving_share": float,
+    "scope": str,
+    "total_ns": int,
+    "before_steady_ns": int,
+    "range": str,
+    "domain": str,
+    "device": int,
+    "pid": int,
+    "call": str,
+    "count": int,
+    "start_ns": int,
+    "end_ns": int,
+}
+"""The data of a finding, as columns of the table."""
+
+NOT_ADDITIVE = Message("bounds_overlap", "findings may overlap: do not add up their bounds")
+
+
+def findings(
+    context: Context,
+    *,
+    thresholds: Mapping[str, float] | None = None,
+    get_view: Callable[[str], Table] | None = None,
+) -> Table:
+    """Return the findings of all rules, the largest bound first; statements, which have none, come last.
+
+    Args:
+        thresholds: values by `rule.name` that decide what a rule reports; the defaults apply to the others.
+        get_view: returns the table of another view, by its name, without options: for a caller that caches tables.
+
+    Returns:
+        One row a finding. `potential_saving_ns` is an upper bound on the wall time that can be saved, and
+        `potential_saving_share` its share of the time that bounds are of, which no bound exceeds: `scope` is `steady`
+        (the steady part of the steps) or, if no steady part is known, `recording` (from the first event to the last).
+        Both are absent from a statement, which promises nothing. `total_ns` is how long what the finding is about
+        lasted in the whole recording, `before_steady_ns` how much of that lies before the steady part. Findings
+        overlap: their bounds must not be added up.
+        `others["rules"]` has one row a rule: the thresholds that held, what became of it, and why where the trace does
+        not support it.
+
+    Raises:
+        UsageError: an unknown threshold, or a value that is not a number from 0 on.
+        MissingDataError: the trace supports none of the rules.
+    """
+    values = resolve_thresholds(thresholds or {})
+    evidence = Evidence(context, get_view or (lambda view: _query(context, view)))
+    results: list[Finding] = []
+    early: dict[str, int] = {}
+    unsupported: dict[str, MissingDataError] = {}
+    for rule in RULES:
+        try:
+            candidates = rule.run(evidence, values[rule.name])
+        except MissingDataError as error:
+            unsupported[rule.name] = error
+            continue
+        share = values[rule.name]["share"]
+        for candidate in candidates:
+            finding = _limit_bound(evidence, candidate)
+            bound_ns, before_ns = finding.data["potential_saving_ns"], finding.data["before_steady_ns"] or 0
+            if bound_ns is None or (bound_ns > 0 and bound_ns >= share * evidence.scope_ns):
+                results.append(finding)
+            elif before_ns > share * evidence.recorded_ns(*evidence.extent_ns):
+                early[rule.name] = early.get(rule.name, 0) + before_ns
+    if len(unsupported) == len(RULES):
+        raise next(iter(unsupported.values()))
+    results.sort(key=lambda finding: -(finding.data["potential_saving_ns"] or 0))
+    notes = [NOT_ADDITIVE, _describe_scope(evidence)]
+    if not results:
+        notes = [_no_findings(len(RULES) - len(unsupported), len(unsupported))]
+    if early:
+        listing = ", ".join(f"{format_duration(ns)} of {name}" for name, ns in early.items())
+        notes.append(
+            Message("time_before_steady", f"before the steady part (load, warm-up), not in any bound: {listing}")
+        )
+    rules = _build_rule_table(values, unsupported, [finding.code for finding in results])
+    return Table(_build_columns(results), {"rules": rules}, tuple(notes))
+
+
+def resolve_thresholds(thresholds: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the thresholds of each rule, with defaults for those not given.
+
+    Raises:
+        UsageError: an unknown rule or threshold, or a value that is not a number from 0 on.
+    """
+    values = {rule.name: {one.name: float(one.default) for one in rule.thresholds} for rule in RULES}
+    known = [f"{rule}.{name}" for rule, names in values.items() for name in names]
+    for full, value in thresholds.items():
+        if full not in known:
+            import difflib
+
+            matches = difflib.get_close_matches(full, known, n=1)
+            hint = f"did you mean {matches[0]}? " if matches else ""
+            raise UsageError(
+                "threshold_not_found", f"unknown threshold {full!r}", f"{hint}valid thresholds: {', '.join(known)}"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            raise UsageError(
+                "threshold_invalid",
+                f"{value!r} is not a valid value for {full}",
+                f"give a number from 0 on, {_unit(full)}",
+            )
+        rule, _, name = full.partition(".")
+        values[rule][name] = float(value)
+    return values
+
+
+def _query(context: Context, view: str) -> Table:
+    function = getattr(importlib.import_module(f"traceable.analysis.{view}"), view)
+    table: Table = function(context)
+    return table
+
+
+def _unit(full: str) -> str:
+    rule, _, name = full.partition(".")
+    units = {"us": "in microseconds", "bytes": "in bytes", "share": "as a share of 1", "count": "a count"}
+    return next(units[one.unit] for r in RULES if r.name == rule for one in r.thresholds if one.name == name)
+
+
+def _limit_bound(evidence: Evidence, finding: Finding) -> Finding:
+    """Return a finding with its final data and message: no bound exceeds the scope.
+
+    The message gets the time before the steady part if that is most of it.
+    """
+    bound_ns, share = finding.data["potential_saving_ns"], None
+    if bound_ns is not None:
+        bound_ns = min(bound_ns, evidence.scope_ns)
+        share = bound_ns / max(1, evidence.scope_ns)
+    bound = {"potential_saving_ns": bound_ns, "potential_saving_share": share, "scope": evidence.scope.kind}
+    message, total_ns, before_ns = finding.message, finding.data["total_ns"], finding.data["before_steady_ns"]
+    if before_ns and 2 * before_ns >= (total_ns or 0):
+        message += f"; {format_duration(total_ns or 0)} in the whole recording, "
+        message += f"{format_duration(before_ns)} of it before the steady part"
+    return replace(finding, message=message, data={**finding.data, **bound})
+
+
+def _describe_scope(evidence: Evidence) -> Message:
+    scope = evidence.scope
+    if scope.unsteady_reason:
+        return Message(
+            "bounds_of_recording",
+            f"bounds are of the whole recording, including load and warm-up: {scope.unsteady_reason.problem}",
+        )
+    return Message(
+        "bounds_of_steady_part",
+        f"bounds are of the steady part: {format_duration(evidence.scope_ns)}, from {scope.start_ns / 1e9:.6f} s to "
+        f"{scope.end_ns / 1e9:.6f} s of the recording",
+    )
+
+
+def _build_columns(findings: Sequence[Finding]) -> dict[str, NDArray[Any]]:
+    data = [finding.data for finding in findings]
+    columns: dict[str, NDArray[Any]] = {
+        name: objects(getattr(finding, name) for finding in findings)
+        for name in ("code", "severity", "certainty", "message", "fix")
+    }
+    for name, kind in _DATA_COLUMNS.items():
+        values = [one[name] for one in data]
+        if kind is str:
+            columns[name] = objects(values)
+        elif kind is float:
+            columns[name] = np.array([math.nan if value is None else value for value in values], np.float64)
+        else:
+            columns[name] = np.array([NULL if value is None else value for value in values], np.int64)
+    return columns
+
+
+def _build_rule_table(
+    values: Mapping[str, Mapping[str, float]], unsupported: Mapping[str, MissingDataError], codes: Sequence[str]
+) -> Table:
+    states = [UNSUPPORTED if rule.name in unsupported else FOUND if rule.name in codes else NOTHING for rule in RULES]
+    errors = [unsupported.get(rule.name) for rule in RULES]
+    return Table(
+        {
+            "rule": objects(rule.name for rule in RULES),
+            "description": objects(rule.description for rule in RULES),
+            "state": objects(states),
+            "findings": np.array(
+                [NULL if rule.name in unsupported else codes.count(rule.name) for rule in RULES], np.int64
+            ),
+            "code": objects(error.code if error else None for error in errors),
+            "reason": objects(error.cause if error else None for error in errors),
+            "remedy": objects(error.remedy if error else None for error in errors),
+            "thresholds": objects([f"{name}={value:g}" for name, value in values[rule.name].items()] for rule in RULES),
+        }
+    )
+
+
+def _no_findings(checked: int, unsupported: int) -> Message:
+    rest = f"; the recording does not support {unsupported} more" if unsupported else ""
+    return Message("no_findings", f"{checked} {'rule' if checked == 1 else 'rules'} checked, no findings{rest}")

@@ -1,0 +1,104 @@
+"""A finding about memory that is allocated in the steady state. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.cached_queries import select_calls
+from traceable.analysis.grouping import number_groups, sum_groups
+from traceable.analysis.intervals import merge_intervals
+from traceable.analysis.labels import strip_call_version
+from traceable.analysis.name_patterns import ALLOCATION_CALLS
+from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    contains,
+    format_range_name,
+    join_words,
+    make_finding,
+    make_share_threshold,
+    max_saving_ns,
+    union_ns,
+)
+from traceable.errors import MissingDataError
+from traceable.trace.model import Int64
+from traceable.trace.rows import distinct
+
+
+def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which processes allocate or release memory in the steps after the warm-up.
+
+    Calls that allocate or release memory and begin during a steady step of their process, on any of its threads;
+    `per_step` of them per steady step, or more. The view `steps` defines the steps and which are steady.
+
+    potential_saving_ns: the bound of `max_saving_ns` for these calls.
+    """
+    evidence.require_calls()
+    trace, calls = evidence.context.trace, evidence.context.trace.calls
+    allocating = select_calls(evidence.context, ALLOCATION_CALLS)
+    if not len(allocating):
+        return []
+    steps = evidence.steps.values
+    steady = steps["steady"]
+    if not steady.any():
+        raise MissingDataError("no_steady_step", "no step is in the steady state", "record more steps")
+    pid = np.array([trace.processes[thread.process].pid for thread in trace.threads], np.int64)
+    of_call = pid[calls.thread[allocating]]
+    findings = []
+    for one in distinct(steps["pid"][steady]).tolist():
+        mine = steady & (steps["pid"] == one)
+        inside = contains(merge_intervals(steps["start_ns"][mine], steps["end_ns"][mine]), calls.start_ns[allocating])
+        call, number = allocating[inside & (of_call == one)], int(mine.sum())
+        if len(call) and len(call) >= values["per_step"] * number:
+            findings.append(_allocation(evidence, one, call, number))
+    return findings
+
+
+def _allocation(evidence: Evidence, pid: int, call: Int64, steps: int) -> Finding:
+    trace, calls = evidence.context.trace, evidence.context.trace.calls
+    start, end = calls.start_ns[call], calls.end_ns[call]
+    took = union_ns(start, end)
+    name, first = number_groups(calls.name[call])
+    total = sum_groups(name, end - start, len(first))
+    order = np.argsort(-total, kind="stable")
+    names = [strip_call_version(trace.names[calls.name[call[first[i]]]]) for i in order.tolist()]
+    call_counts = np.bincount(name)[order].tolist()
+    label = evidence.labels.of_instance[evidence.context.find_innermost_around_calls(call)]
+    around, of_range = number_groups(label)
+    most = int(sum_groups(around, end - start, len(of_range)).argmax())
+    range_name, domain = evidence.labels.names[label[of_range[most]]]
+    counts = join_words(
+        [f"{format_count(number)} of {one}" for one, number in list(zip(names, call_counts, strict=True))[:3]]
+    )
+    where = f", most of it in {format_range_name(range_name)}" if range_name is not None else ""
+    return make_finding(
+        message=(
+            f"process {pid} allocates or releases memory {format_count(len(call), 'time')} in "
+            f"{format_count(steps, 'steady step')}, {len(call) / steps:.3g} a step ({counts}), which takes "
+            f"{format_duration(took)}{where}"
+        ),
+        fix="allocate before the steps and reuse it, or use a caching allocator",
+        potential_saving_ns=max_saving_ns(evidence, calls.thread[call], start, end)[0],
+        range=range_name,
+        domain=domain,
+        pid=pid,
+        call=names[0],
+        count=len(call),
+        start_ns=int(start.min()),
+        end_ns=int(end.max()),
+    )
+
+
+ALLOCATION_IN_STEADY_STATE = PerformanceRule(
+    "allocation_in_steady_state",
+    "memory allocated or released in steps after the warm-up",
+    (
+        Threshold("per_step", 1, "count", "minimum number of such calls per steady step"),
+        make_share_threshold(0.001),
+    ),
+    find_steady_state_allocations,
+)

@@ -1,0 +1,126 @@
+"""A finding about steps of two kinds, fast and slow ones. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.grouping import sum_groups
+from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    format_range_name,
+    make_finding,
+    make_share_threshold,
+)
+from traceable.trace.model import NULL, Bool, Float64, Int64
+from traceable.trace.rows import distinct
+
+
+def find_bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which processes have steady steps of two kinds, and the range in which they differ most.
+
+    potential_saving_ns: the excess of the slow steps over the median fast one.
+    """
+    table = evidence.steps.values
+    lane = np.stack([table["pid"].astype(np.int64), table["device"].astype(np.int64)])
+    findings = []
+    for pid, device in np.unique(lane, axis=1).T.tolist():
+        rows = np.flatnonzero((lane[0] == pid) & (lane[1] == device) & table["steady"])
+        wall = table["wall_ns"][rows]
+        if (edge := find_slow_threshold_ns(wall, values["steps"], values["spread"])) is None:
+            continue
+        slow = wall >= edge
+        fast_ns = int(np.median(wall[~slow]))
+        start, end = table["start_ns"][rows], table["end_ns"][rows]
+        findings.append(
+            make_finding(
+                message=(
+                    f"process {pid}: {format_count(int(slow.sum()))} of {format_count(len(rows), 'step')} take "
+                    f"{format_duration(float(np.median(wall[slow])))}, the others {format_duration(fast_ns)} (p50 each)"
+                    f"{_rhythm(np.flatnonzero(slow))}{_where(evidence, pid, start, end, slow)}"
+                ),
+                fix=(
+                    "move the work that only some steps do out of the loop (to a thread), or spread it over all steps"
+                ),
+                potential_saving_ns=int((wall[slow] - fast_ns).sum()),
+                device=device if device >= 0 else None,
+                pid=pid,
+                count=int(slow.sum()),
+                start_ns=int(start[slow][0]),
+                end_ns=int(end[slow][-1]),
+            )
+        )
+    return findings
+
+
+def find_slow_threshold_ns(wall_ns: Int64, min_steps: float, spread: float) -> int | None:
+    """Return the shortest slow step of two kinds; None where there are not two.
+
+    Between the two lies more than `spread` of the longest fast one, and no less than the middle half of either kind
+    extends over; each kind has `min_steps` steps or more. Of several such places the one with the largest ratio counts.
+    """
+    ordered = np.sort(wall_ns)
+    best: tuple[float, int] | None = None
+    for i in (1 + np.flatnonzero(np.diff(ordered) > spread * ordered[:-1])).tolist():
+        low, high = ordered[:i], ordered[i:]
+        gap = int(high[0] - low[-1])
+        if min(len(low), len(high)) < min_steps:
+            continue
+        if gap < max(np.subtract(*np.quantile(part, [0.75, 0.25])) for part in (low, high)):
+            continue
+        ratio = float(high[0] / max(1, low[-1]))
+        if best is None or ratio > best[0]:
+            best = ratio, int(high[0])
+    return None if best is None else best[1]
+
+
+def _rhythm(slow: Int64) -> str:
+    """Write whether the slow steps come at equal distances."""
+    apart = distinct(np.diff(slow))
+    return (
+        f", one every {format_count(int(apart[0]), 'step')}"
+        if len(slow) > 2 and len(apart) == 1 and apart[0] > 3
+        else ""
+    )
+
+
+def _where(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: Bool) -> str:
+    """Write in which range the slow steps have most of their excess on average, by self time."""
+    context = evidence.context
+    instances, labels = context.instances, evidence.labels
+    pids = np.array([context.trace.processes[thread.process].pid for thread in context.trace.threads], np.int64)
+    order = np.argsort(start_ns, kind="stable")
+    at = np.searchsorted(start_ns[order], instances.start_ns, "right") - 1
+    step = order[np.maximum(at, 0)]
+    inside = (at >= 0) & (instances.end_ns <= end_ns[step]) & (pids[instances.thread] == pid) & instances.entered
+    rows = np.flatnonzero(inside & (instances.self_ns != NULL))
+    if not len(rows):
+        return ""
+    label, of_slow = labels.of_instance[rows], slow[step[rows]]
+    more: Float64 = np.zeros(len(labels.names))
+    for kind, sign in ((of_slow, 1), (~of_slow, -1)):
+        number = int(slow.sum()) if sign > 0 else int((~slow).sum())
+        more += sign * sum_groups(label[kind], instances.self_ns[rows[kind]], len(labels.names)) / max(1, number)
+    most = int(np.argmax(more))
+    return (
+        f"; most of it in {format_range_name(labels.names[most][0])}: {format_duration(float(more[most]))} more"
+        if more[most] > 0
+        else ""
+    )
+
+
+BIMODAL_STEPS = PerformanceRule(
+    "bimodal_steps",
+    "steps of two kinds, fast and slow ones",
+    (
+        Threshold("steps", 5, "count", "minimum number of steps of each kind"),
+        Threshold("spread", 0.25, "share", "minimum excess of the slow steps over any fast one"),
+        make_share_threshold(0.005),
+    ),
+    find_bimodal_steps,
+    needs_gpu=False,
+)

@@ -1,0 +1,155 @@
+"""A finding about code that blocks an event loop while other coroutines could continue.
+
+docs/findings.md explains the bound, and how waiting coroutines are detected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from traceable.analysis.loop_blocks import Blocks, find_blocked_coroutines, find_blocks, find_longest_instances
+from traceable.analysis.units import format_count, format_duration, format_occurrences
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    format_range_name,
+    join_words,
+    make_finding,
+    make_share_threshold,
+    union_ns,
+)
+from traceable.errors import MissingDataError
+from traceable.trace.model import Int64
+
+_MAX_LISTED = 2
+"""How many waiting coroutines, or blocked ranges, a message lists."""
+
+_MAX_BLOCKS = 500
+"""For how many blocks, the longest ones, waiting coroutines are looked up."""
+
+
+def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which ranges block an event loop for long.
+
+    potential_saving_ns: the time in which any of the blocks lasted: the loop continues that much earlier at most.
+    """
+    evidence.require_ranges()
+    context = evidence.context
+    blocks = find_blocks(context)
+    if not len(blocks):
+        raise MissingDataError(
+            "no_event_loop_recorded",
+            "no active segment of a coroutine, and no callback of an event loop in the trace",
+            "decorate coroutines (`async with` blocks have no active segments), or record with --record-loop-pauses",
+        )
+    long = np.flatnonzero(blocks.end_ns - blocks.start_ns >= values["block"] * 1e3)
+    some = Blocks(blocks.thread[long], blocks.start_ns[long], blocks.end_ns[long], blocks.callback[long])
+    inside = evidence.in_scope_ns(some.start_ns, some.end_ns) > 0
+    culprit = find_longest_instances(context, some)
+    labels = evidence.labels
+    label = labels.of_instance[culprit]
+    process = np.array([thread.process for thread in context.trace.threads], np.int64)[some.thread]
+    # Outside all ranges the callback is all that is known.
+    callback = np.where(culprit < 0, some.callback, -1)
+    findings = []
+    for one in sorted({*zip(label.tolist(), callback.tolist(), process.tolist(), strict=True)}):
+        here = np.flatnonzero((label == one[0]) & (callback == one[1]) & (process == one[2]))
+        lasting = here[inside[here]]
+        if not len(lasting):
+            continue
+        name, domain = labels.names[one[0]] if one[0] >= 0 else (None, None)
+        start, end = evidence.clip_to_scope(some.start_ns[here], some.end_ns[here])
+        length = (some.end_ns - some.start_ns)[lasting]
+        took = union_ns(start, end)
+        if name is not None:
+            what = format_range_name(name)
+        elif one[1] >= 0:
+            what = f"{format_range_name(context.trace.names[one[1]])} (a callback, outside every range)"
+        else:
+            what = "code between ranges"
+        each = (
+            f"for {format_duration(took)}"
+            if len(lasting) == 1
+            else f"{format_occurrences(len(lasting))} for {format_duration(float(np.median(length)))}"
+        )
+        most = (
+            ""
+            if len(lasting) == 1
+            else f" each (p50; {format_duration(int(length.max()))} at most), {format_duration(took)} in total"
+        )
+        findings.append(
+            make_finding(
+                message=(
+                    f"{what} blocks the event loop {each}{most}"
+                    f"{_where(evidence, culprit[lasting], one[2])}{_list_waiting(evidence, some, lasting)}"
+                ),
+                fix=(
+                    "move the work off the loop (`await asyncio.to_thread(...)`, a process pool), "
+                    "or yield to the loop in between"
+                ),
+                potential_saving_ns=took,
+                total_ns=union_ns(some.start_ns[here], some.end_ns[here]),
+                before_steady_ns=evidence.before_steady_or_none(
+                    union_ns(*evidence.clip_before_steady(some.start_ns[here], some.end_ns[here]))
+                ),
+                range=name,
+                domain=domain,
+                pid=evidence.pids[one[2]],
+                count=len(lasting),
+                start_ns=int(start[inside[here]].min()),
+                end_ns=int(end[inside[here]].max()),
+            )
+        )
+    return findings
+
+
+def _where(evidence: Evidence, culprit: Int64, process: int) -> str:
+    """Write in how many of which outermost ranges of the process blocks lie that are not the culprits themselves."""
+    instances, parent = evidence.context.instances, evidence.context.instances.parent
+    roots = culprit[culprit >= 0]
+    while len(deeper := np.flatnonzero(parent[roots] >= 0)):
+        roots[deeper] = parent[roots[deeper]]
+    labels, own = evidence.labels, set(culprit.tolist())
+    of_process = np.array([thread.process == process for thread in evidence.context.trace.threads])[instances.thread]
+    totals = Counter(labels.of_instance[np.flatnonzero((parent < 0) & of_process)].tolist())
+    counts = Counter(int(labels.of_instance[root]) for root in set(roots.tolist()) - own)
+    words = [
+        f"{format_count(number)} of {format_count(totals[label])} {format_range_name(labels.names[label][0])}"
+        for label, number in counts.most_common(_MAX_LISTED)
+    ]
+    return f", in {join_words(words)}" if words else ""
+
+
+def _list_waiting(evidence: Evidence, some: Blocks, lasting: Int64) -> str:
+    """List what waited for the longest of the blocks."""
+    longest = lasting[np.argsort(some.start_ns[lasting] - some.end_ns[lasting], kind="stable")[:_MAX_BLOCKS]]
+    wait = find_blocked_coroutines(
+        evidence.context,
+        Blocks(some.thread[longest], some.start_ns[longest], some.end_ns[longest], some.callback[longest]),
+    )
+    labels = evidence.labels
+    label = labels.of_instance[wait.instance].tolist()
+    words = []
+    for one, number in Counter(label).most_common(_MAX_LISTED):
+        most = int(wait.blocked_ns[np.array(label) == one].max())
+        words.append(
+            f"{format_range_name(labels.names[one][0])} ({format_occurrences(number)}, up to {format_duration(most)})"
+        )
+    return f"; likely waiting meanwhile: {join_words(words)}" if words else ""
+
+
+BLOCKED_EVENT_LOOP = PerformanceRule(
+    "blocked_event_loop",
+    "code that blocks an event loop while other coroutines could continue",
+    (
+        Threshold("block", 10_000, "us", "minimum time for which the loop runs one task or callback"),
+        make_share_threshold(0.005),
+    ),
+    find_blocked_event_loops,
+    needs_gpu=False,
+)

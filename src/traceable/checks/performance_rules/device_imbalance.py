@@ -1,0 +1,102 @@
+"""A finding about GPUs that are less busy than others. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.grouping import number_groups
+from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    format_gpu,
+    join_words,
+    make_finding,
+    make_share_threshold,
+)
+from traceable.errors import MissingDataError
+from traceable.trace.model import Int64
+from traceable.trace.rows import distinct
+
+
+def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return whether one GPU works longer than the others.
+
+    Work is the union of a GPU's operations except kernels of NCCL, which run while they wait for other GPUs. GPUs
+    that work less than `member` of the busiest one's work are ignored. There is a finding if the least busy of the
+    others works `spread` less than the busiest, or more.
+
+    potential_saving_ns: how much more the busiest works than the mean of these GPUs, step by step if steps are known:
+    from the start of each steady step of the process with most of them to that of the next. With the same work
+    distributed evenly within each step, each GPU takes the mean of the step.
+    """
+    if len(evidence.active_gpus) < 2:
+        raise MissingDataError(
+            "single_gpu", "the recording has only one GPU", "record the processes of all GPUs together"
+        )
+    part = evidence.scope
+    work = _work_between(evidence, np.array([part.start_ns, part.end_ns]))[0]
+    member = np.flatnonzero(work >= max(1.0, values["member"] * work.max()))
+    if len(member) < 2 or work[member].min() > (1 - values["spread"]) * work.max():
+        return []
+    busiest, idlest = int(member[work[member].argmax()]), int(member[work[member].argmin()])
+    less, most_busy = 1 - work[idlest] / work[busiest], format_gpu(evidence.device_number(busiest))
+    mean = float(work[member].mean())
+    by_step = _work_between(evidence, _step_bounds(evidence))[:, member]
+    saving_ns = by_step.max(axis=1) - by_step.mean(axis=1)
+    others = [
+        f"{format_gpu(evidence.device_number(i))} {format_duration(int(work[i]))}"
+        for i in member.tolist()
+        if i != busiest
+    ]
+    listing = join_words(others[:8]) + (f" and {format_count(len(others) - 8, 'other')}" if len(others) > 8 else "")
+    return [
+        make_finding(
+            message=(
+                f"{format_gpu(evidence.device_number(idlest))} is busy {format_percent(less)} less than {most_busy} "
+                f"(excluding NCCL): {most_busy} works {format_duration(int(work[busiest]))}, {listing}; the mean is "
+                f"{format_duration(mean)}"
+            ),
+            fix="distribute the work more evenly: the batch, the layers or the requests of each GPU",
+            potential_saving_ns=int(saving_ns.sum()),
+            device=evidence.device_number(busiest),
+            pid=evidence.only_pid(busiest),
+            count=len(member),
+        )
+    ]
+
+
+def _step_bounds(evidence: Evidence) -> Int64:
+    """Return the ends of the scope and, between them, where the steady steps of one process begin."""
+    part = evidence.scope
+    if part.unsteady_reason:
+        return np.array([part.start_ns, part.end_ns])
+    steps = evidence.steps.values
+    starts = steps["start_ns"][steps["steady"]]
+    pid, first = number_groups(steps["pid"][steps["steady"]])
+    mine = starts[pid == int(np.bincount(pid, minlength=len(first)).argmax())]
+    inside = mine[(mine > part.start_ns) & (mine < part.end_ns)]
+    return distinct(np.concatenate([[part.start_ns], inside, [part.end_ns]]))
+
+
+def _work_between(evidence: Evidence, bounds_ns: Int64) -> Int64:
+    """Return how long each GPU worked from each of some times to the next, shape (times - 1, GPUs)."""
+    gpus, times = len(evidence.active_gpus), len(bounds_ns) - 1
+    lane = np.tile(np.arange(gpus), times)
+    worked = evidence.busy_without_nccl_ns(lane, np.repeat(bounds_ns[:-1], gpus), np.repeat(bounds_ns[1:], gpus))
+    return worked.reshape(times, gpus)
+
+
+DEVICE_IMBALANCE = PerformanceRule(
+    "device_imbalance",
+    "GPUs that work longer than others",
+    (
+        Threshold("spread", 0.1, "share", "how much less than the busiest the least busy GPU works, at least"),
+        Threshold("member", 0.05, "share", "GPUs with less than this share of the busiest one's work are ignored"),
+        make_share_threshold(0.005),
+    ),
+    find_device_imbalance,
+)

@@ -1,0 +1,84 @@
+"""A finding about loops that wait for the next item: a data loader, or whatever `traceable.steps` iterates over.
+
+docs/findings.md explains the bound.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.steps import find_loader_wait_instances
+from traceable.analysis.units import format_duration, format_occurrences, format_percent
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    make_finding,
+    make_share_threshold,
+    union_ns,
+)
+from traceable.errors import MissingDataError
+from traceable.trace.rows import distinct
+
+
+def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which processes wait much of the time for the next item of their loop.
+
+    potential_saving_ns: the time in which any of the waits lasted; for a process that uses a GPU at most the
+    saving that the host allows (`Evidence.max_host_saving_ns`).
+    """
+    evidence.require_ranges()
+    context = evidence.context
+    waits, instances = find_loader_wait_instances(context), context.instances
+    if not len(waits):
+        raise MissingDataError(
+            "no_loader_waits_recorded",
+            "no wait for the next item of a loop in the trace",
+            "iterate over traceable.steps(loader)",
+        )
+    process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread[waits]]
+    findings = []
+    for one in distinct(process).tolist():
+        start, end = instances.start_ns[waits[process == one]], instances.end_ns[waits[process == one]]
+        begin, until = evidence.clip_to_scope(start, end)
+        inside = until > begin
+        took = union_ns(begin, until)
+        if not inside.any() or took < values["wait"] * evidence.scope_ns:
+            continue
+        length = (end - start)[inside]
+        name = context.trace.names[instances.name[waits[process == one][0]]]
+        uses_gpu = len(context.gpu) > 0 and bool((context.gpu.process == one).any())
+        findings.append(
+            make_finding(
+                message=(
+                    f"process {evidence.pids[one]}: the loop waits for its next item "
+                    f"{format_occurrences(len(length))}, "
+                    f"{format_duration(float(np.median(length)))} each (p50; {format_duration(int(length.max()))} at "
+                    f"most), {format_percent(took / max(1, evidence.scope_ns))} of the time"
+                ),
+                fix=(
+                    "load ahead of the loop: DataLoader(num_workers=..., prefetch_factor=...), "
+                    "or a thread that fills a queue"
+                ),
+                potential_saving_ns=min(took, evidence.max_host_saving_ns(one)) if uses_gpu else took,
+                total_ns=union_ns(start, end),
+                before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
+                range=name,
+                pid=evidence.pids[one],
+                count=len(length),
+                start_ns=int(begin[inside].min()),
+                end_ns=int(until[inside].max()),
+            )
+        )
+    return findings
+
+
+LOADER_WAIT = PerformanceRule(
+    "loader_wait",
+    "loops that wait for their next item",
+    (Threshold("wait", 0.1, "share", "minimum share of the time spent waiting"), make_share_threshold(0.005)),
+    find_loader_waits,
+    needs_gpu=False,
+)

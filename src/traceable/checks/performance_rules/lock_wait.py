@@ -1,0 +1,107 @@
+"""A finding about waits for locks and queues, detected by range names. docs/findings.md explains it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from traceable.analysis.steps import find_loader_wait_instances
+from traceable.analysis.units import format_duration, format_occurrences, format_percent
+from traceable.checks.finding import LIKELY, Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    format_range_name,
+    make_finding,
+    make_share_threshold,
+    union_ns,
+)
+from traceable.errors import MissingDataError
+from traceable.trace.rows import distinct
+
+_WAIT = re.compile(
+    r"(?<![a-z])(waits?|waiting|acquire|lock|mutex|semaphore|enqueue|dequeue"
+    r"|queue[\s._]*(get|put|wait)|(get|put)[\s._]*queue)(?![a-z])"
+)
+
+
+def is_wait(name: str) -> bool:
+    """Return whether a range of this name is a wait for a lock or a queue.
+
+    Examples:
+        >>> [is_wait(name) for name in ("acquire lock", "queue.get", "waitForSlot", "unlock", "await_x", "block")]
+        [True, True, True, False, False, False]
+    """
+    return _WAIT.search(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()) is not None
+
+
+def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which ranges spend much of their time in ranges whose names are those of waits.
+
+    potential_saving_ns: the time in which any of the waits lasted.
+    """
+    evidence.require_ranges()
+    context = evidence.context
+    instances, labels, names = context.instances, evidence.labels, context.trace.names
+    is_wait_name = np.zeros(len(names), np.bool_)
+    for index in distinct(instances.name).tolist():
+        is_wait_name[index] = is_wait(names[index])
+    waits = is_wait_name[instances.name] & instances.entered
+    waits[find_loader_wait_instances(context)] = False
+    # A worker that waits for work is idle; inside a range the wait holds something up.
+    waits &= (instances.parent >= 0) & ~np.append(waits, False)[instances.parent]
+    rows = np.flatnonzero(waits)
+    if not is_wait_name.any():
+        raise MissingDataError(
+            "no_lock_waits_recorded", "no range has a name of a wait for a lock or a queue", "annotate the waits"
+        )
+    process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread]
+    label, around = labels.of_instance[rows], labels.of_instance[instances.parent[rows]]
+    findings = []
+    for one, outer, of in sorted({*zip(label.tolist(), around.tolist(), process[rows].tolist(), strict=True)}):
+        here = rows[(label == one) & (around == outer) & (process[rows] == of)]
+        start, end = instances.start_ns[here], instances.end_ns[here]
+        begin, until = evidence.clip_to_scope(start, end)
+        inside = until > begin
+        waited = int((until - begin).sum())
+        holders = np.flatnonzero((labels.of_instance[:-1] == outer) & (process == of) & instances.entered)
+        held = int(evidence.in_scope_ns(instances.start_ns[holders], instances.end_ns[holders]).sum())
+        if not inside.any() or waited < values["wait"] * held:
+            continue
+        length = (end - start)[inside]
+        name, domain = labels.names[one]
+        took = union_ns(begin, until)
+        findings.append(
+            make_finding(
+                message=(
+                    f"{format_range_name(labels.names[outer][0])}: {format_range_name(name)}, a wait by its name, "
+                    f"takes {format_percent(waited / max(1, held))} of its time: {format_occurrences(len(length))}, "
+                    f"{format_duration(float(np.median(length)))} each (p50; {format_duration(int(length.max()))} at "
+                    "most)"
+                ),
+                fix="check the ranges of the other threads for the one that holds it",
+                potential_saving_ns=took,
+                certainty=LIKELY,
+                total_ns=union_ns(start, end),
+                before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
+                range=name,
+                domain=domain,
+                pid=evidence.pids[of],
+                count=len(length),
+                start_ns=int(begin[inside].min()),
+                end_ns=int(until[inside].max()),
+            )
+        )
+    return findings
+
+
+LOCK_WAIT = PerformanceRule(
+    "lock_wait",
+    "waits for locks and queues, by the names of ranges",
+    (Threshold("wait", 0.1, "share", "minimum share of the surrounding range"), make_share_threshold(0.005)),
+    find_lock_waits,
+    needs_gpu=False,
+)

@@ -1,0 +1,103 @@
+"""A finding about GPUs that are idle, for any reason. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.gaps import CAUSES
+from traceable.analysis.gpus import check_graphs_recorded
+from traceable.analysis.grouping import sum_groups
+from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    format_gpu,
+    make_finding,
+    make_share_threshold,
+)
+
+_FLUSH = CAUSES.index("profiler_flush")
+
+_CAUSES = {
+    "module_loading": ("the driver was loading the code of kernels", "warm up, or set CUDA_MODULE_LOADING=EAGER"),
+    "allocation": ("memory was being allocated", "allocate before, or use a caching allocator"),
+    "synchronization": ("the host waited for the GPU before it launched more", "let the host run ahead: wait later"),
+    "waiting_copy": ("the host was copying", "copy from pinned memory, asynchronously, ahead of time"),
+    "launch_latency": ("the launch took that long", "launch less: CUDA graphs, fused kernels, a larger batch"),
+    "host_late": ("the host had not launched anything", "see in `--view gaps` what the host did, and do it ahead"),
+    "waiting_nccl": ("the GPU was about to run NCCL", "check `--view gaps` for the GPU that came late"),
+    "waiting_other_device": ("the GPU waited for another one", "check `--view gaps` for the operations that wait"),
+    "waiting_stream": ("the GPU waited for another stream", "check `--view gaps` for streams that wait for each other"),
+    "queued": ("the GPU had work and did not run it", "see `queued_gaps`: another process, or waits in the stream"),
+    "unknown": ("the cause is unknown", "see `--view gaps`"),
+}
+"""For the cause of most idle time: the clause of the message, and the fix."""
+
+
+def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which GPUs are busy for less than `utilization` of the time from their first operation to their last.
+
+    potential_saving_ns: the time in which the GPU was idle, excluding gaps made by the profiler; its operations remain.
+    Those gaps do not count against its utilization either. Both are of the scope.
+    """
+    context = evidence.context
+    error = check_graphs_recorded(context)
+    if error is not None:
+        raise error
+    gaps = evidence.gaps
+    idle, total = evidence.idle_ns, evidence.total_ns
+    # Excluding the gaps of the profiler can only raise the utilization.
+    low = np.flatnonzero(total - idle < values["utilization"] * total)
+    findings = []
+    for lane in low.tolist():
+        mine = gaps.lane == lane
+        cause = evidence.causes(mine)
+        length, whole = evidence.gap_ns[mine], (gaps.end_ns - gaps.start_ns)[mine]
+        before = evidence.before_steady_ns(gaps.start_ns[mine], gaps.end_ns[mine])
+        own = cause != _FLUSH
+        idle_ns = int(length[own].sum())
+        busy = int(total[lane] - idle[lane])
+        if not idle_ns or busy >= values["utilization"] * (busy + idle_ns):
+            continue
+        by_cause = sum_groups(cause[own].astype(np.int64), length[own], len(CAUSES))
+        most = int(by_cause.argmax())
+        longest = int(np.where(own, length, -1).argmax())
+        start, end = (times[mine][[longest]] for times in (gaps.start_ns, gaps.end_ns))
+        (start,), (end,) = evidence.clip_to_scope(start, end)
+        count = int((own & (length > 0)).sum())
+        cause_text, fix = _CAUSES[CAUSES[most]]
+        device = evidence.device_number(lane)
+        findings.append(
+            make_finding(
+                message=(
+                    f"{format_gpu(device)} is busy {format_percent(busy / (busy + idle_ns))} of "
+                    f"{format_duration(busy + idle_ns)} and idle {format_duration(idle_ns)} in "
+                    f"{format_count(count, 'gap')}; for {format_duration(int(by_cause[most]))} of that {cause_text}; "
+                    f"the longest gap is {format_duration(int(length[longest]))} at {int(start) / 1e9:.6f} s"
+                ),
+                fix=fix,
+                potential_saving_ns=idle_ns,
+                total_ns=int(whole[own].sum()),
+                before_steady_ns=evidence.before_steady_or_none(int(before[own].sum())),
+                device=device,
+                pid=evidence.only_pid(lane),
+                count=count,
+                start_ns=int(start),
+                end_ns=int(end),
+            )
+        )
+    return findings
+
+
+LOW_UTILIZATION = PerformanceRule(
+    "low_utilization",
+    "GPUs that are idle much of the time",
+    (
+        Threshold("utilization", 0.5, "share", "a GPU that is busy for at least this share is not reported"),
+        make_share_threshold(0.005),
+    ),
+    find_low_utilization,
+)

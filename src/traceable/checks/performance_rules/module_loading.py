@@ -1,0 +1,95 @@
+"""A finding about kernels whose code the driver loads when they are first launched, while the GPU waits.
+
+docs/findings.md explains each bound.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.cached_queries import select_calls, select_overheads
+from traceable.analysis.gaps import CAUSES
+from traceable.analysis.grouping import sum_groups
+from traceable.analysis.intervals import merge_intervals, overlaps_any
+from traceable.analysis.name_patterns import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
+from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Values,
+    format_gpu,
+    join_words,
+    make_finding,
+    make_share_threshold,
+)
+from traceable.trace.model import Int64
+from traceable.trace.rows import distinct
+
+_CAUSE = CAUSES.index("module_loading")
+
+
+def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
+    """Return which processes wait for the driver to load the code of kernels.
+
+    Loading is overhead that the recording labels so, unknown overhead inside the first launch of a kernel, and calls
+    that load a module.
+
+    potential_saving_ns: the time in which any of that lasted, at most the saving that the host allows
+    (`Evidence.max_host_saving_ns`): the host continues that much earlier, and the GPU still has all its work to do.
+    """
+    evidence.require_calls()
+    context = evidence.context
+    trace = context.trace
+    overhead, call = select_overheads(context, MODULE_LOAD_OVERHEAD), select_calls(context, MODULE_LOAD_CALLS)
+    start = np.append(trace.overheads.start_ns[overhead], trace.calls.start_ns[call])
+    end = np.append(trace.overheads.end_ns[overhead], trace.calls.end_ns[call])
+    of_thread = np.array([thread.process for thread in trace.threads], np.int64)
+    process = np.append(trace.overheads.process[overhead], of_thread[trace.calls.thread[call]])
+    users = distinct(context.gpu.process).tolist()
+    waiting = _waiting_ns(evidence, start, end)
+    findings = []
+    for one in users:
+        mine = process == one
+        whole = int(merge_intervals(start[mine], end[mine]).total_ns()[0])
+        if not whole:
+            continue
+        begin, until = evidence.clip_to_scope(start[mine], end[mine])
+        inside = until > begin
+        took = int(merge_intervals(begin, until).total_ns()[0])
+        before = int(merge_intervals(*evidence.clip_before_steady(start[mine], end[mine])).total_ns()[0])
+        lanes = [lane for lane in np.flatnonzero(waiting).tolist() if one in evidence.active_gpus.processes[lane]]
+        idle = [f"{format_gpu(evidence.device_number(lane))} {format_duration(int(waiting[lane]))}" for lane in lanes]
+        waits = f"; in gaps that it explains, {join_words(idle)} idle" if idle else ""
+        findings.append(
+            make_finding(
+                message=(
+                    f"process {evidence.pids[one]}: the driver loads the code of kernels "
+                    f"{format_count(int(inside.sum()), 'time')}, which takes {format_duration(took)}{waits}"
+                ),
+                fix="launch each kernel once in a warm-up, or set CUDA_MODULE_LOADING=EAGER",
+                potential_saving_ns=min(took, evidence.max_host_saving_ns(one)),
+                total_ns=whole,
+                before_steady_ns=evidence.before_steady_or_none(before),
+                pid=evidence.pids[one],
+                count=int(inside.sum()),
+                start_ns=int(begin.min(where=inside, initial=evidence.scope.end_ns)),
+                end_ns=int(until.max(where=inside, initial=evidence.scope.start_ns)),
+            )
+        )
+    return findings
+
+
+def _waiting_ns(evidence: Evidence, start_ns: Int64, end_ns: Int64) -> Int64:
+    """Return how long each GPU was idle, in the scope, in gaps that module loading explains."""
+    near = overlaps_any(evidence.gaps, start_ns, end_ns)
+    near[near] = evidence.causes(near) == _CAUSE
+    return sum_groups(evidence.gaps.lane[near], evidence.gap_ns[near], len(evidence.active_gpus))
+
+
+MODULE_LOADING = PerformanceRule(
+    "module_loading",
+    "code of kernels that is loaded while the GPU waits",
+    (make_share_threshold(0.005),),
+    find_module_loading,
+)

@@ -1,0 +1,62 @@
+"""A finding about operations that were launched and did not run. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Values,
+    format_gpu,
+    make_finding,
+    make_share_threshold,
+    select_queued_gaps,
+)
+from traceable.trace.rows import distinct
+
+
+def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
+    """Return which GPUs ran nothing although the next operation had been launched, and the recording shows no reason.
+
+    potential_saving_ns: the summed length of the gaps whose cause is `queued`. The operations do not become shorter by
+    starting at once.
+    """
+    gaps = select_queued_gaps(evidence)
+    findings = []
+    for lane in distinct(gaps.lane).tolist():
+        mine = gaps.take(gaps.lane == lane)
+        length = evidence.in_scope_ns(mine.start_ns, mine.end_ns)
+        before = int(evidence.before_steady_ns(mine.start_ns, mine.end_ns).sum())
+        longest, number = int(length.argmax()), int((length > 0).sum())
+        device = evidence.device_number(lane)
+        findings.append(
+            make_finding(
+                message=(
+                    f"{format_gpu(device)} runs nothing for {format_duration(int(length.sum()))} in "
+                    f"{format_count(number, 'gap')} although the operation after each had been launched; the longest "
+                    f"gap is {format_duration(int(length[longest]))} at {int(mine.start_ns[longest]) / 1e9:.6f} s"
+                ),
+                fix=(
+                    "look for what blocks the GPU: another process on it (nvidia-smi), a host function or a wait in "
+                    "the stream; on Windows, launches that the driver batches before it submits them"
+                ),
+                potential_saving_ns=int(length.sum()),
+                total_ns=int((mine.end_ns - mine.start_ns).sum()),
+                before_steady_ns=evidence.before_steady_or_none(before),
+                device=device,
+                pid=evidence.only_pid(lane),
+                count=number,
+                start_ns=int(mine.start_ns[longest]),
+                end_ns=int(mine.end_ns[longest]),
+            )
+        )
+    return findings
+
+
+QUEUED_GAPS = PerformanceRule(
+    "queued_gaps",
+    "GPUs that run nothing although operations had been launched",
+    (make_share_threshold(0.005),),
+    find_queued_gaps,
+)

@@ -1,0 +1,98 @@
+"""A finding about a GPU that seems to work for another process in between. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.grouping import number_groups
+from traceable.analysis.intervals import Gaps
+from traceable.analysis.labels import label_operations
+from traceable.analysis.units import format_count, format_duration
+from traceable.checks.finding import LIKELY, Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    format_gpu,
+    make_finding,
+    make_share_threshold,
+    select_queued_gaps,
+)
+from traceable.trace.model import Bool, Int64
+from traceable.trace.rows import distinct
+
+
+def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which GPUs seem to run another process in turns with the recorded ones.
+
+    Of the gaps whose cause is `queued` and which lie in the scope, those count that do not belong to
+    the program: less than `recurs` of the times that the operation before the gap was followed by the one after it (by
+    name, on that GPU) there was such a gap. A GPU is reported if there are `gaps` of them or more, and `alike` or more
+    of these last as long as the commonest of them, give or take `spread` of its length. The commonest is the one that
+    most last as long as; of several the shortest.
+
+    potential_saving_ns: the summed length of those that are alike: on a GPU of its own the operations begin at once.
+    """
+    findings = []
+    queued = select_queued_gaps(evidence)
+    queued = queued.take(evidence.in_scope_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns)
+    for lane in distinct(queued.lane).tolist():
+        mine = queued.take(queued.lane == lane)
+        mine = mine.take(_by_chance(evidence, lane, mine, values["recurs"]))
+        length = np.sort(mine.end_ns - mine.start_ns)
+        if not len(mine) or len(mine) < values["gaps"]:
+            continue
+        first = np.searchsorted(length, length - values["spread"] * length, "left")
+        last = np.searchsorted(length, length + values["spread"] * length, "right")
+        most = int(np.argmax(last - first))
+        alike = length[first[most] : last[most]]
+        if len(alike) < values["alike"] * len(mine):
+            continue
+        device = evidence.device_number(lane)
+        findings.append(
+            make_finding(
+                message=(
+                    f"{format_gpu(device)} is likely shared with another process: {len(alike)} of "
+                    f"{format_count(len(mine), 'gap')} before operations that had been launched last "
+                    f"{format_duration(int(alike[0]))} to {format_duration(int(alike[-1]))}, "
+                    f"{format_duration(int(alike.sum()))} in total, at places that mostly have no gap"
+                ),
+                fix="check nvidia-smi for other processes on this GPU; record without them, or use MPS or MIG",
+                potential_saving_ns=int(alike.sum()),
+                certainty=LIKELY,
+                device=device,
+                pid=evidence.only_pid(lane),
+                count=len(alike),
+            )
+        )
+    return findings
+
+
+def _by_chance(evidence: Evidence, lane: int, gaps: Gaps, recurs: float) -> Bool:
+    """Return which gaps lie between operations that mostly follow each other without one."""
+    context = evidence.context
+    gpu = context.gpu
+    rows: Int64 = gpu.by_start[evidence.gpu_of_operation[gpu.by_start] == lane]
+    label = label_operations(context, rows)
+    pair, first = number_groups(label[:-1], label[1:])
+    place = np.empty(len(gpu), np.int64)
+    place[rows] = np.arange(len(rows))
+    of_gap = pair[place[gaps.after] - 1]
+    total, with_gap = np.bincount(pair, minlength=len(first)), np.bincount(of_gap, minlength=len(first))
+    chance: Bool = with_gap[of_gap] < recurs * total[of_gap]
+    return chance
+
+
+SHARED_GPU = PerformanceRule(
+    "shared_gpu",
+    "GPUs that seem to work for another process in between",
+    (
+        Threshold("gaps", 10, "count", "minimum number of gaps before operations that had been launched"),
+        Threshold("spread", 0.1, "share", "how much such gaps may differ from the commonest one to be alike"),
+        Threshold("alike", 0.5, "share", "minimum share of them that are alike"),
+        Threshold("recurs", 0.5, "share", "a gap that recurs in at least this share of cases belongs to the program"),
+        make_share_threshold(0.005),
+    ),
+    find_shared_gpus,
+)

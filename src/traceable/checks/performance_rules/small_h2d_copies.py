@@ -1,0 +1,138 @@
+"""A finding about small copies to the GPU that could be one. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.grouping import number_groups
+from traceable.analysis.intervals import build_lanes
+from traceable.analysis.units import format_bytes, format_count, format_duration, format_rate
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    H2D,
+    Copies,
+    CopyPlace,
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    compute_copy_shares,
+    group_copies_by_place,
+    has_known_peak,
+    make_finding,
+    make_share_threshold,
+    max_copy_saving_ns,
+    sum_bytes_and_min_ns,
+    union_ns,
+)
+from traceable.errors import MissingDataError
+from traceable.trace.model import Bool, Int64
+from traceable.trace.rows import distinct
+
+
+def find_small_h2d_copies(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return how much longer consecutive small copies to the GPU take than a single copy would.
+
+    A run is `run` or more host-to-device copies of at most `bytes` each, which follow one another on their stream with
+    nothing between, belong to the same range instance and come from the same kind of memory. Runs are summed up by
+    range, process and GPU.
+
+    potential_saving_ns: the time in which such a copy or the call that made it lasted (of the first of a run, its call
+    counts from
+    the begin of the copy: before that it may have waited for the work before), less the time that their bytes take at
+    the peak of the link; at most the time that the GPU leaves (`max_copy_saving_ns`). One copy of
+    all is no faster than the link, and nothing but these copies becomes shorter.
+    """
+    copies = Copies(evidence.context)
+    if not (copies.direction == H2D).any():
+        return []
+    if not copies.has_size[copies.direction == H2D].any():
+        raise MissingDataError(
+            "copy_sizes_not_recorded", "the sizes of copies were not recorded", "export the recording with a newer nsys"
+        )
+    small = (
+        (copies.direction == H2D)
+        & copies.has_size
+        & (copies.memory_operations.size_bytes[: len(copies)] <= values["bytes"])
+    )
+    if not small.any() or _most_in_one_instance(evidence.context, copies, small) < values["run"]:
+        return []
+    row, run = _runs(evidence.context, copies, small)
+    long = np.bincount(run)[run] >= values["run"]
+    row, run = row[long], run[long]
+    known = has_known_peak(evidence, copies, row)
+    row, run = row[known], run[known]
+    first = np.diff(run, prepend=-1) != 0
+    return [
+        _batchable(evidence, group, copies, row[here], run[here], first[here])
+        for here, group in group_copies_by_place(evidence, copies, row)
+    ]
+
+
+def _batchable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64, run: Int64, first: Bool) -> Finding:
+    start, end = copies.intervals(row, first)
+    took = evidence.union_in_scope_ns(start, end)
+    part, some = compute_copy_shares(evidence, copies, row)
+    size_bytes, least = sum_bytes_and_min_ns(copies, row, part)
+    runs, number = len(distinct(run[some])), int(some.sum())
+    copied = format_count(number, "host-to-device copy", "host-to-device copies")
+    return make_finding(
+        message=(
+            f"{group.description}: {copied} of {format_bytes(size_bytes / max(1, number))} on average, "
+            f"{format_count(runs, 'run')} of {number / max(1, runs):.3g} in a row, take {format_duration(took)} with "
+            "their calls; at the link's peak, "
+            f"{format_rate(copies.peak_gb_per_s[row].max())}, their bytes take {format_duration(least)}"
+        ),
+        fix="gather the data in one buffer and copy that once",
+        potential_saving_ns=min(took - round(least), max_copy_saving_ns(evidence, copies, row)),
+        total_ns=union_ns(start, end),
+        before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
+        range=group.range,
+        domain=group.domain,
+        device=group.device,
+        pid=group.pid,
+        call=copies.find_longest_call(row),
+        count=number,
+    )
+
+
+def _most_in_one_instance(context: Context, copies: Copies, small: Bool) -> int:
+    """Return how many small copies an instance has at most: what is cheap to know, and no run is longer."""
+    group = number_groups(context.innermost[copies.first_operation + np.flatnonzero(small)])[0]
+    return int(np.bincount(group).max())
+
+
+def _runs(context: Context, copies: Copies, small: Bool) -> tuple[Int64, Int64]:
+    """Return the small copies in the order of their streams, and the run that each is of, numbered from 0.
+
+    Args:
+        small: at least one.
+    """
+    trace, gpu = context.trace, context.gpu
+    of_context = np.concatenate(
+        [kind.context for kind in (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)]
+    )
+    stream, first = number_groups(gpu.process, gpu.device, of_context, gpu.stream)
+    order = build_lanes(stream, len(first), gpu.by_start).order
+    is_small = np.zeros(len(gpu), np.bool_)
+    is_small[copies.first_operation + np.flatnonzero(small)] = True
+    place = np.flatnonzero(is_small[order])
+    operation = order[place]
+    row = operation - copies.first_operation
+    begins = np.diff(place, prepend=-2) != 1
+    for column in (stream[operation], context.innermost[operation], trace.copies.source_kind[row]):
+        begins |= np.diff(column, prepend=column[:1] - 1) != 0
+    return row, np.cumsum(begins) - 1
+
+
+SMALL_H2D_COPIES = PerformanceRule(
+    "small_h2d_copies",
+    "small host-to-device copies that could be one",
+    (
+        Threshold("bytes", 65_536, "bytes", "a copy is small up to this size"),
+        Threshold("run", 8, "count", "minimum number of small copies in a row"),
+        make_share_threshold(0.005),
+    ),
+    find_small_h2d_copies,
+)

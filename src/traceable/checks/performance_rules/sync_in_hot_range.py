@@ -1,0 +1,136 @@
+"""A finding about a host that waits for the GPU inside hot ranges. docs/findings.md explains the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.grouping import number_groups, sum_groups
+from traceable.analysis.labels import get_operation_name, label_operations, strip_call_version
+from traceable.analysis.name_patterns import COPY_CALLS
+from traceable.analysis.sync import Waits, attribute_waits, find_waiting_calls
+from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    OneOffCopies,
+    PerformanceRule,
+    Threshold,
+    Values,
+    format_range_name,
+    join_words,
+    make_finding,
+    make_share_threshold,
+    max_saving_ns,
+)
+from traceable.trace.model import Bool, Int64
+from traceable.trace.rows import distinct
+
+
+def find_sync_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return in which ranges waits for the GPU take much of a range that takes much of the time.
+
+    A range is hot if its instances last `hot` of the time or longer in all. It is reported if the waits in which it is
+    the innermost range take `wait` of that time or more. What waits is the same as for `sync`; copies from or to
+    pageable memory that do not recur (`OneOffCopies`) are excluded.
+
+    potential_saving_ns: the bound of `max_saving_ns` for these waits.
+    """
+    evidence.require_calls()
+    evidence.require_ranges()
+    context = evidence.context
+    waits = find_waiting_calls(context)
+    if not len(waits):
+        return []
+    cpu_ns = _lasting_ns(evidence)
+    label = evidence.labels.of_instance[context.find_innermost_around_calls(waits.call)]
+    loads = OneOffCopies(evidence)
+    findings = []
+    for one in distinct(label[label >= 0]).tolist():
+        mine = np.flatnonzero(label == one)
+        mine = mine[~loads.is_one_off(waits.own_operation[mine])]
+        waited = int(evidence.in_scope_ns(waits.start_ns[mine], waits.end_ns[mine]).sum())
+        cpu = int(cpu_ns[one])
+        if waited and waited >= values["wait"] * cpu and cpu >= values["hot"] * evidence.scope_ns:
+            findings.append(_build_finding(evidence, one, waits.take(mine), waited, cpu))
+    return findings
+
+
+def _build_finding(evidence: Evidence, label: int, waits: Waits, waited: int, cpu: int) -> Finding:
+    names, calls = evidence.context.trace.names, evidence.context.trace.calls
+    name, domain = evidence.labels.names[label]
+    inside = evidence.in_scope_ns(waits.start_ns, waits.end_ns)
+    some = inside > 0
+    by_call: dict[str, int] = {}
+    for index, ns in zip(calls.name[waits.call[some]].tolist(), inside[some].tolist(), strict=True):
+        by_call[strip_call_version(names[index])] = by_call.get(strip_call_version(names[index]), 0) + ns
+    most = sorted(by_call, key=lambda call: (-by_call[call], call))
+    saving_ns, idle = max_saving_ns(evidence, calls.thread[waits.call], waits.start_ns, waits.end_ns)
+    operation, of_range = _longest_operation(evidence, waits.take(some))
+    if operation is None:
+        purpose = "none of the operations that they wait for ran meanwhile"
+    else:
+        purpose = f"mostly for {format_range_name(operation)}" + (
+            f" of {format_range_name(of_range)}" if of_range is not None else ""
+        )
+    return make_finding(
+        message=(
+            f"{format_range_name(name)}: {format_count(int(some.sum()), 'wait')} in {join_words(most[:3])} "
+            f"{_take(some)} {format_duration(waited)}, {format_percent(waited / max(1, cpu))} of the range's time, "
+            f"{purpose}; from these waits to the next ones the GPU is idle {format_duration(idle)} with no work queued"
+        ),
+        fix=_advise(most[0], operation),
+        potential_saving_ns=saving_ns,
+        total_ns=int((waits.end_ns - waits.start_ns).sum()),
+        before_steady_ns=evidence.before_steady_or_none(
+            int(evidence.before_steady_ns(waits.start_ns, waits.end_ns).sum())
+        ),
+        range=name,
+        domain=domain,
+        call=most[0],
+        count=int(some.sum()),
+    )
+
+
+def _take(some: Bool) -> str:
+    return "takes" if np.count_nonzero(some) == 1 else "take"
+
+
+def _lasting_ns(evidence: Evidence) -> Int64:
+    """Return how long the instances of each range last in all, by its number in `Labels`."""
+    instances, labels = evidence.context.instances, evidence.labels
+    real = np.flatnonzero(instances.entered)
+    lasting = evidence.in_scope_ns(instances.start_ns[real], instances.end_ns[real])
+    return sum_groups(labels.of_instance[real], lasting, len(labels.names))
+
+
+def _longest_operation(evidence: Evidence, waits: Waits) -> tuple[str | None, str | None]:
+    """Return the name of the operation that these waits were longest for, and its range; None where nothing ran."""
+    context, labels = evidence.context, evidence.labels
+    pieces = attribute_waits(context, waits)
+    if not len(pieces.operation):
+        return None, None
+    name = label_operations(context, pieces.operation)
+    label = labels.of_instance[context.innermost[pieces.operation]]
+    group, first = number_groups(label, name)
+    most = first[int(sum_groups(group, pieces.duration_ns, len(first)).argmax())]
+    return get_operation_name(context.trace, int(name[most])), labels.names[label[most]][0]
+
+
+def _advise(call: str, operation: str | None) -> str:
+    if COPY_CALLS.match(call):
+        return "copy from and to pinned memory, asynchronously, and wait only where the data is used"
+    if operation is None:
+        return "remove the wait: the operations it waits for have ended by then"
+    return "remove the wait, or wait later: an event, or the result one step later, lets the host run ahead"
+
+
+SYNC_IN_HOT_RANGE = PerformanceRule(
+    "sync_in_hot_range",
+    "waits for the GPU inside ranges that take much of the time",
+    (
+        Threshold("hot", 0.1, "share", "a range is hot if it takes at least this share of the time"),
+        Threshold("wait", 0.1, "share", "minimum share of the range's time spent waiting"),
+        make_share_threshold(0.005),
+    ),
+    find_sync_in_hot_ranges,
+)

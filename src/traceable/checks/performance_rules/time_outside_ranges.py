@@ -1,0 +1,99 @@
+"""A statement about time in which a thread had no range open. docs/findings.md explains when it is reported."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traceable.analysis.grouping import number_groups, sum_groups
+from traceable.analysis.intervals import Lanes, find_gaps, overlaps_any
+from traceable.analysis.loop_blocks import find_blocks
+from traceable.analysis.pauses import LOOP_DOMAIN
+from traceable.analysis.recording_gaps import find_unrecorded_spans
+from traceable.analysis.units import format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    format_range_name,
+    make_finding,
+    make_share_threshold,
+)
+from traceable.trace.rows import distinct
+
+
+def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return the busiest thread of each process without GPU work, if much of its time is outside all ranges.
+
+    No bound: nothing is recorded of that time.
+    """
+    evidence.require_ranges()
+    context = evidence.context
+    trace, instances = context.trace, context.instances
+    process = np.array([thread.process for thread in trace.threads], np.int64)
+    # An event loop, or a thread whose GPU works meanwhile, may have nothing to do.
+    others = np.isin(process, distinct(context.gpu.process))
+    others[find_blocks(context).thread] = True
+    start, end = evidence.clip_to_scope(instances.start_ns, instances.end_ns)
+    of_thread = instances.thread
+    some = instances.entered & (end > start) & ~others[of_thread]
+    some &= instances.domain != trace.name_index(LOOP_DOMAIN)
+    best: dict[int, tuple[int, Finding | None]] = {}
+    for thread in distinct(of_thread[some]).tolist():
+        rows = np.flatnonzero(some & (of_thread == thread))
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        gaps = find_gaps(start, end, Lanes(rows, np.array([0, len(rows)])))
+        gaps = gaps.take(~overlaps_any(gaps, *find_unrecorded_spans(trace)))
+        outside = int((gaps.end_ns - gaps.start_ns).sum())
+        first, last = int(start[rows].min()), int(end[rows].max())
+        wall = evidence.recorded_ns(first, last)
+        covered = wall - outside
+        here = int(process[thread])
+        if here in best and best[here][0] >= covered:
+            continue
+        best[here] = covered, None
+        if not outside or outside < values["outside"] * wall or outside < values["share"] * evidence.scope_ns:
+            continue
+        labels = evidence.labels.of_instance
+        place, one = number_groups(labels[gaps.before], labels[gaps.after])
+        most = int(np.argmax(sum_groups(place, gaps.end_ns - gaps.start_ns, len(one))))
+        length = (gaps.end_ns - gaps.start_ns)[place == most]
+        before, after = (evidence.labels.names[labels[side[one[most]]]][0] for side in (gaps.before, gaps.after))
+        words = ("thread", trace.threads[thread].name or trace.processes[here].name, str(trace.threads[thread].tid))
+        best[here] = (
+            covered,
+            make_finding(
+                message=(
+                    f"{' '.join(map(format_range_name, filter(None, words)))} is outside all ranges for "
+                    f"{format_percent(outside / wall)} of {format_duration(wall)}: {format_duration(outside)} in "
+                    f"{format_count(len(gaps), 'gap')}; most of it after {format_range_name(before)}, before "
+                    f"{format_range_name(after)}: {format_count(len(length), 'gap')} of "
+                    f"{format_duration(float(np.median(length)))} (p50)"
+                ),
+                fix=(
+                    "annotate the code that runs there; a loop over traceable.steps(loader) records the time of the "
+                    "loader"
+                ),
+                potential_saving_ns=None,
+                total_ns=outside,
+                range=before,
+                pid=evidence.pids[here],
+                count=len(gaps),
+                start_ns=first,
+                end_ns=last,
+            ),
+        )
+    return [finding for _, finding in best.values() if finding is not None]
+
+
+TIME_OUTSIDE_RANGES = PerformanceRule(
+    "time_outside_ranges",
+    "threads that are outside all ranges for much of the time",
+    (
+        Threshold("outside", 0.3, "share", "minimum share of the thread's time outside all ranges"),
+        make_share_threshold(0.005),
+    ),
+    find_time_outside_ranges,
+    needs_gpu=False,
+)

@@ -1,0 +1,108 @@
+"""A finding about unified memory that moves between host and GPU while the program uses it.
+
+docs/findings.md explains why it has no bound.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.grouping import number_groups
+from traceable.analysis.intervals import build_lanes, measure_covered_ns, merge_intervals, union_by_lane
+from traceable.analysis.name_patterns import match_names
+from traceable.analysis.operations import KERNEL
+from traceable.analysis.units import format_bytes, format_count, format_duration, format_percent
+from traceable.checks.finding import Finding
+from traceable.checks.performance_rules.evidence import (
+    Evidence,
+    PerformanceRule,
+    Threshold,
+    Values,
+    format_gpu,
+    join_words,
+    make_finding,
+)
+from traceable.errors import MissingDataError
+from traceable.trace.model import Bool, Int64
+
+_KINDS = {11: "to the GPU", 12: "to the host", 13: "between GPUs"}
+"""CUPTI's kinds of copies that the driver makes of unified memory."""
+
+_MANAGED = re.compile(r"cudaMallocManaged|cuMemAllocManaged")
+
+
+def find_unified_memory_migrations(evidence: Evidence, values: Values) -> list[Finding]:
+    """Return which processes' unified memory the driver moves for how long, by GPU.
+
+    A statement: kernels and threads that touch memory which is elsewhere stop until it has come, and how long
+    they do is not recorded. It may be more than the migrations take, or less where these are hidden.
+    """
+    context = evidence.context
+    copies = context.trace.copies
+    migration = np.flatnonzero(np.isin(copies.kind, list(_KINDS)))
+    if not len(migration):
+        if match_names(context.trace, _MANAGED, context.trace.calls.name).any():
+            raise MissingDataError(
+                "migrations_not_recorded",
+                "unified memory is allocated, but no migration of it was recorded",
+                "record with --cuda-um-gpu-page-faults=true --cuda-um-cpu-page-faults=true",
+            )
+        return []
+    place = evidence.gpu_of_operation[len(context.trace.kernels) + migration]
+    group, first = number_groups(copies.process[migration], place)
+    findings = []
+    for number, at in enumerate(first.tolist()):
+        rows, lane, process = migration[group == number], int(place[at]), int(copies.process[migration[at]])
+        start, end = evidence.clip_to_scope(copies.start_ns[rows], copies.end_ns[rows])
+        rows, start, end = rows[end > start], start[end > start], end[end > start]
+        whole = merge_intervals(start, end)
+        took = int(whole.total_ns()[0])
+        if not took or took < values["share"] * evidence.scope_ns:
+            continue
+        meanwhile = _with_kernels(context, evidence.gpu_of_operation == lane, whole.start_ns, whole.end_ns)
+        moved = [
+            f"{format_bytes(int(bytes_.sum()))} {word}"
+            for kind, word in _KINDS.items()
+            if len(bytes_ := np.maximum(copies.size_bytes[rows[copies.kind[rows] == kind]], 0))
+        ]
+        device = evidence.device_number(lane)
+        findings.append(
+            make_finding(
+                message=(
+                    f"process {evidence.pids[process]}: {format_count(len(rows), 'migration')} of unified memory of "
+                    f"{format_gpu(device)}, {join_words(moved)}, take {format_duration(took)}, "
+                    f"{format_percent(took / max(1, evidence.scope_ns))} of the time; kernels run during "
+                    f"{format_duration(meanwhile)} of it"
+                ),
+                fix=(
+                    "move it before it is used (cudaMemPrefetchAsync), set its preferred location (cudaMemAdvise), "
+                    "or allocate it on the device"
+                ),
+                potential_saving_ns=None,
+                device=device,
+                pid=evidence.pids[process],
+                count=len(rows),
+                start_ns=int(start.min()),
+                end_ns=int(end.max()),
+            )
+        )
+    return findings
+
+
+def _with_kernels(context: Context, here: Bool, start_ns: Int64, end_ns: Int64) -> int:
+    """Return for how long of some times that do not overlap any kernel of a GPU ran."""
+    gpu = context.gpu
+    lane = np.where(here & (gpu.kind == KERNEL), 0, -1)
+    running = union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, 1, gpu.by_start))
+    return int(measure_covered_ns(running, np.zeros(len(start_ns), np.int64), start_ns, end_ns).sum())
+
+
+UNIFIED_MEMORY_MIGRATION = PerformanceRule(
+    "unified_memory_migration",
+    "unified memory that the driver moves while the program runs",
+    (Threshold("share", 0.005, "share", "minimum time of migrations, as a share of the recording"),),
+    find_unified_memory_migrations,
+)

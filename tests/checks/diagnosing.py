@@ -1,0 +1,22 @@
+"""What the tests of the diagnosis share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traceable.checks import diagnosis
+from traceable.checks.case import open_case
+from traceable.checks.finding import Finding
+
+STEPS = "import traceable\nfor _ in traceable.steps(range(6)):\n    with traceable.annotate('work'): pass\n"
+
+
+def diagnosed(path: Path) -> diagnosis.Diagnosis:
+    with open_case(path) as case:
+        found = diagnosis.diagnose(case)
+    assert found.failed_rules == ()
+    return found
+
+
+def first(path: Path) -> Finding:
+    return diagnosed(path).findings[0]

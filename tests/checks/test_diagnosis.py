@@ -1,0 +1,448 @@
+"""Set-ups that are broken on purpose, under real nsys and the recorder: the first finding is the right cause."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.checks.diagnosing import STEPS, diagnosed, first
+
+from traceable.launch import supervisor
+
+WORK = "import traceable\nwith traceable.annotate('work'): pass\n"
+
+FORKED = """
+import os, traceable
+pid = os.fork()
+if pid == 0:
+    with traceable.annotate("in the child"): pass
+    os._exit(0)
+os.waitpid(pid, 0)
+"""
+
+REPLACED = """
+import os, sys, traceable
+with traceable.annotate("before"): pass
+os.execv(sys.executable, [sys.executable, "-c", "import traceable"])
+"""
+
+SCRUBBED = """
+import os, subprocess, sys
+environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+subprocess.run([sys.executable, "worker.py"], env=environment, check=True)
+"""
+
+WORKER = """
+import os, time, traceable
+with traceable.annotate("scrubbed"): pass
+for _ in range(6000):  # as long as a worker lives: until the launcher has looked
+    if os.path.exists("out/status.without_environment"): break
+    time.sleep(0.01)
+"""
+
+WITHOUT_INJECTION = """
+import os, subprocess, sys
+environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "NVTX_INJECTION64_PATH")}
+child = "import traceable\\nwith traceable.annotate('unheard'): pass"
+subprocess.run([sys.executable, "-c", child], env=environment, check=True)
+"""
+
+SILENT = "import nvtx\nfor _ in range(5):\n    with nvtx.annotate('alpha'): pass\n"
+
+WORKERS = """
+import multiprocessing, traceable
+def work():
+    with traceable.annotate("work"): pass
+if __name__ == "__main__":
+    with traceable.annotate("main"): pass
+    workers = [multiprocessing.get_context("spawn").Process(target=work, name=f"worker-{n}") for n in range(2)]
+    for one in workers: one.start()
+    for one in workers: one.join()
+"""
+
+UNREGISTERED = """
+import traceable
+for number in range(5000):  # more than the core registers
+    with traceable.annotate(f"filling {number}"): pass
+with traceable.annotate("unregistered"): pass
+"""
+
+KILLED = "import os, signal, traceable\nwith traceable.annotate('work'): pass\nos.kill(os.getpid(), signal.SIGKILL)\n"
+
+POOL = """
+import multiprocessing, signal, traceable
+def job():
+    with traceable.annotate("whole"): pass
+    with traceable.annotate("cut"):
+        with open("ready", "w") as fifo: fifo.write("x")
+        signal.pause()
+if __name__ == "__main__":
+    with traceable.annotate("main"), multiprocessing.get_context("spawn").Pool(1) as pool:
+        pool.apply_async(job)
+        open("ready").read(1)
+"""
+
+TORCH_PROFILER = """
+import torch, traceable
+with torch.profiler.profile() as profiler:
+    with traceable.annotate("work"): torch.ones(3) + 1
+"""
+
+WAITING = """
+import os, traceable
+with traceable.annotate("before"): pass
+open("ready", "w").close()
+open("go").read()
+"""
+
+
+@pytest.fixture(scope="module")
+def healthy(nsys, tmp_path_factory) -> tuple[Path, str]:
+    """The directory of a run under nsys in which all is well, and what it said."""
+    out = tmp_path_factory.mktemp("healthy") / "out"
+    words = [sys.executable, "-m", "traceable", "run", "--collector", "nsys", "-o", str(out), "-c", STEPS]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_R")}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+    return out, done.stderr
+
+
+def test_a_healthy_run_says_nothing_and_keeps_what_was_ruled_out(healthy):
+    out, said = healthy
+    assert "fix:" not in said
+    kept = json.loads((out / "run.json").read_text())["diagnosis"]
+    ruled_out = {one["check"] for one in kept["ruled_out"]}
+    assert {
+        "nothing_annotated",
+        "forked_child",
+        "exec",
+        "ranges_missing",
+        "nvtx_package_incompatible",
+        "collector_killed",
+    } <= ruled_out
+    assert json.loads((out / "report.json").read_text())["diagnosis"] == kept
+
+
+@pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
+def test_nothing_is_annotated(collector, run, tmp_path):
+    done = run(collector, "print('hello')")
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    (line,) = (line for line in done.stderr.splitlines() if line.endswith(" [nothing_annotated]"))
+    assert line.startswith("traceable: likely: ")
+    assert "with traceable.annotate(" in done.stderr[done.stderr.index("fix: ") :]
+    assert first(tmp_path / "out").code == "nothing_annotated"
+
+
+def test_ranges_in_a_forked_child_alone(nsys, run, tmp_path):
+    run("nsys", FORKED)
+    found = first(tmp_path / "out")
+    assert (found.code, found.certainty, found.severity) == ("forked_child", "likely", "problem")
+
+
+def test_workers_that_only_load_data_are_no_cause(nsys, run, tmp_path):
+    run("nsys", FORKED.replace('with traceable.annotate("in the child"): pass', "pass") + WORK)
+    by_cause = {one.code: one for one in diagnosed(tmp_path / "out").findings}
+    # On a busy machine nsys may hear nothing at all.
+    assert by_cause["forked_child"].certainty == ("likely" if "nsys_never_attached" in by_cause else "possible")
+
+
+def test_processes_that_were_left_out_are_not_missing(run, tmp_path):
+    (tmp_path / "app.py").write_text(WORKERS)
+    done = run("recorder", "", "--processes", "worker-1")
+    assert "fix:" not in done.stderr
+    assert diagnosed(tmp_path / "out").findings == ()
+
+
+def test_ranges_before_an_exec(nsys, run, tmp_path):
+    done = run("nsys", REPLACED)
+    assert "[exec]" in done.stderr
+    found = first(tmp_path / "out")
+    assert (found.code, found.certainty, found.severity) == ("exec", "likely", "problem")
+
+
+@pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
+def test_a_child_without_the_environment(collector, run, tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    done = run(collector, SCRUBBED)
+    assert "[environment_scrubbed]" in done.stderr
+    found = first(tmp_path / "out")
+    assert (found.code, found.certainty, found.severity) == ("environment_scrubbed", "likely", "problem")
+    assert found.evidence[0].endswith(" TRACEABLE_RUN_DIR")
+
+
+@pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
+def test_a_child_without_the_variables_of_the_collector(collector, run, tmp_path):
+    run(collector, WITHOUT_INJECTION)
+    found = first(tmp_path / "out")
+    assert (found.code, found.certainty) == ("environment_scrubbed", "certain")
+    assert any(one.endswith(" unheard") for one in found.evidence)
+
+
+def test_a_program_that_fails_before_it_does_anything(run, tmp_path):
+    run("recorder", "import traceable, nowhere\nwith traceable.annotate('work'): pass\n")
+    found = first(tmp_path / "out")
+    assert (found.code, found.certainty) == ("program_failed", "likely")
+    assert any("ModuleNotFoundError" in one for one in found.evidence)
+
+
+def test_the_nvtx_package_is_silent_under_this_nsys(nsys, run, tmp_path):
+    run("nsys", SILENT)
+    if json.loads((tmp_path / "out" / "report.json").read_text())["ranges"]:
+        pytest.skip("this nsys hears this nvtx package")
+    assert first(tmp_path / "out").code == "nvtx_package_incompatible"
+    # The same of the bare report, which has no manifest.
+    assert first(next((tmp_path / "out").glob("*.nsys-rep"))).code == "nvtx_package_incompatible"
+
+
+def test_a_capture_range_whose_string_is_not_registered(nsys, run, tmp_path):
+    waits = "-c nvtx -p unregistered --capture-range-end=stop --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
+    done = run("nsys", UNREGISTERED, "--nsys-args", waits)
+    assert "[unregistered_string]" in done.stderr
+    assert first(tmp_path / "out").code == "unregistered_string"
+
+
+def test_a_capture_range_that_is_misspelt(nsys, run, tmp_path):
+    # Whatever nsys's file is called, what it said is found.
+    called = tmp_path / "profiler-2022"
+    called.write_text(f'#!/bin/sh\nexec {nsys} "$@"\n')
+    called.chmod(0o755)
+    run("nsys", WORK, "--nsys-args", "-c nvtx -p wrok --capture-range-end=stop", TRACEABLE_NSYS=str(called))
+    assert first(tmp_path / "out").code == "capture_range_never_came"
+
+
+def test_a_profiler_that_is_never_started(nsys, run, tmp_path):
+    run("nsys", WORK, "--nsys-args", "-c cudaProfilerApi --capture-range-end=stop")
+    assert first(tmp_path / "out").code == "profiler_never_started"
+
+
+def test_cuda_is_traced_and_no_context_was_created(healthy, tmp_path):
+    assert diagnosed(healthy[0]).findings == ()  # there is no GPU
+    shutil.copytree(healthy[0], tmp_path / "out")
+    manifest = tmp_path / "out" / "run.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gpus": [{"name": "NVIDIA H100"}]}))
+    found = first(tmp_path / "out")
+    assert (found.code, found.certainty, found.severity) == ("no_cuda_context", "possible", "warning")
+    assert any("NVIDIA H100" in one for one in found.evidence)
+
+
+def test_nvtx_was_not_asked_for(nsys, run, tmp_path):
+    done = run("nsys", WORK, "--nsys-args=-tcuda")
+    assert "[environment_scrubbed]" not in done.stderr
+    (found,) = diagnosed(tmp_path / "out").findings
+    assert (found.code, found.certainty) == ("nvtx_not_traced", "certain")
+
+
+def test_annotations_are_disabled(nsys, run, tmp_path):
+    run("nsys", WORK, TRACEABLE_DISABLE="1")
+    assert first(tmp_path / "out").code == "annotations_disabled"
+
+
+def test_the_level_is_too_low(run, tmp_path):
+    run("recorder", WORK, TRACEABLE_LEVEL="0")
+    assert first(tmp_path / "out").code == "level_too_low"
+
+
+def test_a_program_that_torch_profiler_never_sees(run, tmp_path):
+    pytest.importorskip("torch")
+    run("torch", WORK)
+    assert first(tmp_path / "out").code == "no_torch_trace"
+
+
+def test_the_program_is_killed(nsys, run, tmp_path):
+    done = run("nsys", KILLED)
+    assert done.returncode == -signal.SIGKILL
+    assert first(tmp_path / "out").code == "tail_lost"
+
+
+def test_the_workers_of_a_pool_are_terminated(nsys, run, tmp_path):
+    (tmp_path / "app.py").write_text(POOL)
+    os.mkfifo(tmp_path / "ready")
+    done = run("nsys", "")
+    assert done.returncode == 0
+    assert "[tail_lost]" in done.stderr
+    assert "close() and join()" in done.stderr
+    found = {one.code: one for one in diagnosed(tmp_path / "out").findings}["tail_lost"]
+    assert re.search(r" status\.\d+\.lives$", found.evidence[0])
+    # Whether nsys has taken a range over by then is chance. If it has, it does not last until the recording ends.
+    with contextlib.closing(sqlite3.connect(tmp_path / "out" / "app.sqlite")) as file:
+        (closed_ns,) = file.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()
+        (longest_ns,) = file.execute("SELECT max(end) FROM NVTX_EVENTS").fetchone()
+    assert longest_ns < closed_ns
+    rows = json.loads((tmp_path / "out" / "report.json").read_text())["names"]
+    assert all(row["clipped"] == row["count"] for row in rows if row["name"] == "cut")
+
+
+def test_nsys_is_killed_before_it_exports(nsys, command, start, tmp_path):
+    for name in ("ready", "go"):
+        os.mkfifo(tmp_path / name)
+    process = start(command("nsys", "-c", WAITING), stderr=subprocess.PIPE)
+    (tmp_path / "ready").read_text()
+    for pid in supervisor.find_collector_processes(tmp_path / "out"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    (tmp_path / "go").write_text("")
+    _, said = process.communicate()
+    assert process.returncode == 0
+    assert b"[collector_killed]" in said
+    assert first(tmp_path / "out").code == "collector_killed"
+
+
+def test_steps_that_are_not_in_the_recording(run, tmp_path):
+    run("recorder", STEPS)
+    (database,) = (tmp_path / "out").glob("*.sqlite")
+    with contextlib.closing(sqlite3.connect(database)) as file:
+        file.execute("DELETE FROM NVTX_EVENTS WHERE int64Value >= 3 OR uint64Value >= 3")
+        file.commit()
+    found = first(tmp_path / "out")
+    assert found.code == "ranges_missing"
+    assert found.message.startswith("3 ranges ")
+
+
+def test_torch_profiler_in_the_program(nsys, run, tmp_path):
+    pytest.importorskip("torch")
+    run("nsys", TORCH_PROFILER)
+    manifest = tmp_path / "out" / "run.json"
+    # As it says on a machine with a GPU: on one without, nobody is in nobody's way.
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gpus": [{"name": "NVIDIA H100"}]}))
+    # By its cause: on a busy machine nsys may lose the range as well.
+    (found,) = (one for one in diagnosed(tmp_path / "out").findings if one.code == "cupti_taken")
+    assert found.certainty == "likely"
+    assert re.search(r"process \d+ .*torch\.profiler", found.evidence[0])
+
+
+def test_nsys_that_never_began_to_listen(healthy, tmp_path):
+    shutil.copytree(healthy[0], tmp_path / "out")
+    (database,) = (tmp_path / "out").glob("*.sqlite")
+    # What nsys 2022.4 leaves of some runs on a busy machine: neither ranges nor word of its NVTX injection.
+    with contextlib.closing(sqlite3.connect(database)) as file:
+        file.execute("DROP TABLE NVTX_EVENTS")
+        for table, column in (("StringIds", "value"), ("DIAGNOSTIC_EVENT", "text")):
+            with contextlib.suppress(sqlite3.OperationalError):
+                file.execute(f"DELETE FROM {table} WHERE {column} LIKE 'NVTX injection initialized%'")
+        file.commit()
+    found = first(tmp_path / "out")
+    assert (found.code, found.certainty) == ("nsys_never_attached", "certain")
+
+
+def test_ncu_around_the_run(healthy, tmp_path):
+    shutil.copytree(healthy[0], tmp_path / "out")
+    manifest = tmp_path / "out" / "run.json"
+    content = json.loads(manifest.read_text())
+    names = [*content["environment_names"], "NV_COMPUTE_PROFILER_PERFWORKS_DIR"]
+    manifest.write_text(json.dumps(content | {"gpus": [{"name": "NVIDIA H100"}], "environment_names": names}))
+    found = first(tmp_path / "out")
+    assert (found.code, found.certainty) == ("cupti_taken", "likely")
+    assert found.evidence[0].startswith("NV_COMPUTE_PROFILER_PERFWORKS_DIR ")
+
+
+def test_a_report_that_was_cut(healthy, tmp_path):
+    (report,), (database,) = (healthy[0].glob(f"*.{kind}") for kind in ("nsys-rep", "sqlite"))
+    for source, name in ((report, "cut.nsys-rep"), (database, "cut.sqlite")):
+        (tmp_path / name).write_bytes(source.read_bytes()[: source.stat().st_size // 3])
+        assert first(tmp_path / name).code == "report_truncated"
+    (tmp_path / "empty.sqlite").touch()
+    assert first(tmp_path / "empty.sqlite").code == "report_truncated"
+
+
+@pytest.fixture
+def without_importer(nsys, tmp_path) -> dict[str, str]:
+    """Variables with which a copy of nsys without its importer is used, on a machine that has none elsewhere."""
+    target = Path(nsys).resolve().parent
+    home = tmp_path / "install" / target.name
+    home.mkdir(parents=True)
+    for entry in target.iterdir():
+        # nsys looks for its importer beside where its own file really is.
+        if entry.name.startswith("nsys"):
+            shutil.copy2(entry, home / entry.name)
+        else:
+            (home / entry.name).symlink_to(entry)
+    (tmp_path / "site").mkdir()
+    hide = "from traceable.collectors.nsys import install as it\nit.INSTALL_FOLDERS = it.IMPORTER_FOLDERS = ()\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(hide)
+    path = os.pathsep.join(filter(None, (str(tmp_path / "site"), os.environ.get("PYTHONPATH"))))
+    return {"TRACEABLE_NSYS": str(home / "nsys"), "PYTHONPATH": path}
+
+
+def test_an_nsys_without_its_importer(run, doctor, without_importer, tmp_path):
+    done = run("nsys", WORK, **without_importer)
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("traceable: certain: "))
+    assert line.endswith(" [importer_missing]")
+    said = json.loads(doctor("out", "--json", **without_importer).stdout)
+    assert said["findings"][0]["code"] == "importer_missing"
+
+
+def test_a_stream_that_was_cut_short(nsys, tmp_path):
+    (tmp_path / "app.qdstrm").write_bytes(b"cut off")
+    assert first(tmp_path / "app.qdstrm").code == "stream_incomplete"
+
+
+def test_an_importer_that_does_not_start(nsys, tmp_path, monkeypatch):
+    importer = tmp_path / "bin" / "QdstrmImporter"
+    importer.parent.mkdir()
+    importer.write_text(
+        "#!/bin/sh\necho 'QdstrmImporter: error while loading shared libraries: libssh.so: cannot open' >&2; exit 127\n"
+    )
+    importer.chmod(0o755)
+    (importer.parent / "nsys").symlink_to(nsys)
+    monkeypatch.setenv("TRACEABLE_NSYS", str(importer.parent / "nsys"))
+    (tmp_path / "app.qdstrm").write_bytes(b"whole")
+    assert first(tmp_path / "app.qdstrm").code == "importer_fails"
+
+
+def test_a_recording_that_was_full(run, tmp_path):
+    program = "import traceable\nfor _ in range(400_000):\n    with traceable.annotate('work'): pass\n"
+    done = run("recorder", program, TRACEABLE_RECORDING_MAX_BYTES="2000000")
+    assert "TRACEABLE_RECORDING_MAX_BYTES" in done.stderr[done.stderr.index("fix: ") :]
+    assert first(tmp_path / "out").code == "events_dropped"
+
+
+def test_ranges_that_are_made_and_never_entered(run, tmp_path):
+    run("recorder", "import traceable\n@traceable.annotate('never called')\ndef work(): pass\n")
+    found = first(tmp_path / "out")
+    assert (found.code, found.certainty) == ("nothing_entered", "likely")
+    assert any(one.endswith(": never called") for one in found.evidence)
+
+
+def test_a_run_without_a_collector(run, tmp_path):
+    done = run("none", WORK)
+    assert done.stderr.count("\n") == 1
+    assert first(tmp_path / "out").code == "not_recorded"
+
+
+@pytest.fixture
+def doctor(environ, tmp_path):
+    """Run `traceable doctor --report` and return what it said."""
+
+    def call(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "traceable", "doctor", "--report", *words]
+        env = {**environ, **variables}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    return call
+
+
+def test_the_command_line_prints_all_of_it(run, doctor, tmp_path):
+    run("recorder", "print('hello')")
+    done = doctor("out", "--json")
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["schema"]) == (1, "traceable.diagnosis/2")
+    assert said["findings"][0]["code"] == "nothing_annotated"
+    done = doctor("out")
+    assert re.match(r"problem  likely +nothing_annotated  .* \[nothing_annotated\]\n {37}evidence: ", done.stdout)
+    assert re.search(r"^ok       certain +not_recorded  .* recorder$", done.stdout, re.MULTILINE)
+    done = doctor("nowhere")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert " nowhere; " in done.stderr
+    assert done.stderr.endswith(" [no_such_file]\n")
+    (tmp_path / "empty").mkdir()
+    done = doctor("empty")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "empty " in done.stderr and done.stderr.endswith(" [not_a_run_dir]\n")

@@ -1,0 +1,360 @@
+"""The rules of `traceable doctor`, on facts of this and of other machines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from traceable.checks import doctor, machine
+from traceable.checks.finding import Finding
+from traceable.checks.machine import (
+    Driver,
+    Extensions,
+    Folder,
+    Machine,
+    Packages,
+    Python,
+    Space,
+    Torch,
+    Variables,
+)
+from traceable.checks.probes import Cuda, Device, Nsys, SelfTest, Tool
+from traceable.collectors.running_profilers import RunningProfilers
+from traceable.errors import Message
+from traceable.protocol import environment
+
+PYTHON = Python((3, 11, 2), "CPython", "/usr/bin/python3", False, ())
+MACHINE = Machine("Linux", "5.15.0-100-generic", False, None, 0, 2)
+ADMIN = replace(MACHINE, capabilities=1 << machine.CAP_SYS_ADMIN)
+OFFERS = {"windows": True, "Python samples": False}
+NSYS = Nsys(Tool(Path("/opt/nsys"), "2024.6.1"), OFFERS, Path("/opt/QdstrmImporter"), cupti=((11, 8), (12, 6)))
+NO_NSYS = Nsys(Tool(None, error="nsys is not installed", remedy="install it", exists=False), {})
+FOLDER = Folder(Path("/x"), Path("/x"), True, True, True, False, 10**12, 10**6)
+SPACE = Space(FOLDER, "TMPDIR", FOLDER, FOLDER, None)
+NO_GPU, GPU = Driver(None, False, None), Driver("580.65.06", True, False)
+H100, NO_CUDA = Device("NVIDIA H100 80GB HBM3", (9, 0)), Cuda(None, 100, (13, 0))
+CUDA = Cuda(None, 0, (13, 0), (H100, H100))
+DONE = SelfTest("nsys", None, read=20, nvtx_emitted=20, nvtx_read=20, seconds=2.0)
+QUIET = RunningProfilers((), False)
+WHOLE = Packages({"numpy": "2.1.0"}, {})
+BROKEN = Packages({}, {"numpy": "No module named 'numpy'"})
+
+
+def check(result: object, severity: str, code: str, *words: str) -> None:
+    """Assert the severity and the code of a finding, and numbers and names in its message or its fix."""
+    assert isinstance(result, Finding)
+    assert (result.severity, result.code) == (severity, code), result
+    for word in words:
+        assert word in f"{result.message} | {result.fix}"
+    assert (result.fix is None) == (severity == "ok")
+
+
+def test_pythons_that_are_tested_are_ok():
+    check(doctor.check_python(PYTHON), "ok", "python_supported", "CPython 3.11.2", "/usr/bin/python3")
+    for other in (replace(PYTHON, version=(3, 14, 0)), replace(PYTHON, implementation="PyPy")):
+        check(doctor.check_python(other), "warning", "python_untested", "CPython", "3.10", "3.13")
+    check(doctor.check_python(replace(PYTHON, free_threaded=True)), "warning", "python_free_threaded")
+    check(doctor.check_python(replace(PYTHON, flags=("-I",))), "warning", "python_isolated", "-I")
+
+
+def test_packages_that_can_not_be_imported(tmp_path, monkeypatch):
+    check(doctor.check_packages(machine.inspect_packages()), "ok", "packages_importable", "numpy", "wrapt")
+    (tmp_path / "wrapt.py").write_text("raise ImportError('\\n\\nof another Python')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrapt", raising=False)
+    finding = doctor.check_packages(machine.inspect_packages())
+    check(finding, "problem", "package_not_importable", "of another Python", "--force-reinstall wrapt")
+    assert finding.data["errors"] == {"wrapt": "of another Python"}
+
+
+def test_parts_that_were_not_built():
+    parts = Extensions("0.1.0", (), (), False)
+    check(doctor.check_extensions(parts), "ok", "extensions_usable", "0.1.0")
+    check(
+        doctor.check_extensions(replace(parts, missing=("_pages",))),
+        "warning",
+        "extension_not_built",
+        "_pages: ",
+    )
+    foreign = replace(parts, missing=("_core",), foreign=("_core",))
+    check(doctor.check_extensions(foreign), "warning", "extension_of_another_python", "_core: ")
+    check(doctor.check_extensions(replace(parts, pure=True)), "warning", "native_core_off", "unset TRACEABLE_PURE")
+
+
+def test_without_recorder_and_nsys_nothing_can_record():
+    check(doctor.check_recorder(NO_NSYS, WHOLE, None), "problem", "no_collector")
+    check(doctor.check_recorder(NSYS, WHOLE, None), "warning", "recorder_not_built")
+    check(doctor.check_recorder(NSYS, WHOLE, DONE), "ok", "capture_complete", "20 of 20")
+
+
+def test_systems():
+    check(doctor.check_system(MACHINE), "ok", "linux", "5.15")
+    check(doctor.check_system(replace(ADMIN, container="Podman")), "ok", "linux", "Podman", "with CAP_SYS_ADMIN")
+    check(doctor.check_system(replace(MACHINE, wsl=True)), "warning", "inside_wsl")
+    check(doctor.check_system(replace(MACHINE, system="Darwin")), "problem", "not_linux", "Darwin")
+
+
+@pytest.mark.parametrize(
+    ("change", "with_nsys", "without", "code", "words"),
+    [
+        ({}, "ok", "ok", "folder_usable", "/x (TMPDIR)"),
+        ({"noexec": True}, "warning", "ok", "folder_noexec", "/x (TMPDIR)"),
+        ({"free_bytes": 10**8}, "warning", "warning", "low_space", "95.37 MiB"),
+        ({"free_bytes": 10**6}, "problem", "warning", "no_space", "976.6 KiB"),
+        ({"free_files": 0}, "problem", "warning", "no_inodes", "/x (TMPDIR)"),
+        ({"writable": False}, "problem", "warning", "folder_not_writable", "/x (TMPDIR)"),
+        ({"is_directory": False}, "problem", "warning", "not_a_directory", "/x (TMPDIR)"),
+        ({"exists": False}, "problem", "warning", "folder_missing", "/x (TMPDIR)"),
+    ],
+)
+def test_the_folder_for_temporary_files_is_what_nsys_needs(change, with_nsys, without, code, words):
+    space = replace(SPACE, temporary=replace(FOLDER, **change))
+    check(doctor.check_temporary_folder(space, NSYS), with_nsys, code, words)
+    check(
+        doctor.check_temporary_folder(space, NO_NSYS),
+        without,
+        "folder_usable" if without == "ok" else code,
+        words,
+    )
+
+
+def test_where_nsys_gets_another_folder_for_temporary_files():
+    for change, code, why in (
+        ({"noexec": True}, "folder_noexec", "/x"),
+        ({"free_bytes": 10**6}, "no_space", "976.6 KiB"),
+        ({}, "low_space", "76.29 MiB"),
+    ):
+        space = replace(SPACE, temporary=replace(FOLDER, **{"free_bytes": 80_000_000, **change}), fallback=Path("/y"))
+        check(doctor.check_temporary_folder(space, NSYS), "warning", code, why, "/y", "set TMPDIR")
+
+
+def test_outputs():
+    check(doctor.check_output_folder(SPACE), "ok", "folder_usable", "/x, ")
+    limited = doctor.check_output_folder(replace(SPACE, file_limit_bytes=1 << 20))
+    check(limited, "warning", "file_size_limited", "1.000 MiB", "ulimit -f unlimited")
+    full = replace(FOLDER, free_bytes=10**8)
+    check(doctor.check_output_folder(replace(SPACE, output=full)), "warning", "low_space", "95.37 MiB")
+    below = replace(FOLDER, path=Path("/x/runs"), writable=False)
+    check(
+        doctor.check_output_folder(replace(SPACE, output=below)),
+        "problem",
+        "folder_not_writable",
+        "/x/runs: /x ",
+        "run -o",
+    )
+
+
+def test_shared_memory_is_what_nsys_needs():
+    small = replace(SPACE, shared=replace(FOLDER, free_bytes=1 << 20))
+    check(doctor.check_shared_memory(small, NSYS), "problem", "no_space", "/dev/shm", "1.000 MiB", "--shm-size")
+    check(doctor.check_shared_memory(SPACE, NSYS), "ok", "folder_usable", "/dev/shm")
+    assert doctor.check_shared_memory(small, NO_NSYS) is None
+
+
+def test_samples_of_the_cpu():
+    refused = replace(NSYS, no_samples_reason="not permitted here, see `nsys status --environment`")
+    check(doctor.check_cpu_samples(MACHINE, NSYS), "ok", "samples_permitted", "perf_event_paranoid 2")
+    strict = replace(MACHINE, perf_event_paranoid=4)
+    check(doctor.check_cpu_samples(strict, NO_NSYS), "ok", "samples_need_nsys", "perf_event_paranoid 4")
+    fix = ("perf_event_paranoid=2", "--cap-add")
+    check(doctor.check_cpu_samples(strict, refused), "note", "perf_event_paranoid", *fix)
+    check(
+        doctor.check_cpu_samples(replace(ADMIN, perf_event_paranoid=4), refused),
+        "note",
+        "samples_not_permitted",
+    )
+    check(doctor.check_cpu_samples(replace(MACHINE, perf_event_paranoid=None), refused), "note", "no_perf_events")
+    old = replace(refused, hangs_with_samples=True)
+    check(doctor.check_cpu_samples(strict, old), "note", "samples_hang_nsys", "2023")
+
+
+def test_torch_is_judged_by_what_it_was_built_for():
+    check(doctor.check_torch(Torch(None), CUDA), "ok", "torch_not_installed")
+    check(doctor.check_torch(Torch("2.9.0", "13.0"), CUDA), "ok", "torch_with_cuda", "CUDA 13.0")
+    check(doctor.check_torch(Torch("2.9.0+cpu"), NO_CUDA), "ok", "torch_without_cuda", "2.9.0+cpu")
+    check(doctor.check_torch(Torch("2.9.0+cpu"), CUDA), "warning", "torch_without_cuda", "2.9.0+cpu")
+    older = replace(CUDA, version=(12, 8))
+    check(doctor.check_torch(Torch("2.9.0", "13.0"), older), "warning", "torch_cuda_too_new", "13.0", "12.8")
+    check(doctor.check_torch(Torch("2.9.0", "12.9"), older), "ok", "torch_with_cuda")
+    check(doctor.check_torch(Torch("2.9.0", hip="6.4"), NO_CUDA), "warning", "torch_for_amd")
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        ({"NVTX_DISABLE": "1"}, "annotations_disabled", "NVTX_DISABLE"),
+        ({environment.LEVEL: "1"}, "level_too_low", "TRACEABLE_LEVEL=1"),
+        ({environment.RUN_DIR: "/x"}, "inside_another_run", "TRACEABLE_RUN_DIR"),
+        (
+            {"NSYS_PROFILING_SESSION_ID": "1", environment.NVTX_INJECTION: "/x"},
+            "inside_nsys",
+            "(NSYS_PROFILING_SESSION_ID)",
+        ),
+        ({"LD_PRELOAD": "/opt/libToolsInjectionProxy64.so"}, "inside_nsys", "(LD_PRELOAD)"),
+        ({environment.NVTX_INJECTION: "/no/such.so"}, "nvtx_injection_missing", "(/no/such.so)"),
+        ({environment.NVTX_INJECTION: os.devnull}, "nvtx_injection_set", f"({os.devnull})"),
+        ({"CUDA_INJECTION64_PATH": "/x.so"}, "cuda_injection_set", "CUDA_INJECTION64_PATH=/x.so"),
+        ({"KINETO_USE_DAEMON": "1"}, "kineto_daemon_set", "KINETO_USE_DAEMON"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "cuda_launch_blocking", "CUDA_LAUNCH_BLOCKING=1"),
+    ],
+)
+def test_variables_that_change_what_is_recorded(given, code, words):
+    (finding,) = doctor.check_environment(
+        Variables(given, injection_exists=given.get(environment.NVTX_INJECTION) == os.devnull)
+    )
+    check(finding, "warning", code, words)
+
+
+def test_other_variables_are_named_without_their_values():
+    (finding,) = doctor.check_environment(
+        Variables({environment.CONTROL_TOKEN: "hush", "PATH": "/bin", "KINETO_USE_DAEMON": "0"})
+    )
+    check(finding, "ok", "environment_harmless", "TRACEABLE_CONTROL_TOKEN")
+    assert finding.data == {"names": ["TRACEABLE_CONTROL_TOKEN"]}
+    assert "hush" not in f"{finding}"
+    (nothing,) = doctor.check_environment(Variables({}))
+    check(nothing, "ok", "environment_harmless")
+    assert nothing.data == {"names": []}
+    (off,) = doctor.check_environment(Variables({}, disabled=True))
+    check(off, "warning", "annotations_disabled", "TRACEABLE_DISABLE")
+
+
+def test_other_profilers():
+    def judged(driver: Driver, *processes: tuple[int, str]) -> object:
+        return doctor.check_other_profilers(RunningProfilers(processes, False), driver)
+
+    check(doctor.check_other_profilers(QUIET, GPU), "ok", "no_other_profiler")
+    check(judged(GPU, (5, "nsys"), (6, "nsys")), "ok", "other_profilers_harmless", "nsys (5, 6)")
+    check(judged(GPU, (5, "nv-hostengine")), "warning", "dcgm_running", "nv-hostengine (5)", "dcgmi profile --pause")
+    check(judged(GPU, (5, "ncu")), "warning", "ncu_running", "ncu (5)")
+    check(judged(NO_GPU, (5, "ncu")), "ok", "other_profilers_harmless", "ncu (5)")
+
+
+def test_an_nsys():
+    finding = doctor.check_nsys(NSYS, GPU)
+    check(finding, "ok", "nsys_usable", "2024.6.1", "/opt/nsys", "(windows)", "Python samples")
+    assert finding.data["features"] == OFFERS
+    without = replace(NSYS, features={"windows": False})
+    check(doctor.check_nsys(without, NO_GPU), "warning", "nsys_without_windows", "--steps")
+    check(doctor.check_nsys(NO_NSYS, GPU), "warning", "nsys_not_installed", "install-nsys.sh")
+    check(doctor.check_nsys(NO_NSYS, NO_GPU), "note", "nsys_not_installed", "install-nsys.sh")
+    broken = Tool(None, error="/x/nsys --version ends with -11", remedy="reinstall it")
+    check(doctor.check_nsys(Nsys(broken, {}), NO_GPU), "problem", "nsys_unusable", "ends with -11", "reinstall it")
+
+
+def test_the_importer_is_of_the_same_version_as_nsys():
+    check(doctor.check_importer(NSYS), "ok", "importer_usable", "/opt/QdstrmImporter")
+    check(doctor.check_importer(replace(NSYS, importer_version="2024.6.1")), "ok", "importer_usable")
+    other = replace(NSYS, importer_version="2022.4.2")
+    check(doctor.check_importer(other), "warning", "importer_version_differs", "2022.4.2", "2024.6.1")
+    failed = replace(DONE, error=Message("stream_unreadable", "the stream can't be read"))
+    check(
+        doctor.check_nsys_capture(other, SPACE, WHOLE, failed),
+        "problem",
+        "capture_failed",
+        "see `nsys importer`",
+    )
+
+
+def test_the_self_test_under_nsys():
+    check(doctor.check_nsys_capture(NSYS, SPACE, WHOLE, DONE), "ok", "capture_complete", "20 of 20")
+    assert doctor.check_nsys_capture(NO_NSYS, SPACE, WHOLE, None) is None
+    fewer = doctor.check_nsys_capture(NSYS, SPACE, WHOLE, replace(DONE, read=19))
+    check(fewer, "problem", "ranges_missing", "19 of 20", "nsys profile")
+    failed = replace(DONE, error=Message("capture_timed_out", "it did not end within 11 s"))
+    finding = doctor.check_nsys_capture(NSYS, SPACE, WHOLE, failed)
+    check(finding, "problem", "capture_failed", "it did not end within 11 s")
+    assert finding.data["error"] == {"code": "capture_timed_out", "text": "it did not end within 11 s"}
+    limited = replace(SPACE, file_limit_bytes=1 << 18)
+    check(doctor.check_nsys_capture(NSYS, limited, WHOLE, failed), "problem", "capture_failed", "see `output`")
+    check(doctor.check_nsys_capture(NSYS, SPACE, BROKEN, failed), "problem", "capture_failed", "see `packages`")
+    pure = replace(DONE, read=0, native_core=False, nvtx_read=0)
+    check(
+        doctor.check_nsys_capture(NSYS, SPACE, WHOLE, pure),
+        "problem",
+        "nvtx_package_incompatible",
+        "see `traceable` and `nvtx`",
+    )
+
+
+def test_the_nvtx_package_is_judged_by_who_hears_it():
+    unrecorded = replace(DONE, nvtx_read=0)
+    finding = doctor.check_nvtx("0.2.17", DONE, unrecorded, CUDA)
+    check(finding, "warning", "nvtx_package_incompatible", "0.2.17", "0 of 20", "20 of 20", "import traceable as nvtx")
+    assert finding.data["recorded"] == {"nsys": 0, "the recorder": 20}
+    check(
+        doctor.check_nvtx("0.2.17", DONE, unrecorded, NO_CUDA),
+        "note",
+        "nvtx_package_incompatible",
+        "0 of 20 ranges by nsys",
+    )
+    check(doctor.check_nvtx("0.2.11", DONE, DONE, CUDA), "ok", "nvtx_usable", "20 of 20 ranges by nsys")
+    alone = doctor.check_nvtx("0.2.17", DONE, None, CUDA)
+    check(alone, "ok", "nvtx_usable")
+    assert alone.data["recorded"] == {"the recorder": 20}
+    check(doctor.check_nvtx(None, DONE, None, CUDA), "warning", "nvtx_not_installed", "pip install nvtx")
+
+
+def test_an_ncu():
+    check(
+        doctor.check_ncu(Tool(Path("/opt/ncu"), "2024.1.1.0"), GPU),
+        "ok",
+        "ncu_usable",
+        "/opt/ncu",
+        "2024.1.1.0",
+    )
+    absent = Tool(None, error="ncu (Nsight Compute) is not installed", remedy="install it", exists=False)
+    check(doctor.check_ncu(absent, GPU), "note", "ncu_not_installed", "nsight-compute")
+    check(doctor.check_ncu(absent, NO_GPU), "ok", "ncu_not_installed")
+    check(doctor.check_ncu(replace(absent, exists=True), NO_GPU), "problem", "ncu_unusable", "install it")
+
+
+def test_a_driver():
+    check(doctor.check_cuda_driver(NO_GPU, MACHINE, NO_CUDA), "ok", "no_gpu")
+    check(doctor.check_cuda_driver(GPU, MACHINE, CUDA), "ok", "cuda_driver_usable", "580.65.06", "CUDA 13.0")
+    unloaded = Cuda("libcuda.so.1: cannot open shared object file")
+    check(doctor.check_cuda_driver(GPU, MACHINE, unloaded), "warning", "libcuda_not_loadable", "libcuda1")
+    inside = replace(MACHINE, container="Docker")
+    check(doctor.check_cuda_driver(GPU, inside, unloaded), "warning", "libcuda_not_loadable", "--gpus all")
+    for result, code in (
+        (34, "libcuda_stub"),
+        (100, "no_cuda_device"),
+        (802, "gpus_not_ready"),
+        (803, "driver_mismatch"),
+        (804, "cuda_compat_mismatch"),
+        (999, "cuda_init_failed"),
+    ):
+        finding = doctor.check_cuda_driver(GPU, MACHINE, Cuda(None, result, (13, 0)))
+        check(finding, "warning", code, "580.65.06")
+        assert finding.data["cuInit"] == result
+    check(finding, "warning", "cuda_init_failed", "999")
+
+
+def test_gpus_that_this_nsys_knows():
+    check(doctor.check_gpus(CUDA, NSYS, QUIET), "ok", "gpus_supported", "2 x NVIDIA H100 80GB HBM3 (9.0)")
+    assert doctor.check_gpus(NO_CUDA, NSYS, QUIET) is None
+    old = replace(NSYS, cupti=((11, 0), (11, 7)))
+    check(doctor.check_gpus(CUDA, old, QUIET), "warning", "cupti_too_old", "11.7", "11.8")
+    check(doctor.check_gpus(CUDA, NO_NSYS, QUIET), "ok", "gpus_supported")
+    volta = replace(CUDA, devices=(Device("Tesla V100", (7, 0)),))
+    check(doctor.check_gpus(volta, NSYS, QUIET), "ok", "gpus_supported")
+    newer = replace(NSYS, tool=replace(NSYS.tool, version="2025.5.1"))
+    check(doctor.check_gpus(volta, newer, QUIET), "warning", "gpu_too_old", "7.5")
+    blackwell = replace(CUDA, devices=(Device("NVIDIA B200", (10, 0)),))
+    knows = replace(NSYS, cupti=((12, 8),), supports_cuda_sw=True)
+    check(doctor.check_gpus(blackwell, knows, QUIET), "ok", "gpus_supported")
+    shared = doctor.check_gpus(blackwell, knows, RunningProfilers((), True))
+    check(shared, "warning", "hardware_trace_unavailable", "MPS", "cuda-sw")
+
+
+def test_the_gpus_counters():
+    restricted = replace(GPU, admin_only=True)
+    check(doctor.check_gpu_counters(GPU, MACHINE, CUDA), "ok", "counters_permitted")
+    check(doctor.check_gpu_counters(restricted, ADMIN, CUDA), "ok", "counters_permitted")
+    fix = "NVreg_RestrictProfilingToAdminUsers=0"
+    check(doctor.check_gpu_counters(restricted, MACHINE, CUDA), "note", "counters_not_permitted", fix)
+    assert doctor.check_gpu_counters(restricted, MACHINE, NO_CUDA) is None

@@ -1,0 +1,378 @@
+"""Findings about loading, full queues, shared GPUs, unified memory and uneven steps, on both sides of thresholds."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.analysis.made import table, trace_of
+from tests.analysis.messages import numbers
+from tests.checks.finding_oracle import Facts, shared_gpu, uneven_equal_steps
+from tests.checks.test_findings import LAUNCH, WORDS, Made, alike, no_steps, place, state, steps_if
+
+from traceable.analysis.context import Context
+from traceable.analysis.gaps import gaps
+from traceable.checks.performance import findings
+from traceable.checks.performance_rules.evidence import Evidence, PerformanceRule
+from traceable.checks.performance_rules.module_loading import MODULE_LOADING
+from traceable.checks.performance_rules.shared_gpu import SHARED_GPU
+from traceable.checks.performance_rules.uneven_equal_steps import UNEVEN_EQUAL_STEPS
+from traceable.trace import load, model
+from traceable.trace.model import Trace
+
+
+def launched(made: Made, start: float, end: float, called: float, returned: float, name: str = "c") -> None:
+    made.kernel(start, end, made.call(LAUNCH, called, returned), name=name)
+
+
+# -- against the oracles, where it comes to a finding
+
+
+@st.composite
+def queues(draw: Any) -> Trace:
+    """Kernels of 1 ns that were launched before all of them, between which the GPU does nothing for some time."""
+    calls, kernels, at = [], [], 100
+    for number in range(draw(st.integers(4, 14))):
+        at += draw(st.sampled_from([0, 0, 3, 10, 10, 11, 12, 20]))
+        name = draw(st.sampled_from([0, 0, 0, 1]))
+        same = {"name": WORDS[LAUNCH], "thread": 0, "driver": 0, "return_value": 0, "correlation": number}
+        calls.append({**same, "start_ns": number, "end_ns": number + 1})
+        where = {**place(draw(st.sampled_from([0, 0, 0, 1])), number), "name": name, "short_name": 2, "geometry": -1}
+        kernels.append({**where, "start_ns": at, "end_ns": at + 1})
+        at += 1
+    made = trace_of(calls=table(model.Calls, calls), kernels=table(model.Kernels, kernels))
+    return replace(made, names=tuple(WORDS))
+
+
+@st.composite
+def phases(draw: Any) -> Trace:
+    """Steps of up to three kernels, most of which are alike, and take more or less time."""
+    made = Made()
+    usual = [(draw(st.sampled_from("ab")), draw(st.sampled_from([1, 2]))) for _ in range(draw(st.integers(1, 3)))]
+    for i in range(draw(st.integers(4, 9))):
+        at, kernels = i / 10, list(usual)
+        if draw(st.integers(0, 4)) == 0:
+            kernels[-1] = (draw(st.sampled_from(["a", "c", "ncclDevKernel_AllReduce"])), 1)
+        made.range("step", at, at + 0.09)
+        for number, (name, length) in enumerate(kernels):
+            start = at + (10 + 20 * number) / 1_000
+            took = length + draw(st.sampled_from([0, 0, 1, 3]))
+            launched(made, start, start + took / 1_000, at + number / 1_000, at + (number + 0.5) / 1_000, name=name)
+    return made.trace()
+
+
+def check(rule: PerformanceRule, oracle: Any, trace: Trace, values: dict[str, float]) -> None:
+    expected = oracle(Facts(trace, steps_if(True, trace), 2), values)
+    evidence = Evidence(Context(trace), steps_if(True, trace))
+    with mock.patch("traceable.checks.performance_rules.evidence.LAUNCH_LATENCY_NS", 2):
+        found = rule.run(evidence, {**values, "share": 0.0})
+    assert expected is not None
+    assert len(found) == len(expected)
+    for one in expected:
+        assert any(alike(mine, one) for mine in found), (one, found)
+
+
+@settings(max_examples=100, deadline=None)
+@given(queues(), st.sampled_from([1, 3]), st.sampled_from([0, 0.1, 0.5]), st.sampled_from([0, 0.5, 1]))
+def test_a_shared_gpu_is_what_the_oracle_finds(trace: Trace, gaps_: int, spread: float, part: float) -> None:
+    values = {"gaps": gaps_, "spread": spread, "alike": part, "recurs": 0.75}
+    check(SHARED_GPU, shared_gpu, trace, values)
+
+
+@settings(max_examples=100, deadline=None)
+@given(phases(), st.sampled_from([1, 3]), st.sampled_from([0, 0.1, 0.5, 1]))
+def test_uneven_steps_are_those_that_the_oracle_finds(trace: Trace, fewest: int, spread: float) -> None:
+    values = {"steps": fewest, "spread": spread}
+    check(UNEVEN_EQUAL_STEPS, uneven_equal_steps, trace, values)
+
+
+# -- module loading
+
+
+def loading(overhead: str = "Lazy Function Loading") -> Made:
+    """A launch of 252 us, 239 us of which load the kernel, and then a kernel at once."""
+    made = Made()
+    launched(made, 5, 10, 0, 4)
+    launched(made, 264, 300, 11, 263, name="a")
+    made.overhead(overhead, 20, 259)
+    launched(made, 310, 320, 305, 309, name="a")
+    return made
+
+
+def test_what_the_driver_loads_is_a_finding_and_does_not_silence_the_idle_gpu() -> None:
+    for name in ("Lazy Function Loading", "Unknown"):
+        said = loading(name).says("module_loading")
+        assert said is not None
+        assert numbers(said["message"]) == numbers("0, 1, 239.0 us, 0, 254.0 us")
+        assert (said["potential_saving_ns"], said["pid"], said["count"]) == (239_000, 0, 1)
+        idle = loading(name).says("low_utilization")
+        assert idle is not None
+        assert idle["potential_saving_ns"] == 254_000 + 10_000
+        assert "254.0 us" in numbers(idle["message"])
+        assert "CUDA_MODULE_LOADING" in idle["fix"]
+    assert loading("CUPTI Buffer flush").says("module_loading") is None
+    flushed = loading("CUPTI Buffer flush").says("low_utilization", utilization=0.9)
+    assert flushed is not None
+    assert flushed["potential_saving_ns"] == 10_000
+
+
+def test_calls_that_load_modules_count_and_what_the_gpu_leaves_is_the_most_that_they_win() -> None:
+    made = loading()
+    made.call("cuLibraryLoadData", 250, 262)
+    said = made.says("module_loading")
+    assert said is not None
+    assert (said["potential_saving_ns"], said["count"], said["end_ns"]) == (262_000 - 20_000, 2, 262_000)
+    # Of 320 us another GPU of the process works 200.
+    made.kernel(0, 200, device=1)
+    said = made.says("module_loading")
+    assert said is not None
+    assert said["potential_saving_ns"] == 120_000
+
+
+# -- queues
+
+
+def turns(lengths: list[float], every: int = 20, names: tuple[str, ...] = ("c",)) -> Made:
+    """Kernels of 100 us, all launched at the beginning; after each so many of them the GPU does nothing for a time."""
+    made, at = Made(), 1_000.0
+    for i in range(every * (len(lengths) + 1)):
+        if i and i % every == 0:
+            at += lengths[i // every - 1]
+        launched(made, at, at + 100, i, i + 0.5, name=names[i % len(names)])
+        at += 100
+    return made
+
+
+SLICES = [2_000.0 + i for i in range(20)]
+
+
+def test_gaps_before_what_had_been_launched_are_said_with_the_longest() -> None:
+    said = turns([30, 50, 20]).says("queued_gaps")
+    assert said is not None
+    assert (said["potential_saving_ns"], said["count"], said["device"], said["pid"]) == (80_000, 2, 0, 0)
+    assert said["end_ns"] - said["start_ns"] == 50_000
+    assert numbers(said["message"]) == numbers("0, 80.00 us, 2, 50.00 us, 0.005030 s")
+    assert turns([20, 20, 20]).says("queued_gaps") is None
+
+
+def test_a_gpu_that_works_for_another_process_in_turns_seems_shared() -> None:
+    said = turns(SLICES).says("shared_gpu")
+    assert said is not None
+    assert numbers(said["message"]) == numbers("0, 20, 20, 2.000 ms, 2.019 ms, 40.19 ms")
+    assert (said["potential_saving_ns"], said["count"], said["device"]) == (40_190_000, 20, 0)
+
+
+def test_gaps_of_different_lengths_or_of_the_program_itself_do_not_share_a_gpu() -> None:
+    assert turns([100 * 1.5**i for i in range(12)]).says("shared_gpu") is None
+    assert turns(SLICES[:9]).says("shared_gpu") is None
+    assert turns(SLICES[:9]).says("shared_gpu", gaps=9) is not None
+    # Half of them as long as one another, the rest each otherwise.
+    mixed = SLICES[:10] + [100 * 1.5**i for i in range(10)]
+    assert turns(mixed).says("shared_gpu", alike=0.5) is not None
+    assert turns(mixed).says("shared_gpu", alike=0.6) is None
+    # Each time that `a` follows `c` the GPU waits: so does the program.
+    own = turns(SLICES, every=2, names=("a", "c"))
+    assert own.says("shared_gpu") is None
+    assert own.says("queued_gaps") is not None
+    assert own.says("shared_gpu", recurs=1.1) is not None
+
+
+@pytest.mark.parametrize("rule", ["queued_gaps", "shared_gpu"])
+def test_what_waits_is_unsupported_where_launches_or_graphs_were_not_recorded(rule: str) -> None:
+    made = Made()
+    made.kernel(0, 1)
+    made.kernel(99, 100)
+    row = state(findings(Context(made.trace())), rule)
+    assert (row["state"], row["code"]) == ("unsupported", "launches_not_recorded")
+    made.call("cudaGraphLaunch_v10000", 1, 2)
+    launched(made, 200, 201, 190, 191)
+    row = state(findings(Context(made.trace())), rule)
+    assert (row["state"], row["code"]) == ("unsupported", "graphs_not_recorded")
+
+
+def full_queue() -> Made:
+    made = Made()
+    launched(made, 0, 1_000, 0, 5)
+    for start in (100, 400, 700):
+        made.overhead("Command Buffer Full", start, start + 200)
+    return made
+
+
+def test_a_full_launch_queue_is_stated_and_promises_nothing() -> None:
+    said = full_queue().says("launch_queue_full", share=0.6)
+    assert said is not None
+    assert (said["potential_saving_ns"], said["potential_saving_share"], said["count"], said["pid"]) == (
+        None,
+        None,
+        3,
+        0,
+    )
+    assert numbers(said["message"]) == numbers("0, 3, 600.0 us, 60.0 %, 0, 100.0 %")
+    assert "streams" not in said["fix"]
+    assert full_queue().says("launch_queue_full", share=0.601) is None
+
+
+def test_the_time_of_a_host_with_a_full_queue_is_not_free_where_another_gpu_does_nothing() -> None:
+    made = full_queue()
+    made.kernel(0, 400, device=1)
+    said = made.says("launch_queue_full")
+    assert said is not None
+    assert all(part in said["message"] for part in ("GPU 0 works during 100.0 %", "GPU 1 works during 33.3 %"))
+    assert "streams" in said["fix"]
+
+
+def test_a_full_launch_queue_is_unsupported_where_the_profiler_has_no_word_for_it() -> None:
+    made = loading()
+    assert state(findings(Context(made.trace())), "launch_queue_full")["code"] == "launch_queue_not_recorded"
+    trace = made.trace()
+    knows = replace(trace, source=replace(trace.source, tables=frozenset({"ENUM_CUPTI_OVERHEAD_TYPE"})))
+    assert state(findings(Context(knows)), "launch_queue_full")["state"] == "nothing"
+
+
+# -- unified memory
+
+
+def migrating() -> Made:
+    made = Made()
+    made.kernel(0, 200)
+    made.copy(100, 300, 2 << 20, kind=11)
+    made.copy(500, 600, 1 << 20, kind=12)
+    made.kernel(900, 1_000)
+    return made
+
+
+def test_unified_memory_that_moves_is_stated_with_what_runs_meanwhile() -> None:
+    said = migrating().says("unified_memory_migration", share=0.3)
+    assert said is not None
+    assert (said["potential_saving_ns"], said["count"], said["device"], said["pid"]) == (None, 2, 0, 0)
+    assert numbers(said["message"]) == numbers("0, 2, 0, 2.000 MiB, 1.000 MiB, 300.0 us, 30.0 %, 100.0 us")
+    assert migrating().says("unified_memory_migration", share=0.301) is None
+
+
+def test_unified_memory_whose_migrations_were_not_recorded_is_unsupported() -> None:
+    made = Made()
+    made.kernel(0, 10)
+    assert made.says("unified_memory_migration") is None
+    made.call("cudaMallocManaged_v6000", 0, 5)
+    row = state(findings(Context(made.trace())), "unified_memory_migration")
+    assert (row["state"], row["code"]) == ("unsupported", "migrations_not_recorded")
+    assert "--cuda-um-gpu-page-faults" in row["remedy"]
+
+
+# -- steps
+
+
+def stepping(slow: float, alone: bool = False, name: str = "c", other: str = "b") -> Made:
+    """20 steps of two kernels of 100 us; in every other step both, or the second alone, take `slow` us."""
+    made = Made()
+    for i in range(20):
+        at, length = 1_000 * i, slow if i % 2 else 100
+        made.range("step", at, at + 900)
+        first = 100 if alone else length
+        launched(made, at + 100, at + 100 + first, at + 10, at + 15, name=other)
+        launched(made, at + 500, at + 500 + length, at + 20, at + 25, name=name)
+    return made
+
+
+def test_equal_steps_whose_kernels_differ_in_time_are_said() -> None:
+    said = stepping(150).says("uneven_equal_steps", spread=0.5)
+    assert said is not None
+    assert (said["potential_saving_ns"], said["count"], said["pid"]) == (10 * 100_000, 20, 0)
+    assert numbers(said["message"]) == numbers("0, 20, 2, 200.0 us, 300.0 us, 50.0 %, 2, 2")
+    assert " b" in said["message"]
+    assert "clocks" in said["fix"]
+    assert stepping(150).says("uneven_equal_steps", spread=0.501) is None
+    assert stepping(150).says("uneven_equal_steps", steps=21) is None
+
+
+def test_where_few_kernels_differ_it_is_not_the_clock_and_nccl_waits_for_others() -> None:
+    made = stepping(150, alone=True)
+    for i in range(20):
+        launched(made, 1_000 * i + 700, 1_000 * i + 800, 1_000 * i + 30, 1_000 * i + 35, name="a")
+    said = made.says("uneven_equal_steps")
+    assert said is not None
+    assert "1 of 3 kernels " in said["message"] and said["message"].endswith(" c")
+    assert "data" in said["fix"]
+    assert stepping(150, alone=True, name="ncclDevKernel_AllReduce").says("uneven_equal_steps") is None
+
+
+def test_steps_of_other_kernels_are_not_equal() -> None:
+    made = stepping(150)
+    for i, row in enumerate(made.rows["kernels"]):
+        # The slow steps, which are every other one, end with a kernel of their own.
+        if i % 4 == 3:
+            row["name"] = row["short_name"] = 0
+    assert made.says("uneven_equal_steps") is None
+
+
+# -- real captures
+
+
+def windows(captures: Path, tmp_path: Path, *statements: str) -> Trace:
+    path = tmp_path / "edited.sqlite"
+    shutil.copyfile(captures / "nsys" / "windows-three-adapters.sqlite", path)
+    path.chmod(0o644)
+    with sqlite3.connect(path) as database:
+        for statement in statements:
+            database.execute(statement)
+    database.close()
+    return load(path)
+
+
+def causes(trace: Trace) -> dict[str, int]:
+    return {row["cause"]: row["total_ns"] for row in gaps(Context(trace)).others["causes"].rows()}
+
+
+LOADED = "CUPTI_ACTIVITY_KIND_OVERHEAD"
+AS_UNKNOWN = (
+    f"INSERT INTO PROFILER_OVERHEAD SELECT start, end, globalTid, (SELECT id FROM StringIds WHERE value = 'Unknown'), "
+    f"1 FROM {LOADED}",
+    f"DELETE FROM {LOADED}",
+)
+"""As profilers recorded it that had no name for modules that are loaded."""
+
+
+def test_the_loading_of_a_capture_is_what_sql_sums_up(captures: Path) -> None:
+    path = captures / "nsys" / "windows-three-adapters.sqlite"
+    trace = load(path)
+    with sqlite3.connect(f"file:{path}?immutable=1", uri=True) as database:
+        rows = database.execute(
+            f"SELECT start, end FROM {LOADED} UNION ALL SELECT start, end FROM CUPTI_ACTIVITY_KIND_RUNTIME AS call "
+            "JOIN StringIds AS name ON name.id = call.nameId WHERE value GLOB 'cu*ModuleLoad*' "
+            "OR value GLOB 'cu*LibraryLoad*' ORDER BY start"
+        ).fetchall()
+    (said,) = MODULE_LOADING.run(Evidence(Context(trace), no_steps), {})
+    took, until = 0, 0
+    for start, end in rows:
+        took, until = took + max(0, end - max(start, until)), max(until, end)
+    data = said.data
+    assert (data["potential_saving_ns"], data["total_ns"], data["count"]) == (took, took, len(rows))
+    listed: list[dict[str, Any]] = list(gaps(Context(trace), top=10**6).others["largest"].rows())
+    loads = np.zeros(max(end for _, end in rows) // 1_000 + 1, np.bool_)
+    for start, end in rows:
+        loads[start // 1_000 : end // 1_000 + 1] = True
+    for row in listed:
+        # To a microsecond: most of the gap is loading.
+        begin, end = row["start_ns"] // 1_000, (row["start_ns"] + row["duration_ns"]) // 1_000 + 1
+        if row["cause"] == "module_loading":
+            assert 2 * int(loads[begin:end].sum()) >= end - begin - 2
+
+
+def test_loading_that_the_profiler_had_no_name_for_is_not_blamed_on_it(captures: Path, tmp_path: Path) -> None:
+    before, after = causes(windows(captures, tmp_path)), causes(windows(captures, tmp_path, *AS_UNKNOWN))
+    assert before["module_loading"] > 140_000_000
+    # What is loaded outside of launches has no place to be told by, and is nobody's.
+    assert 0.99 * before["module_loading"] < after["module_loading"] <= before["module_loading"]
+    assert after["profiler_flush"] == before["profiler_flush"]
+    answer = findings(Context(windows(captures, tmp_path, *AS_UNKNOWN)))
+    assert "low_utilization" in answer.column("code")
+    assert answer.notes[-1].code == "time_before_steady"
+    assert "162.5 ms of module_loading" in answer.notes[-1]

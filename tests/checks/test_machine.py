@@ -1,0 +1,199 @@
+"""The facts and checks of `traceable doctor`. The command as a whole is in tests/cli/test_doctor.py."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from traceable.checks import doctor, machine, probes
+from traceable.checks.finding import Finding, Rule
+from traceable.checks.machine import Driver, Torch
+from traceable.checks.probes import Cuda, Device
+from traceable.collectors.running_profilers import RunningProfilers, find_running_profilers
+from traceable.protocol import environment
+
+# ---- the facts
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder that stands for `/`, and a function that writes files into it."""
+
+    def write(files: dict[str, str]) -> Path:
+        for name, text in files.items():
+            path = tmp_path / "root" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path / "root"
+
+    return write
+
+
+def test_the_kernel_the_container_and_the_capabilities_are_read(root, monkeypatch):
+    for name in ("KUBERNETES_SERVICE_HOST", "container"):
+        monkeypatch.delenv(name, raising=False)
+    files = {
+        "proc/version": "Linux version 5.15.153.1-microsoft-standard-WSL2\n",
+        "proc/self/status": "Name:\tx\nCapEff:\t0000004000200000\n",
+        "proc/sys/kernel/perf_event_paranoid": "4\n",
+        "proc/self/cgroup": "0::/system.slice/docker-0123.scope\n",
+    }
+    found = machine.inspect_machine(root(files))
+    assert (found.perf_event_paranoid, found.wsl, found.container) == (4, True, "Docker")
+    assert found.has_capability(machine.CAP_SYS_ADMIN)
+    assert found.has_capability(machine.CAP_PERFMON)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert machine.inspect_machine(root({})).container == "Kubernetes"
+
+
+def test_what_is_not_there_to_be_read_is_not_known(tmp_path):
+    found = machine.inspect_machine(tmp_path)
+    assert (found.perf_event_paranoid, found.capabilities, found.wsl) == (None, None, False)
+    assert not found.has_capability(machine.CAP_SYS_ADMIN)
+    assert machine.inspect_driver(tmp_path) == Driver(None, False, None)
+    assert not machine.inspect_driver(tmp_path).present
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["NVIDIA UNIX x86_64 Kernel Module  580.65.06  Thu", "NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  R"],
+)
+def test_the_driver_is_read(root, line):
+    files = {
+        "proc/driver/nvidia/version": f"NVRM version: {line}\nGCC version:  gcc version 12.3.0 (Ubuntu)\n",
+        "proc/driver/nvidia/params": "X: 3\nRmProfilingAdminOnly: 1\n",
+        "dev/nvidia0": "",
+    }
+    assert machine.inspect_driver(root(files)) == Driver("580.65.06", True, True)
+
+
+def test_other_profilers_are_found_by_their_names(root):
+    names = {7: "nv-hostengine", 30: "ncu", 4: "python3", 9: "ncurses", 11: "compute-sanitiz", 12: "nvidia-cuda-mps"}
+    found = find_running_profilers(root({f"proc/{pid}/comm": f"{name}\n" for pid, name in names.items()}))
+    assert found == RunningProfilers(((7, "nv-hostengine"), (11, "compute-sanitiz"), (30, "ncu")), True)
+
+
+def test_a_folder_is_checked_by_its_nearest_existing_parent(tmp_path):
+    (tmp_path / "file").touch()
+    found = machine.inspect_folder(tmp_path / "a" / "b", will_be_created=True)
+    assert (found.nearest_existing, found.find_problem(0)) == (tmp_path, None)
+    absent = machine.inspect_folder(tmp_path / "a", will_be_created=False).find_problem(0)
+    below = machine.inspect_folder(tmp_path / "file" / "runs", will_be_created=True).find_problem(0)
+    assert absent is not None and below is not None
+    assert (absent.code, below.code) == ("folder_missing", "not_a_directory")
+
+
+def test_how_a_folder_is_mounted_is_seen(tmp_path):
+    program = (
+        "from pathlib import Path; from traceable.checks.machine import inspect_folder; "
+        f"folder = inspect_folder(Path({str(tmp_path)!r}), will_be_created=False); "
+        "print(folder.noexec, folder.writable, folder.free_bytes)"
+    )
+    outputs = []
+    for options in ("noexec,size=64k", "ro,size=64k"):
+        mount = f'mount -t tmpfs -o {options} none {tmp_path} && exec "$@"'
+        inside = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", program]
+        done = subprocess.run(inside, capture_output=True, text=True) if shutil.which("unshare") else None
+        if done is None or done.returncode:
+            pytest.skip("this user may not mount anything")
+        outputs.append(done.stdout.split())
+    assert outputs == [["True", "True", "65536"], ["False", "False", "65536"]]
+
+
+def test_torch_is_read_and_not_imported(tmp_path, monkeypatch):
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    written = "__version__ = '2.9.0+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
+    (folder / "version.py").write_text(written)
+    assert machine.inspect_torch() == Torch("2.9.0+cu130", "13.0", None)
+
+
+def test_an_extension_of_another_python_is_told_from_one_that_was_not_built(tmp_path):
+    (tmp_path / "_core.cpython-34-x86_64-linux-gnu.so").touch()
+    found = machine.inspect_extensions(tmp_path)
+    assert found.missing == ("_core", "_recorder", "_pages", "_hide_proc_environ")
+    assert found.foreign == ("_core",)
+
+
+def test_an_extension_that_can_not_be_loaded_is_not_taken_for_one_that_works(tmp_path):
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    (tmp_path / f"_recorder{suffix}").write_bytes(b"\x7fELF")
+    found = machine.inspect_extensions(tmp_path)
+    assert [name for name, _ in found.broken] == ["_recorder"]
+    assert "_recorder" not in found.missing and not found.has_recorder
+    said = doctor.check_extensions(found)
+    assert (said.severity, said.code) == ("warning", "extension_not_loadable")
+    assert "_recorder" in said.message
+    assert said.data["broken"] == {"_recorder": "file too short"}
+
+
+CUDA_LIBRARY = """
+#include <string.h>
+int cuInit(unsigned flags) { return flags; }
+int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int index) { *device = index; return 0; }
+int cuDeviceGetName(char *name, int length, int device) {
+    strncpy(name, device ? "NVIDIA A100 MIG 1g.5gb" : "NVIDIA H100", length); return 0;
+}
+int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 75 ? 9 - device : 0; return 0; }
+"""
+
+
+def test_the_gpus_are_read_from_the_drivers_library(tmp_path, monkeypatch):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    (tmp_path / "cuda.c").write_text(CUDA_LIBRARY)
+    library = str(tmp_path / "libcuda.so.1")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    found = probes.probe_cuda()
+    assert found == Cuda(None, 0, (12, 8), (Device("NVIDIA H100", (9, 0)), Device("NVIDIA A100 MIG 1g.5gb", (8, 0))))
+    assert [one.is_slice for one in found.devices] == [False, True]
+
+
+# ---- the whole
+
+
+def test_a_probe_that_times_out_is_reported_and_killed(tmp_path, monkeypatch):
+    """ncu hangs, and there is no time for any self-test."""
+    script = tmp_path / "ncu"
+    script.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 1000\n")
+    script.chmod(0o755)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv(environment.NCU, str(script))
+    monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(doctor, "SECONDS", 1.0)
+    said = {finding.check: finding for finding in doctor.run_checks(tmp_path)}
+    assert (said["ncu"].severity, said["ncu"].code) == ("warning", "check_timed_out")
+    assert " 1 s" in said["ncu"].message
+    assert (said["nsys"].severity, said["nsys"].code) == ("problem", "nsys_unusable")
+    assert "nsys capture" not in said
+    pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_fault_of_a_check_hides_no_other(tmp_path, monkeypatch):
+    def faulty(_facts: object) -> Finding:
+        raise ZeroDivisionError("division by zero")
+
+    rules = (Rule("python", faulty, ("python",)), Rule("output", doctor.check_output_folder, ("space",)))
+    monkeypatch.setattr(doctor, "RULES", rules)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
+    first, second = doctor.run_checks(tmp_path)
+    assert (first.severity, first.code) == ("warning", "check_failed")
+    assert "ZeroDivisionError: division by zero" in first.message
+    assert second.data["path"] == str(tmp_path)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.finding_oracle import Facts, shared_gpu, uneven_equal_steps
-from tests.analysis.made import table, trace_of
 from tests.analysis.messages import numbers
+from tests.analysis.sample_traces import table, trace_of
 from tests.analysis.test_findings import LAUNCH, WORDS, Made, alike, no_steps, place, state, steps_if
 
 from traceable.analysis.context import Context

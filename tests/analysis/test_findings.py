@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.analysis.finding_oracle import ORACLES, UNSUPPORTED, Facts, winnable
-from tests.analysis.gpu_work import gpu_traces
-from tests.analysis.made import NAMES, table, trace_of
 from tests.analysis.messages import note_of, numbers
+from tests.analysis.sample_gpu_traces import gpu_traces
+from tests.analysis.sample_traces import NAMES, table, trace_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.findings import RULES, findings

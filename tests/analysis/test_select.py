@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import LAUNCH, PROCESS_OF_THREAD, lossy_traces, rows_of, table, trace_of, traces
+from tests.analysis.sample_traces import LAUNCH, PROCESS_OF_THREAD, lossy_traces, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.select import map_gpu_numbers, parse_time, parse_time_span, select_part

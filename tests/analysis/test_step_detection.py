@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
+from tests.analysis.sample_traces import LAUNCH, NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
 
 from traceable.analysis import step_detection
 from traceable.analysis.context import Context

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import LAUNCH, NAMES, WAIT, table, trace_of, traces
 from tests.analysis.messages import note_of
+from tests.analysis.sample_traces import LAUNCH, NAMES, WAIT, table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.operations import COPY, GRAPH, KERNEL

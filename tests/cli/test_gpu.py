@@ -1,4 +1,4 @@
-"""`traceable run --gpu`, as a user runs it; what a GPU would add is in tests/collect/test_gpu_work.py."""
+"""`traceable run --gpu`, as a user runs it; what a GPU would add is in tests/collectors/test_gpu_work.py."""
 
 from __future__ import annotations
 

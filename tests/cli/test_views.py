@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.coded import message
-from tests.report.made import STEPS, export
+from tests.report.sample_export import STEPS, export
 
 from traceable.recording import load
 from traceable.report.views import ALL, RANGES, VIEWS

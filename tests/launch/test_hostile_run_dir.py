@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.lacking import lacking
-from tests.launch import hostile
+from tests.launch import run_dir_damage
 
 from traceable._native import find_recorder_library
 from traceable.cli.main import main
@@ -139,7 +139,7 @@ def test_damage_ends_in_one_line_and_stays_inside(
     for seed in seeds:
         shutil.rmtree(run_dir)
         shutil.copytree(recorded, run_dir)
-        done = hostile.damage(run_dir, seed)
+        done = run_dir_damage.damage(run_dir, seed)
         for words in (("report", str(run_dir)), ("doctor", "--report", str(run_dir))):
             code, _, err = run_cli(*words)
             assert code in (0, 1, 2), (seed, done)
@@ -147,7 +147,7 @@ def test_damage_ends_in_one_line_and_stays_inside(
         shutil.rmtree(run_dir)
         shutil.copytree(recorded, run_dir)
         as_if_running(run_dir, living.pid)
-        done = hostile.damage(run_dir, seed)
+        done = run_dir_damage.damage(run_dir, seed)
         code, _, err = run_cli("control", "status", "--run", str(run_dir))
         assert (code, len(err.splitlines())) == (2, 1), (seed, done, err)
         check_untouched(run_dir)

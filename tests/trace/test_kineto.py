@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.equality import differences
-from tests.trace.made_kineto import (
+from tests.trace.sample_kineto import (
     EPOCH_NS,
     PID,
     Event,

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.annotation.conftest import SOURCE, environment_of, need_form
+from tests.native.conftest import emitter  # noqa: F401 - a fixture
 
 from traceable._native import find_recorder_library
 
-from .annotation.conftest import SOURCE, environment_of, need_form
-from .native.conftest import emitter  # noqa: F401 - a fixture
-
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 PLUGIN = 'pytest_plugins = ["traceable.testing"]\n'
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

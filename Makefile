@@ -1,5 +1,5 @@
 # make demo    install into .venv, run the example server under the profiler, print the profile
-# make test    install what the suite needs, run it all: lint, types, tests with the native core and without
+# make test    install what the suite needs, run it all: lint, types, tests
 # make gpu-check   run what only a GPU can show, and print what is proven; needs no .venv, no network, no nsys
 # make clean   remove .venv and everything built
 #
@@ -20,7 +20,6 @@ demo: .venv/.demo
 # The tests start hundreds of programs, which would compile our modules anew each time where PYTHONDONTWRITEBYTECODE is set.
 test: lint
 	$(PY) -m compileall -q src
-	TRACEABLE_PURE=1 $(PY) -m pytest $(WORKERS) tests/annotation
 	$(PY) -m pytest $(WORKERS)
 
 lint: .venv/.test

@@ -19,10 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from traceable.launch.supervisor import TRANSIENT_ERRORS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# No test fails because the machine is busy.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 # A shell that starts the suite in the background, or under nohup, makes it ignore signals; its children inherit that,

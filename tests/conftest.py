@@ -19,15 +19,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from traceable.launch.supervisor import TRANSIENT_ERRORS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# No test fails because the machine is busy.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+_WHOLE_RUNS = {
+    *("annotation/patching", "annotation/torch_", "benchmarks", "cli", "examples", "gpu_check", "launch", "testing"),
+}
+"""Folders of tests that run whole programs, under the launcher or with other packages in them."""
+
+_SLOW_FIXTURES = {"nsys", "captures", "torch"}
+"""Those of other tools, and of the data of real runs."""
+
+with contextlib.suppress(ImportError):  # `make gpu-check` does without it
+    hypothesis = importlib.import_module("hypothesis")
+    # No test fails because the machine is busy; `make test-fast` tries fewer examples.
+    hypothesis.settings.register_profile("default", deadline=None)
+    hypothesis.settings.register_profile("fast", deadline=None, max_examples=10)
+    hypothesis.settings.load_profile("default")
 
 
 # A shell that starts the suite in the background, or under nohup, makes it ignore signals; its children inherit that,
@@ -47,7 +57,7 @@ for _name in ("COLUMNS", "LINES"):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the nsys of TRACEABLE_NSYS first on PATH. Workers of pytest-xdist inherit that."""
+    """Put the nsys of TRACEABLE_NSYS first on PATH, which workers of pytest-xdist inherit."""
     named = os.environ.pop("TRACEABLE_NSYS", None)
     if named is None:
         return
@@ -57,6 +67,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     (Path(folder.name) / "nsys").symlink_to(Path(named).resolve())
     os.environ["PATH"] = os.pathsep.join((folder.name, os.environ["PATH"]))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow the tests that `make test-fast` leaves out; modules that start many processes mark themselves.
+
+    Of the back ends of annotation the native core is the fast one.
+    """
+    for item in items:
+        folder = item.path.relative_to(REPOSITORY / "tests").parent.as_posix()
+        arguments = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        uses_tool = not _SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        if folder in _WHOLE_RUNS or uses_tool or arguments.get("backend") == "nvtx":
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_sessionstart() -> None:

@@ -14,6 +14,8 @@ from traceable.errors import Message
 
 from .conftest import make_environment, require_backend, run_recorded
 
+pytestmark = pytest.mark.slow
+
 NAMED = re.compile(r"'(\w+)'|(line \d+)|(MainThread|Worker)$")
 BEGIN = "from traceable import annotate, pop_range, push_range\nimport asyncio, threading\n"
 

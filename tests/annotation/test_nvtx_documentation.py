@@ -15,6 +15,8 @@ import pytest
 
 from .conftest import Listen, make_environment
 
+pytestmark = pytest.mark.slow
+
 
 def shape(heard: Any) -> list[tuple[str, str | None, str | None]]:
     return [(event.kind, event.name, event.domain) for event in heard.events]

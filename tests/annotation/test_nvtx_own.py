@@ -23,6 +23,8 @@ from traceable.protocol.nvtx import COUNTER_DOMAIN, PAYLOAD_DOMAIN
 
 from .conftest import make_environment, read_events, require_backend
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from .conftest import BACKENDS, Event, require_backend, run_recorded
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = 2_000
 ACTIVE = ("traceable.active", "traceable.generator")
 SYNC = ("with", "function", "generator")

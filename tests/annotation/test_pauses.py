@@ -18,6 +18,8 @@ from traceable.annotation.pauses import record_loop_pauses
 
 from .conftest import make_environment
 
+pytestmark = pytest.mark.slow
+
 GC_START = """
 import gc, sys
 gc.disable()

@@ -17,6 +17,8 @@ from traceable.collectors.recorder.collector import RecorderCollector
 
 from .conftest import Event, make_environment, read_events, require_backend
 
+pytestmark = pytest.mark.slow
+
 WORK = """
 import os, sys, threading
 from traceable import annotate

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 COUNTED = """
 import asyncio, copy, pickle
 import traceable as t

@@ -19,6 +19,8 @@ from traceable.checks import machine_facts
 from traceable.checks.machine_findings import STATES
 from traceable.collectors.nsys import install as nsys_install
 
+pytestmark = pytest.mark.slow
+
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 
 HIDE = """

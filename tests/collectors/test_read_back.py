@@ -28,6 +28,8 @@ from traceable.collectors.recorder.rows import PUSH_POP_RANGE, START_END_RANGE
 from traceable.collectors.recorder.schema import write_database
 from traceable.protocol import environment
 
+pytestmark = pytest.mark.slow
+
 ATTRIBUTES, PAYLOAD, RANGE_ID = 16, 17, 18
 Row = tuple[Any, ...]
 

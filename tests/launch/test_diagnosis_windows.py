@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.launch.diagnosing import STEPS, diagnosed, first
 
+pytestmark = pytest.mark.slow
+
 _TEXT = "coalesce(text, (SELECT value FROM other.StringIds WHERE id = textId))"
 
 

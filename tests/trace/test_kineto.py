@@ -715,6 +715,7 @@ profiler.export_chrome_trace(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_what_the_installed_torch_writes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "torch.pt.trace.json.gz"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.skips import skip_unless_ci
 
 from traceable.launch.supervisor import TRANSIENT_ERRORS
 
@@ -91,21 +92,10 @@ def pytest_sessionstart() -> None:
             pytest.exit(f"traceable._native.{extension} is not built, and CI builds it", returncode=1)
 
 
-def absent(what: str) -> None:
-    """Skip the test that needs `what`; on a CI machine, where everything is installed, fail it instead."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{what} is missing, and CI installs it")
-    pytest.skip(f"{what} is missing")
-
-
 @pytest.fixture(scope="session")
 def nsys() -> str:
     """Path of a real nsys; scripts/install-nsys.sh installs one."""
-    found = shutil.which("nsys")
-    if found is None:
-        absent("nsys")
-    assert found is not None
-    return found
+    return shutil.which("nsys") or skip_unless_ci("nsys is missing")
 
 
 def run_nsys_profile(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:

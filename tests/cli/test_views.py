@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coded import message
+from tests.printed_messages import message
 from tests.report.sample_export import STEPS, export
 
 from traceable.recording import load

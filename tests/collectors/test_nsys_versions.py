@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.lacking import lacking
 from tests.nsys_versions import simulator
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_hide_proc_environ_library
 from traceable.collectors.base import Gating
@@ -150,7 +150,7 @@ def test_with_all_permissions_every_option_is_used_or_listed_as_missing(version)
 
 def test_the_environment_is_hidden_by_the_option_or_else_by_us(version, tmp_path):
     if find_hide_proc_environ_library() is None:
-        lacking("traceable._native._hide_proc_environ is not built")
+        skip_unless_ci("traceable._native._hide_proc_environ is not built")
     plan = NsysCollector().plan(["program"], tmp_path, "app")
     assert (f"{DISCARD}=true" in plan.argv) != ("LD_PRELOAD" in plan.collector_environment)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.conftest import absent
 from tests.launch.diagnosing import first
+from tests.skips import skip_unless_ci
 
 APPLICATION = """
 import traceable
@@ -50,7 +50,7 @@ def served(start, environ, tmp_path: Path) -> Served:
     """Run gunicorn by the launcher, send it requests, end it by SIGTERM and return the launcher's stderr."""
     gunicorn = Path(sys.executable).with_name("gunicorn")
     if not gunicorn.exists():
-        absent("gunicorn")
+        skip_unless_ci("gunicorn is missing")
 
     def serve(application: tuple[str, ...], *options: str, requests: int = REQUESTS, **variables: str) -> str:
         if application is UVICORN:

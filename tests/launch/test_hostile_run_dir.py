@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.lacking import lacking
 from tests.launch import run_dir_damage
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
 from traceable.cli.main import main
@@ -33,7 +33,7 @@ for number in traceable.steps(range(40)):
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with records of all kinds, not read back yet."""
     if find_recorder_library() is None:
-        lacking("the embedded recorder is missing")
+        skip_unless_ci("the embedded recorder is missing")
     folder = tmp_path_factory.mktemp("recorded")
     options = ["--collector", "recorder", "--processes", "app", "--steps", "5:10,20:30", "-o", "run", "--name", "app"]
     (folder / "app.py").write_text(PROGRAM)

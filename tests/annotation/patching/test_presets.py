@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.annotation.conftest import make_environment
-from tests.lacking import lacking
+from tests.skips import skip_unless_ci
 
 from traceable.annotation.presets import preset_names, preset_targets
 from traceable.recording import load
@@ -197,7 +197,7 @@ def test_every_preset_is_tried_here() -> None:
 @pytest.mark.parametrize("preset", sorted(PROGRAMS))
 def test_a_preset_is_heard_in_the_real_package(run: Run, preset: str) -> None:
     if importlib.util.find_spec(preset) is None:
-        lacking(f"{preset} is not installed")
+        skip_unless_ci(f"{preset} is not installed")
     program, expected = PROGRAMS[preset]
     ran = run(preset_targets(preset), "-W", "ignore", "-c", program)
     assert "traceable" not in ran.stderr
@@ -264,7 +264,7 @@ asyncio.run(main())
 
 def test_the_uvicorn_preset_carries_method_and_route(tmp_path: Path, backend: str) -> None:
     if importlib.util.find_spec("fastapi") is None:
-        lacking("fastapi is not installed")
+        skip_unless_ci("fastapi is not installed")
     words = ("--collector", "recorder", "--annotate-preset", "uvicorn", "-o", str(tmp_path / "out"), "--quiet")
     run = [sys.executable, "-W", "ignore", "-m", "traceable", "run", *words, "-c", FASTAPI]
     ran = subprocess.run(run, check=True, env=make_environment(backend), capture_output=True, text=True)

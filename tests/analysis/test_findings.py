@@ -117,6 +117,7 @@ def no_steps(question: str) -> Any:
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.needs_gpu], ids=lambda rule: rule.name)
 @SLOWLY
 @given(asked(), st.booleans(), st.sampled_from([20_000, 2]))
+@pytest.mark.slow
 def test_each_rule_finds_what_its_oracle_does(rule: Any, drawn: Any, stepping: bool, latency_ns: int) -> None:
     trace, thresholds = drawn
     ask = steps_if(stepping, trace)

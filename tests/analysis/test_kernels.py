@@ -108,6 +108,7 @@ ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
 
 @given(traces(), ranges, st.sampled_from(["demangled", "short", "base"]))
 @settings(max_examples=80, deadline=None)
+@pytest.mark.slow
 def test_by_kernel(ask: Callable[..., Any], trace: Trace, range_name: str | None, names: str) -> None:
     assume(len(trace.kernels))
     context, oracle = Context(trace), Oracle(trace)

@@ -258,6 +258,7 @@ ASKED = st.sampled_from([{"range_name": "a"}, {"range_name": "b"}, {"step_kernel
 
 @settings(max_examples=120, deadline=None)
 @given(busy_traces(), ASKED)
+@pytest.mark.slow
 def test_every_column_of_every_step_equals_the_oracle(trace: Trace, asked: dict[str, str]) -> None:
     context = Context(trace)
     try:

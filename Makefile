@@ -1,5 +1,6 @@
 # make demo    install into .venv, run the example server under the profiler, print the profile
-# make test    install what the suite needs, run it all: lint, types, tests with the native core and without
+# make test    install what the suite needs, run it all: lint, types, tests
+# make test-fast   the tests of data and of single processes of our own, in a minute: what to run while working
 # make gpu-check   run what only a GPU can show, and print what is proven; needs no .venv, no network, no nsys
 # make clean   remove .venv and everything built
 #
@@ -12,7 +13,7 @@ WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 INPUTS := scripts/install.sh tests/constraints.txt pyproject.toml setup.py $(wildcard src/traceable/_native/*.[ch])
 export PYTHON
 
-.PHONY: demo test lint gpu-check clean
+.PHONY: demo test test-fast lint gpu-check clean
 
 demo: .venv/.demo
 	$(PY) -m traceable run examples/inference_server.py --requests 200
@@ -20,8 +21,11 @@ demo: .venv/.demo
 # The tests start hundreds of programs, which would compile our modules anew each time where PYTHONDONTWRITEBYTECODE is set.
 test: lint
 	$(PY) -m compileall -q src
-	TRACEABLE_PURE=1 $(PY) -m pytest $(WORKERS) tests/annotation
 	$(PY) -m pytest $(WORKERS)
+
+# No nsys, no torch, no whole runs, no real captures: tests/conftest.py marks what is slow, and modules mark themselves.
+test-fast: .venv/.test
+	$(PY) -m pytest $(WORKERS) -m "not slow" --hypothesis-profile fast
 
 lint: .venv/.test
 	$(PY) -m ruff check

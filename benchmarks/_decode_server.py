@@ -317,7 +317,7 @@ class Server:
                     copy = Copy((96 + 32 * number) << 20, 1, 0, 2)
                     self._copy(program, copy, device * LANES + COMPUTE, blocking=True)
                 with program.range("kv_cache"):
-                    # More than there is: the error 2 makes the server ask for less.
+                    # More than there is: after error 2 the server requests less.
                     program.call("cudaMalloc_v3020", 240000, result=2)
                     self._allocate(program, device, 20 << 30, 0)
                     self._memset(program, 20 << 30, device * LANES + COMPUTE)

@@ -1,6 +1,6 @@
-"""The client of `server_load.py`: blocks of load on one server, over connections that stay open, every answer checked.
+"""The client of `server_load.py`: blocks of load on one server over persistent connections, every response checked.
 
-What an answer has to be is computed here, by the example's own model on numpy: neither server is the other's measure.
+The expected responses are computed here, by the example's own model on numpy, not taken from either server.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import transformer  # noqa: E402
 TOLERANCE = 1e-3
 """Of a score. The order of a sum changes with the shape of the batch, and with it the last digits."""
 
-PATIENCE_SECONDS = 30
-"""For an answer, after a block's end."""
+RESPONSE_TIMEOUT_SECONDS = 30
+"""How long to wait for a response after the end of a block."""
 
-KEPT_REASONS = 5
+MAX_REASONS = 5
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """A prompt, and the byte and the score that the model gives for it."""
 
     prompt: str
@@ -42,59 +42,59 @@ class Question:
 
 @dataclass(frozen=True)
 class Block:
-    """What came of one block. It lasts from the first request sent until the last answer read."""
+    """The result of one block, which lasts from the first request sent until the last response read."""
 
     seconds: float
-    answered: int
+    completed: int
 
     @property
     def per_second(self) -> float:
-        return self.answered / self.seconds
+        return self.completed / self.seconds
 
 
-def make_questions(one_byte: bool) -> list[Question]:
-    """Return the example client's prompts, or their first bytes, with their answers."""
+def make_requests(one_byte: bool) -> list[Request]:
+    """Return the example client's prompts, or their first bytes, with the expected responses."""
     prompts = [prompt[:1] if one_byte else prompt for prompt in client.make_prompts()]
     model = transformer.NumpyModel()
     rows = [model.forward(*transformer.pack([prompt.encode()]))[0] for prompt in prompts]
-    return [Question(prompt, int(row.argmax()), float(row.max())) for prompt, row in zip(prompts, rows, strict=True)]
+    return [Request(prompt, int(row.argmax()), float(row.max())) for prompt, row in zip(prompts, rows, strict=True)]
 
 
-def check(question: Question, answer: dict[str, Any]) -> None:
-    """Raise ValueError for an answer that is not the model's."""
-    if answer["token"] != question.token or abs(answer["score"] - question.score) > TOLERANCE:
-        raise ValueError(f"{question.prompt!r} was answered {answer}, not {question.token} and {question.score}")
+def check_response(request: Request, response: dict[str, Any]) -> None:
+    """Raise ValueError for a response that is not the model's."""
+    if response["token"] != request.token or abs(response["score"] - request.score) > TOLERANCE:
+        raise ValueError(f"{request.prompt!r} returned {response}, not {request.token} and {request.score}")
 
 
 @dataclass
 class Client:
-    """So many connections to one server. Each sends a request as soon as its last one is answered."""
+    """`concurrency` connections to one server. Each sends a request as soon as it has the response to its last one."""
 
     address: str
     concurrency: int
-    questions: list[Question]
-    answered: int = 0
+    requests: list[Request]
+    completed: int = 0
     failed: int = 0
     reasons: list[str] = field(default_factory=list)
     latencies_s: array[float] = field(default_factory=lambda: array("d"))
     _connections: list[Connection] = field(default_factory=list)
 
     async def load(self, seconds: float, measured: bool = True) -> Block:
-        """Send requests for so long, and wait for the last answers. `measured`: keep the latencies.
+        """Send requests for `seconds`, and wait for the last responses. `measured`: keep the latencies.
 
         A connection with a request that failed is closed; the next block opens another one.
         """
         await self._connect()
-        before, begin = self.answered, time.perf_counter()
-        asking = [
-            asyncio.ensure_future(self._ask(connection, index, begin + seconds, measured))
+        before, begin = self.completed, time.perf_counter()
+        tasks = [
+            asyncio.ensure_future(self._send_requests(connection, index, begin + seconds, measured))
             for index, connection in enumerate(self._connections)
         ]
-        if asking:
-            await asyncio.wait(asking, timeout=seconds + PATIENCE_SECONDS)
-        block = Block(time.perf_counter() - begin, self.answered - before)
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds + RESPONSE_TIMEOUT_SECONDS)
+        block = Block(time.perf_counter() - begin, self.completed - before)
         self._connections = [
-            connection for connection, asked in zip(self._connections, asking, strict=True) if self._kept(asked)
+            connection for connection, task in zip(self._connections, tasks, strict=True) if self._is_reusable(task)
         ]
         return block
 
@@ -105,28 +105,28 @@ class Client:
         except OSError as error:
             self._fail(f"no connection: {error}")
 
-    async def _ask(self, connection: Connection, index: int, until: float, measured: bool) -> None:
-        """Ask one question after the other on one connection, each block the same ones; raise where one fails."""
+    async def _send_requests(self, connection: Connection, index: int, until: float, measured: bool) -> None:
+        """Send one request after the other on one connection, the same ones in each block; raise if one fails."""
         try:
-            start = index * len(self.questions) // self.concurrency
-            for question in itertools.islice(itertools.cycle(self.questions), start, None):
+            start = index * len(self.requests) // self.concurrency
+            for request in itertools.islice(itertools.cycle(self.requests), start, None):
                 begin = time.perf_counter()
                 if begin >= until:
                     return
-                check(question, await client.post(*connection, question.prompt))
-                self.answered += 1
+                check_response(request, await client.post(*connection, request.prompt))
+                self.completed += 1
                 if measured:
                     self.latencies_s.append(time.perf_counter() - begin)
         except BaseException:
             connection[1].close()
             raise
 
-    def _kept(self, asked: asyncio.Future[None]) -> bool:
-        """Count what became of a connection's requests; return whether it can be used again."""
-        if not asked.done():
-            asked.cancel()
-            self._fail(f"no answer within {PATIENCE_SECONDS} s")
-        elif error := asked.exception():
+    def _is_reusable(self, task: asyncio.Future[None]) -> bool:
+        """Count a failure of a connection's requests; return whether it can be used again."""
+        if not task.done():
+            task.cancel()
+            self._fail(f"no response within {RESPONSE_TIMEOUT_SECONDS} s")
+        elif error := task.exception():
             self._fail(repr(error))
         else:
             return True
@@ -134,7 +134,7 @@ class Client:
 
     def _fail(self, reason: str) -> None:
         self.failed += 1
-        if len(self.reasons) < KEPT_REASONS:
+        if len(self.reasons) < MAX_REASONS:
             self.reasons.append(reason)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The servers of `server_load.py`: the example server, alone or under the recorder, and what /proc says of it."""
+"""The servers of `server_load.py`: the example server, alone or under the recorder, and its figures from /proc."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAM = Path(__file__).resolve().parents[1] / "examples" / "inference_server.py"
-ENDING_SECONDS = 300
+EXIT_TIMEOUT_SECONDS = 300
 """For the recording's export after the server's end."""
 
 
@@ -22,28 +22,28 @@ ENDING_SECONDS = 300
 class Memory:
     """What a process holds, in bytes. Its memory maps of files, a recording's among them, are not in `anonymous`."""
 
-    answered: int
+    completed: int
     resident: int
     proportional: int
     anonymous: int
 
 
 @dataclass(frozen=True)
-class Used:
-    """What the threads of a process have had of the CPUs so far, and how long they waited for one."""
+class CpuUse:
+    """The CPU time of a process's threads so far, and how long they waited for a CPU."""
 
     cpu_ns: int
-    waited_ns: int
+    wait_ns: int
 
 
 @dataclass(frozen=True)
-class Ended:
+class Exit:
     """How a server ended. `served` and `batches` are its own counts; None where it printed none."""
 
     exit_code: int
     served: int | None
     batches: int | None
-    said: str
+    stderr: str
 
 
 class Server:
@@ -57,46 +57,46 @@ class Server:
 
     def __init__(self, words: Sequence[str], errors: Path, run_dir: Path | None = None) -> None:
         launcher = ["-m", "traceable", "run", "--collector", "recorder", "-o", str(run_dir)] if run_dir else []
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
         self._errors = errors
         with errors.open("w") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, *launcher, str(PROGRAM), *words],
-                # Where the entries of a set lie depends on the seed, and is to be the same in all servers.
-                env={**kept, "PYTHONHASHSEED": "0"},
+                # The order of a set depends on the seed, and must be the same in all servers.
+                env={**inherited, "PYTHONHASHSEED": "0"},
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        found = re.match(r"listening on (\S+) ", line)
-        if not found:
+        match = re.match(r"listening on (\S+) ", line)
+        if not match:
             self._process.kill()
             raise SystemExit(f"the server did not start: {line}{errors.read_text()}")
-        self.address = found[1]
-        self.pid = _only_child(self._process.pid) if run_dir else self._process.pid
+        self.address = match[1]
+        self.pid = _get_only_child(self._process.pid) if run_dir else self._process.pid
 
-    def must_run(self) -> None:
+    def check_running(self) -> None:
         """Raise SystemExit where the server has ended by itself."""
         if (code := self._process.poll()) is not None:
             raise SystemExit(f"the server ended with exit code {code}: {self._errors.read_text()}")
 
-    def memory(self, answered: int) -> Memory:
+    def read_memory(self, completed: int) -> Memory:
         kib = dict(re.findall(r"^(\w+): +(\d+) kB$", Path(f"/proc/{self.pid}/smaps_rollup").read_text(), re.MULTILINE))
-        return Memory(answered, *(int(kib[name]) * 1024 for name in ("Rss", "Pss", "Anonymous")))
+        return Memory(completed, *(int(kib[name]) * 1024 for name in ("Rss", "Pss", "Anonymous")))
 
-    def used(self) -> Used:
+    def read_cpu_use(self) -> CpuUse:
         threads = [path.read_text().split() for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat")]
-        return Used(sum(int(thread[0]) for thread in threads), sum(int(thread[1]) for thread in threads))
+        return CpuUse(sum(int(thread[0]) for thread in threads), sum(int(thread[1]) for thread in threads))
 
-    def end(self) -> Ended:
-        """Ask the server, or its launcher, to end as an orchestrator does; wait until it has."""
+    def stop(self) -> Exit:
+        """End the server, or its launcher, by SIGTERM, as an orchestrator does, and wait for its exit."""
         self._process.send_signal(signal.SIGTERM)
-        said, _ = self._process.communicate(timeout=ENDING_SECONDS)
-        counts = re.search(r"^served (\d+) requests in (\d+) batches$", said, re.MULTILINE)
+        stdout, _ = self._process.communicate(timeout=EXIT_TIMEOUT_SECONDS)
+        counts = re.search(r"^served (\d+) requests in (\d+) batches$", stdout, re.MULTILINE)
         served, batches = (int(counts[1]), int(counts[2])) if counts else (None, None)
-        return Ended(self._process.returncode, served, batches, self._errors.read_text())
+        return Exit(self._process.returncode, served, batches, self._errors.read_text())
 
     def kill(self) -> None:
         """End what is still there, whatever it is doing."""
@@ -107,12 +107,12 @@ class Server:
             self._process.communicate()
 
 
-def _only_child(pid: int) -> int:
+def _get_only_child(pid: int) -> int:
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
 
 
-def ranges(database: Path) -> dict[str, int]:
+def count_ranges(database: Path) -> dict[str, int]:
     """Return how many closed ranges of each name a recording holds."""
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         return dict(

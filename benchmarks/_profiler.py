@@ -254,7 +254,7 @@ class Profiler:
     # ---- at the end
 
     def finish(self, processes: Sequence[Process], end: int) -> None:
-        """Write what is waiting, and the tables that say what the events are about; `end` is that of the capture."""
+        """Write the pending rows, and the tables that describe the events; `end` is that of the capture."""
         for table in self._tables.values():
             table.flush()
         devices = range(self._server.devices)

@@ -1,10 +1,10 @@
-"""One reading of a file's columns, in a process of its own; `reader.py` starts it. Says what it took as JSON.
+"""One reading of a file's columns, in a process of its own; `reader.py` starts it. Prints its cost as JSON.
 
     python benchmarks/_reader_worker.py METHOD PATH
 
-Every method reads the same columns into int64 numpy arrays, with the least int64 for NULL, and says the sum of them, so
-that each is known to have read the same. Libraries are imported before the clock starts. A method that lacks its
-library says which, and ends with 3.
+Every method reads the same columns into int64 numpy arrays, the least int64 for NULL, and prints their sum, so that
+each is known to have read the same. Libraries are imported before the clock starts. A method that lacks its
+library prints its name, and ends with 3.
 """
 
 from __future__ import annotations

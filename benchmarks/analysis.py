@@ -6,7 +6,7 @@ Prints Markdown: the machine, then for each size wall and CPU seconds and peak m
 its own with its output thrown away, and the ratios. The files are generated once and kept in DIRECTORY. `warm` is with
 the file in the page cache; `cold` after it was dropped from the cache, which is checked. nsys runs once a report, after
 all of ours, with the file warm; a report that reaches the limit is ended, and marked in the table. Our commands find
-compiled modules, as those of an installed package do, whatever PYTHONDONTWRITEBYTECODE says here.
+compiled modules, as those of an installed package do, whatever PYTHONDONTWRITEBYTECODE is here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/flight_recorder.py [--quick] [--memory DIR] [--json]
 
 A range is a push and a pop of a registered message, called from C, in CPU time of the thread with the kernel's part:
-the median over processes, which take turns. `--memory` names a folder in memory (/dev/shm) beside the temporary folder
+the median over processes, which take turns. `--memory` adds a folder in memory (/dev/shm) to the temporary folder
 on disk, so that what a ring on either costs is in one table. A dump is made by one thread while another enters ranges;
 its tail is compared with that of the same program without a dump.
 """
@@ -53,7 +53,7 @@ def run(code: str, folder: Path, limit: str | None, **more: str) -> tuple[dict[s
 
 
 def ranges() -> dict[str, float]:
-    """Return ns a range, over as many as `BENCH_RANGES` says."""
+    """Return ns a range, over `BENCH_RANGES` of them."""
     (path,) = Path(os.environ["BENCH_FLOOR"]).glob("_floor*.so")
     spec = importlib.util.spec_from_file_location("_floor", path)
     assert spec is not None
@@ -99,7 +99,7 @@ def dumps() -> dict[str, Any]:
 
 
 def forks() -> dict[str, float]:
-    """Return ns from a fork to the child's end, beside threads that enter ranges; the child enters one."""
+    """Return ns from a fork to the child's end, while threads enter ranges; the child enters one."""
     import traceable
 
     state = {"over": False}

@@ -2,7 +2,7 @@
 
     python benchmarks/losses.py [--collector recorder] [--way os._exit] [--json]
 
-Each cell is `traceable run --strict` of a program that knows how many ranges it emits. Below it stands what the
+Each cell is `traceable run --strict` of a program that knows how many ranges it emits. Below it is what the
 recording holds of them, how many the run reports as missing and by which codes, and the exit code of --strict. A cell
 with missing ranges that the run does not report, or with reported ones that are not missing, is marked and makes the
 exit code 1. "disk full" needs the right to mount a small tmpfs, "setuid" to be root; gunicorn, uvicorn and torch are
@@ -115,7 +115,7 @@ async def asgi(scope, receive, send):
 
 @dataclass(frozen=True)
 class Cell:
-    """What one run came to; `missing` is what it reports."""
+    """The result of one run; `missing` is the number that it reports."""
 
     collector: str
     way: str
@@ -124,7 +124,7 @@ class Cell:
     missing: int
     codes: tuple[str, ...]
     strict: int
-    said: str
+    stderr: str
 
     @property
     def verdict(self) -> str:
@@ -132,7 +132,7 @@ class Cell:
         lost = self.emitted - self.recorded
         if self.strict == 0 and lost > 0:
             return "SILENT"
-        if self.strict == STRICT and lost <= 0 and UNREAD not in self.said:
+        if self.strict == STRICT and lost <= 0 and UNREAD not in self.stderr:
             return "FALSE LOSS"
         return "MISCOUNTED" if self.missing != max(0, lost) else ""
 
@@ -195,30 +195,30 @@ def _serve(collector: str, way: str, folder: Path, head: str) -> Cell | None:
     program = ["-m", module, *(option.format(port=port) for option in options)]
     words = _words(collector, folder / "out", *program)
     with subprocess.Popen(words, cwd=folder, env=_environ({}), stderr=subprocess.PIPE, text=True) as server:
-        _until(lambda: _get(port, "/") is not None)
+        _wait_for(lambda: _get(port, "/") is not None)
         emitted = sum(_get(port, "/work") == 200 for _ in range(REQUESTS))
         server.send_signal(signal.SIGTERM)
-        _, said = server.communicate()
-    return _cell(collector, way, emitted, server.returncode, folder / "out", said)
+        _, stderr = server.communicate()
+    return _cell(collector, way, emitted, server.returncode, folder / "out", stderr)
 
 
 def _get(port: int, path: str) -> int | None:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n".encode())
-        answer = b"".join(iter(lambda: client.recv(4096), b""))
-        return int(answer.split()[1]) if answer else None
+        response = b"".join(iter(lambda: client.recv(4096), b""))
+        return int(response.split()[1]) if response else None
     return None
 
 
-def _until(done: Callable[[], bool]) -> None:
+def _wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not done():
+    while not condition():
         if time.monotonic() > deadline:
             raise SystemExit("the server does not respond")
         time.sleep(0.05)
 
 
-def _cell(collector: str, way: str, emitted: int, code: int, out: Path, said: str) -> Cell:
+def _cell(collector: str, way: str, emitted: int, code: int, out: Path, stderr: str) -> Cell:
     words = [sys.executable, "-m", "traceable", "report", "--strict", "--json", str(out)]
     done = subprocess.run(words, env=_environ({}), capture_output=True, text=True, check=False)
     report = json.loads(done.stdout) if done.stdout else {}
@@ -227,7 +227,7 @@ def _cell(collector: str, way: str, emitted: int, code: int, out: Path, said: st
     missing = sum(one["missing"] for one in complete["processes"])
     codes = {kind for one in complete["processes"] for kind in (*one["losses"], one["reason"]) if kind}
     strict = code if code in (0, STRICT) else done.returncode
-    return Cell(collector, way, emitted, recorded, missing, tuple(sorted(codes)), strict, said)
+    return Cell(collector, way, emitted, recorded, missing, tuple(sorted(codes)), strict, stderr)
 
 
 def _of_nothing(out: Path) -> dict[str, object]:
@@ -238,16 +238,16 @@ def _of_nothing(out: Path) -> dict[str, object]:
     return completeness_to_dict(range_counts.evaluate_completeness(out, run_dir.load_manifest(out), None))
 
 
-def table(cells: list[Cell]) -> str:
+def format_table(cells: list[Cell]) -> str:
     """Return the cells as a Markdown table."""
     lines = [
         "| collector | way | emitted | recorded | reported missing | codes | --strict | |",
         "| --- | --- | ---: | ---: | ---: | --- | ---: | --- |",
     ]
-    for one in cells:
-        codes = ", ".join(one.codes)
-        numbers = f"{one.emitted:,} | {one.recorded:,} | {one.missing:,} | {codes} | {one.strict}"
-        lines.append(f"| {one.collector} | {one.way} | {numbers} | {one.verdict} |")
+    for cell in cells:
+        codes = ", ".join(cell.codes)
+        numbers = f"{cell.emitted:,} | {cell.recorded:,} | {cell.missing:,} | {codes} | {cell.strict}"
+        lines.append(f"| {cell.collector} | {cell.way} | {numbers} | {cell.verdict} |")
     return "\n".join(lines)
 
 
@@ -263,10 +263,10 @@ def main() -> int:
             continue
         for way in arguments.way or (*PROGRAMS, *SERVERS):
             cell = run(collector, way)
-            print(f"{collector}, {way}: {cell.verdict or 'as it should be' if cell else 'left out'}", file=sys.stderr)
+            print(f"{collector}, {way}: {cell.verdict or 'as it should be' if cell else 'skipped'}", file=sys.stderr)
             cells += [cell] if cell is not None else []
-    print(json.dumps([asdict(one) for one in cells]) if arguments.json else table(cells))
-    return 1 if any(one.verdict for one in cells) else 0
+    print(json.dumps([asdict(cell) for cell in cells]) if arguments.json else format_table(cells))
+    return 1 if any(cell.verdict for cell in cells) else 0
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ MEGABYTE = 1 << 20
 
 
 def record() -> None:
-    """Enter as many ranges as BENCH_RANGES says, on two threads."""
+    """Enter BENCH_RANGES ranges, on two threads."""
     import traceable
 
     step, forward = traceable.annotate("step"), traceable.annotate("forward")

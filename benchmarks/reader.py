@@ -3,7 +3,7 @@
     python benchmarks/reader.py [--kernels 1000000] [--rounds 5] [--peers PYTHON] [--folder DIRECTORY] [--json]
 
 Prints Markdown: the machine, then for each way of reading million rows a second, the time as a multiple of reading the
-file to its end with the page cache warm, and the peak memory above what its imports take. What is read stands in
+file to its end with the page cache warm, and the peak memory above what its imports take. What is read is in
 _reader_worker.py; each reading is a process of its own, each round every way once, and medians are shown. `--peers` is
 the interpreter that has the libraries we are compared with (default: this one); a missing one is reported.
 Parquet is there for comparison: it is another format, which has to be written first.
@@ -40,7 +40,7 @@ class Reading:
     missing: str = ""
 
 
-def once(python: str, method: str, path: Path) -> dict[str, int | float] | str:
+def read_once(python: str, method: str, path: Path) -> dict[str, int | float] | str:
     """Read in a process of its own; return what it printed, or which library is missing.
 
     Raises:
@@ -51,8 +51,8 @@ def once(python: str, method: str, path: Path) -> dict[str, int | float] | str:
         return done.stdout.strip()
     if done.returncode:
         raise RuntimeError(f"{method} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
-    said: dict[str, int | float] = json.loads(done.stdout)
-    return said
+    result: dict[str, int | float] = json.loads(done.stdout)
+    return result
 
 
 def measure(path: Path, rounds: int, peers: str) -> list[Reading]:
@@ -61,42 +61,42 @@ def measure(path: Path, rounds: int, peers: str) -> list[Reading]:
     Raises:
         RuntimeError: a way failed, or read something else.
     """
-    once(peers, WRITE, path)
-    said: dict[str, list[dict[str, int | float]]] = {}
+    read_once(peers, WRITE, path)
+    results: dict[str, list[dict[str, int | float]]] = {}
     missing: dict[str, str] = {}
     for _ in range(rounds):
         for method in METHODS:
             if method == WRITE or method in missing:
                 continue
             print(f"reading by {method}", file=sys.stderr)
-            found = once(sys.executable if method in OURS else peers, method, path)
-            if isinstance(found, str):
-                missing[method] = found
+            result = read_once(sys.executable if method in OURS else peers, method, path)
+            if isinstance(result, str):
+                missing[method] = result
             else:
-                said.setdefault(method, []).append(found)
-    sums = {method: {each["sum"] for each in each_round} for method, each_round in said.items() if method != CONTROL}
+                results.setdefault(method, []).append(result)
+    sums = {method: {each["sum"] for each in each_round} for method, each_round in results.items() if method != CONTROL}
     if len(set.union(*sums.values())) != 1:
         raise RuntimeError(f"not all read the same: {sums}")
     return [
         Reading(
             method,
-            median(each["seconds"] for each in said[method]),
-            int(median(each["peak_bytes"] for each in said[method])),
+            median(each["seconds"] for each in results[method]),
+            int(median(each["peak_bytes"] for each in results[method])),
         )
-        if method in said
+        if method in results
         else Reading(method, missing=missing[method])
         for method in METHODS
         if method != WRITE
     ]
 
 
-def cold_s(path: Path) -> tuple[float, float | None]:
+def measure_cold_s(path: Path) -> tuple[float, float | None]:
     """Return the seconds of reading the file from the disk, and the share of it that was in memory all the same."""
     share = drop_from_cache(path)
     return read(path), share
 
 
-def row_count(path: Path) -> int:
+def count_rows(path: Path) -> int:
     """Return the rows of all tables that are read. In a process of its own, as all that knows SQLite."""
     counts = " + ".join(f"(SELECT count(*) FROM {table})" for table in COLUMNS)
     code = f"import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('SELECT {counts}').fetchone()[0])"
@@ -105,11 +105,12 @@ def row_count(path: Path) -> int:
     )
 
 
-def machine(peers: str) -> dict[str, str]:
+def describe_machine(peers: str) -> dict[str, str]:
     """Return what the figures depend on."""
     code = (
-        "import sys, json, importlib.metadata as m\nfound = {}\nfor name in sys.argv[1:]:\n"
-        "    try: found[name] = m.version(name)\n    except m.PackageNotFoundError: pass\nprint(json.dumps(found))"
+        "import sys, json, importlib.metadata as m\nversions = {}\nfor name in sys.argv[1:]:\n"
+        "    try: versions[name] = m.version(name)\n    except m.PackageNotFoundError: pass\n"
+        "print(json.dumps(versions))"
     )
     versions_json = subprocess.run([peers, "-c", code, *PACKAGES], capture_output=True, text=True, check=True).stdout
     return {
@@ -121,10 +122,10 @@ def machine(peers: str) -> dict[str, str]:
 
 
 def markdown(
-    facts: dict[str, str], size: int, rows: int, cold: tuple[float, float | None], found: list[Reading]
+    facts: dict[str, str], size: int, rows: int, cold: tuple[float, float | None], readings: list[Reading]
 ) -> str:
     """Render everything as Markdown."""
-    warm = next(each.seconds for each in found if each.name == CONTROL)
+    warm = next(each.seconds for each in readings if each.name == CONTROL)
     columns = sum(map(len, COLUMNS.values()))
     cached = "not verified" if cold[1] is None else f"{cold[1]:.0%} of it was cached"
     lines = [
@@ -136,7 +137,7 @@ def markdown(
         "| read by | s | million rows a second | times the warm read | peak MB |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for each in found:
+    for each in readings:
         if each.missing:
             lines.append(f"| {each.name} | missing: {each.missing} | | | |")
         elif each.name != CONTROL:
@@ -160,14 +161,14 @@ def main() -> int:
     folder = options.folder or Path(tempfile.gettempdir()) / "traceable-benchmark"
     folder.mkdir(parents=True, exist_ok=True)
     path = generated(folder, options.kernels)
-    cold = cold_s(path)
-    facts, rows = machine(options.peers), row_count(path)
-    found = measure(path, options.rounds, options.peers)
+    cold = measure_cold_s(path)
+    facts, rows = describe_machine(options.peers), count_rows(path)
+    readings = measure(path, options.rounds, options.peers)
     if options.json:
-        said = {"machine": facts, "rows": rows, "cold_s": cold[0], "readings": [asdict(each) for each in found]}
-        print(json.dumps(said, indent=2))
+        report = {"machine": facts, "rows": rows, "cold_s": cold[0], "readings": [asdict(each) for each in readings]}
+        print(json.dumps(report, indent=2))
     else:
-        print(markdown(facts, path.stat().st_size, rows, cold, found))
+        print(markdown(facts, path.stat().st_size, rows, cold, readings))
     return 0
 
 

@@ -9,7 +9,7 @@ where it is busy: each microsecond that recording takes is a microsecond of thro
 plain server, which shows by how much two equal ones differ.
 
 Ends with 1 where a request failed, throughput fell by more than 1 %, memory grew by more than the bound, a server did
-not end well, or a request that was answered is not in the recording.
+not end well, or a completed request is not in the recording.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pathlib import Path
 from statistics import linear_regression, mean, median, quantiles
 from typing import Any
 
-from _load_client import Block, Client, make_questions
-from _load_server import Ended, Memory, Server, ranges
+from _load_client import Block, Client, make_requests
+from _load_server import Exit, Memory, Server, count_ranges
 
 from traceable.collectors.recorder.collector import RecorderCollector
 
@@ -48,8 +48,8 @@ RESAMPLES = 10_000
 
 
 @dataclass
-class Measured:
-    """One server, its client, and what was noted of each of its blocks."""
+class Subject:
+    """One server, its client, and the figures of each of its blocks."""
 
     server: Server
     client: Client
@@ -57,65 +57,65 @@ class Measured:
     cpu_us_per_request: list[float] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
     cpu_ns: int = 0
-    waited_ns: int = 0
-    """Over all blocks together: what the server's threads had of the CPU, and how long they waited for it."""
+    wait_ns: int = 0
+    """Over all blocks together: the CPU time of the server's threads, and how long they waited for a CPU."""
 
     async def measure(self, seconds: float) -> None:
-        before = self.server.used()
+        before = self.server.read_cpu_use()
         block = await self.client.load(seconds)
-        self.server.must_run()
-        after = self.server.used()
+        self.server.check_running()
+        after = self.server.read_cpu_use()
         self.blocks.append(block)
-        self.cpu_us_per_request.append((after.cpu_ns - before.cpu_ns) / 1e3 / max(block.answered, 1))
+        self.cpu_us_per_request.append((after.cpu_ns - before.cpu_ns) / 1e3 / max(block.completed, 1))
         self.cpu_ns += after.cpu_ns - before.cpu_ns
-        self.waited_ns += after.waited_ns - before.waited_ns
-        self.memory.append(self.server.memory(self.client.answered))
+        self.wait_ns += after.wait_ns - before.wait_ns
+        self.memory.append(self.server.read_memory(self.client.completed))
 
 
-def cpus() -> tuple[set[int], set[int]]:
+def choose_cpus() -> tuple[set[int], set[int]]:
     """Return the CPUs of the servers and of the client: one each, or whatever there is."""
     allowed = sorted(os.sched_getaffinity(0))
     return ({allowed[0]}, {allowed[1]}) if len(allowed) > 1 else (set(allowed), set(allowed))
 
 
-def start(options: argparse.Namespace, folder: Path) -> dict[str, Measured]:
+def start(options: argparse.Namespace, folder: Path) -> dict[str, Subject]:
     """Start the servers on their CPU, and leave this process on the client's."""
     words = ["--backend", options.backend, *(("--max-batch", "1") if options.small else ())]
-    questions = make_questions(one_byte=options.small)
-    of_servers, of_client = cpus()
-    measured: dict[str, Measured] = {}
-    os.sched_setaffinity(0, of_servers)
+    requests = make_requests(one_byte=options.small)
+    server_cpus, client_cpus = choose_cpus()
+    subjects: dict[str, Subject] = {}
+    os.sched_setaffinity(0, server_cpus)
     try:
         for name in (PLAIN, RECORDED, CONTROL) if options.control else (PLAIN, RECORDED):
             errors = folder / f"{name}.stderr"
             server = Server(words, errors, folder / "run" if name == RECORDED else None)
-            measured[name] = Measured(server, Client(server.address, options.concurrency, questions))
+            subjects[name] = Subject(server, Client(server.address, options.concurrency, requests))
     except BaseException:
-        kill(measured)
+        kill(subjects)
         raise
-    os.sched_setaffinity(0, of_client)
-    return measured
+    os.sched_setaffinity(0, client_cpus)
+    return subjects
 
 
-def kill(measured: dict[str, Measured]) -> None:
-    for one in measured.values():
-        one.server.kill()
+def kill(subjects: dict[str, Subject]) -> None:
+    for subject in subjects.values():
+        subject.server.kill()
 
 
-async def load(options: argparse.Namespace, measured: dict[str, Measured]) -> None:
+async def load(options: argparse.Namespace, subjects: dict[str, Subject]) -> None:
     """Warm each server up with one block, then measure rounds of one block each, in every order by turns."""
-    for one in measured.values():
-        await one.client.load(options.block, measured=False)
-        one.server.must_run()
-    orders = itertools.cycle(itertools.permutations(measured.values()))
+    for subject in subjects.values():
+        await subject.client.load(options.block, measured=False)
+        subject.server.check_running()
+    orders = itertools.cycle(itertools.permutations(subjects.values()))
     for order in itertools.islice(orders, round(options.seconds / options.block)):
-        for one in order:
-            await one.measure(options.block)
-    for one in measured.values():
-        one.client.close()
+        for subject in order:
+            await subject.measure(options.block)
+    for subject in subjects.values():
+        subject.client.close()
 
 
-def ratios(values: list[float], to: list[float]) -> dict[str, Any]:
+def compare_blocks(values: list[float], to: list[float]) -> dict[str, Any]:
     """Return the ratios of blocks that stood side by side, and the interval of 95 % of their median (bootstrap)."""
     each = [value / other if other else 0.0 for value, other in zip(values, to, strict=True)]
     draw = random.Random(0)
@@ -124,65 +124,65 @@ def ratios(values: list[float], to: list[float]) -> dict[str, Any]:
     return {"median": median(each), "mean": mean(each), "low": low, "high": high, "each": each}
 
 
-def grown(samples: list[Memory]) -> dict[str, Any]:
+def summarize_memory(samples: list[Memory]) -> dict[str, Any]:
     """Return what a server's memory was at a tenth of its blocks and at most after that, in bytes."""
     later = samples[len(samples) // 10 :]
     slope = 0.0
-    if later[-1].answered > later[0].answered:
-        slope = linear_regression([one.answered for one in later], [one.anonymous for one in later]).slope
+    if later[-1].completed > later[0].completed:
+        slope = linear_regression([sample.completed for sample in later], [sample.anonymous for sample in later]).slope
     return {
         "samples": len(later),
         "settled_bytes": later[0].resident,
-        "growth_bytes": max(one.resident for one in later) - later[0].resident,
-        "proportional_growth_bytes": max(one.proportional for one in later) - later[0].proportional,
+        "growth_bytes": max(sample.resident for sample in later) - later[0].resident,
+        "proportional_growth_bytes": max(sample.proportional for sample in later) - later[0].proportional,
         "anonymous_settled_bytes": later[0].anonymous,
-        "anonymous_growth_bytes": max(one.anonymous for one in later) - later[0].anonymous,
+        "anonymous_growth_bytes": max(sample.anonymous for sample in later) - later[0].anonymous,
         "anonymous_bytes_per_request": slope,
     }
 
 
-def of_server(one: Measured, ended: Ended) -> dict[str, Any]:
+def make_row(subject: Subject, exit_: Exit) -> dict[str, Any]:
     """Return the row of one server."""
-    seconds = sum(block.seconds for block in one.blocks)
-    of_client = one.client.latencies_s
-    latencies_s = quantiles(of_client, n=100, method="inclusive") if len(of_client) > 1 else [0.0] * 99
+    seconds = sum(block.seconds for block in subject.blocks)
+    latencies_s = subject.client.latencies_s
+    percentiles_s = quantiles(latencies_s, n=100, method="inclusive") if len(latencies_s) > 1 else [0.0] * 99
     return {
-        "answered": one.client.answered,
-        "failed": one.client.failed,
-        "reasons": one.client.reasons,
+        "completed": subject.client.completed,
+        "failed": subject.client.failed,
+        "reasons": subject.client.reasons,
         "load_seconds": seconds,
-        "per_second": sum(block.answered for block in one.blocks) / seconds,
-        "p50_ms": latencies_s[49] * 1e3,
-        "p99_ms": latencies_s[98] * 1e3,
-        "cpu_us_per_request": median(one.cpu_us_per_request),
-        "busy_share": one.cpu_ns / 1e9 / seconds,
-        "waited_share": one.waited_ns / 1e9 / seconds,
-        "memory": grown(one.memory),
-        "exit_code": ended.exit_code,
-        "served": ended.served,
-        "said": ended.said,
+        "per_second": sum(block.completed for block in subject.blocks) / seconds,
+        "p50_ms": percentiles_s[49] * 1e3,
+        "p99_ms": percentiles_s[98] * 1e3,
+        "cpu_us_per_request": median(subject.cpu_us_per_request),
+        "busy_share": subject.cpu_ns / 1e9 / seconds,
+        "wait_share": subject.wait_ns / 1e9 / seconds,
+        "memory": summarize_memory(subject.memory),
+        "exit_code": exit_.exit_code,
+        "served": exit_.served,
+        "stderr": exit_.stderr,
     }
 
 
-def benchmark(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def run_benchmark(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Start, load, end and count; return the report."""
     load_average = os.getloadavg()[0]
-    measured = start(options, folder)
+    subjects = start(options, folder)
     try:
-        asyncio.run(load(options, measured))
-        ended = {name: one.server.end() for name, one in measured.items()}
+        asyncio.run(load(options, subjects))
+        exits = {name: subject.server.stop() for name, subject in subjects.items()}
     finally:
-        kill(measured)
-    servers = {name: of_server(one, ended[name]) for name, one in measured.items()}
+        kill(subjects)
+    servers = {name: make_row(subject, exits[name]) for name, subject in subjects.items()}
     run_dir = folder / "run"
     database = next(run_dir.glob("*.sqlite"), None)
-    answered, batches = servers[RECORDED]["answered"], ended[RECORDED].batches
-    found = ranges(database) if database else {}
-    throughput = {name: [block.per_second for block in one.blocks] for name, one in measured.items()}
-    cpu_us = {name: one.cpu_us_per_request for name, one in measured.items()}
-    ratio = {name: ratios(throughput[name], throughput[PLAIN]) for name in measured if name != PLAIN}
-    cpu_ratio = {name: ratios(cpu_us[name], cpu_us[PLAIN]) for name in ratio}
-    expected = {"request": answered, **dict.fromkeys(("step", "pack", "h2d", "forward", "d2h"), batches)}
+    completed, batches = servers[RECORDED]["completed"], exits[RECORDED].batches
+    recorded = count_ranges(database) if database else {}
+    throughput = {name: [block.per_second for block in subject.blocks] for name, subject in subjects.items()}
+    cpu_us = {name: subject.cpu_us_per_request for name, subject in subjects.items()}
+    ratio = {name: compare_blocks(throughput[name], throughput[PLAIN]) for name in subjects if name != PLAIN}
+    cpu_ratio = {name: compare_blocks(cpu_us[name], cpu_us[PLAIN]) for name in ratio}
+    expected = {"request": completed, **dict.fromkeys(("step", "pack", "h2d", "forward", "d2h"), batches)}
     return {
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
@@ -195,19 +195,19 @@ def benchmark(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "servers": servers,
         "ratio": ratio,
         "cpu_ratio": cpu_ratio,
-        "found": found,
+        "recorded": recorded,
         "expected": expected,
-        "ranges_per_second": sum(found.values()) / answered * servers[RECORDED]["per_second"] if answered else 0.0,
-        "none_failed": all(one["answered"] and not one["failed"] for one in servers.values()),
+        "ranges_per_second": sum(recorded.values()) / completed * servers[RECORDED]["per_second"] if completed else 0.0,
+        "none_failed": all(row["completed"] and not row["failed"] for row in servers.values()),
         "fast_enough": ratio[RECORDED]["median"] >= LEAST_RATIO,
         "memory_flat": servers[RECORDED]["memory"]["growth_bytes"] <= GROWTH_BYTES,
-        "ended_well": all(one["exit_code"] == 0 and one["served"] == one["answered"] for one in servers.values()),
+        "ended_well": all(row["exit_code"] == 0 and row["served"] == row["completed"] for row in servers.values()),
         "reported": (run_dir / "report.json").is_file(),
-        "complete": found == expected,
+        "complete": recorded == expected,
     }
 
 
-def markdown(report: dict[str, Any]) -> str:
+def format_markdown(report: dict[str, Any]) -> str:
     names = list(report["servers"])
     head = (
         f"Python {report['python']}, {report['cpus']} CPUs, load average {report['load_average'][0]:.1f} before and "
@@ -220,20 +220,20 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     lines += [
         "",
-        "| compared with plain, round by round | median | 95 % between | mean |",
+        "| ratio to plain, round by round | median | 95 % between | mean |",
         "| --- | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {name}: {what} | {found['median']:.4f} | {found['low']:.4f} to {found['high']:.4f} | {found['mean']:.4f} |"
+        f"| {name}: {what} | {row['median']:.4f} | {row['low']:.4f} to {row['high']:.4f} | {row['mean']:.4f} |"
         for key, what in (("ratio", "requests a second"), ("cpu_ratio", "CPU time a request"))
-        for name, found in report[key].items()
+        for name, row in report[key].items()
     ]
-    counted = ", ".join(f"{name} {number:,}" for name, number in sorted(report["found"].items()))
+    counted = ", ".join(f"{name} {number:,}" for name, number in sorted(report["recorded"].items()))
     verdicts = {
         "no request failed": "none_failed",
         f"throughput at least {LEAST_RATIO} of plain": "fast_enough",
         f"memory flat (growth at most {GROWTH_BYTES / MIB:.0f} MiB)": "memory_flat",
-        "every server ended with 0, and reported as many requests as were answered": "ended_well",
+        "every server ended with 0, and reported as many requests as were completed": "ended_well",
         "report written": "reported",
         "every request and batch is in the recording, once": "complete",
     }
@@ -246,24 +246,24 @@ def markdown(report: dict[str, Any]) -> str:
 MIB = float(1 << 20)
 
 ROWS: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
-    ("requests answered, the warm-up's too", lambda one: f"{one['answered']:,}"),
-    ("requests failed", lambda one: "; ".join([str(one["failed"]), *one["reasons"]])),
-    ("requests a second", lambda one: f"{one['per_second']:,.1f}"),
-    ("latency p50, ms", lambda one: f"{one['p50_ms']:.2f}"),
-    ("latency p99, ms", lambda one: f"{one['p99_ms']:.2f}"),
-    ("CPU time a request, us (median block)", lambda one: f"{one['cpu_us_per_request']:.1f}"),
-    ("ran, of the time under load", lambda one: f"{one['busy_share']:.1%}"),
-    ("waited for a CPU, of its threads together", lambda one: f"{one['waited_share']:.1%}"),
-    ("memory at a tenth of the run, MiB", lambda one: f"{one['memory']['settled_bytes'] / MIB:.1f}"),
-    ("its growth at most, MiB", lambda one: f"{one['memory']['growth_bytes'] / MIB:.2f}"),
-    ("the same, proportional (PSS)", lambda one: f"{one['memory']['proportional_growth_bytes'] / MIB:.2f}"),
-    ("the same, without files", lambda one: f"{one['memory']['anonymous_growth_bytes'] / MIB:.2f}"),
-    ("without files, slope, bytes a request", lambda one: f"{one['memory']['anonymous_bytes_per_request']:.2f}"),
-    ("exit code", lambda one: str(one["exit_code"])),
+    ("requests completed, warm-up included", lambda row: f"{row['completed']:,}"),
+    ("requests failed", lambda row: "; ".join([str(row["failed"]), *row["reasons"]])),
+    ("requests a second", lambda row: f"{row['per_second']:,.1f}"),
+    ("latency p50, ms", lambda row: f"{row['p50_ms']:.2f}"),
+    ("latency p99, ms", lambda row: f"{row['p99_ms']:.2f}"),
+    ("CPU time a request, us (median block)", lambda row: f"{row['cpu_us_per_request']:.1f}"),
+    ("CPU time, of the time under load", lambda row: f"{row['busy_share']:.1%}"),
+    ("waited for a CPU, of its threads together", lambda row: f"{row['wait_share']:.1%}"),
+    ("memory at a tenth of the run, MiB", lambda row: f"{row['memory']['settled_bytes'] / MIB:.1f}"),
+    ("its growth at most, MiB", lambda row: f"{row['memory']['growth_bytes'] / MIB:.2f}"),
+    ("the same, proportional (PSS)", lambda row: f"{row['memory']['proportional_growth_bytes'] / MIB:.2f}"),
+    ("the same, without files", lambda row: f"{row['memory']['anonymous_growth_bytes'] / MIB:.2f}"),
+    ("without files, slope, bytes a request", lambda row: f"{row['memory']['anonymous_bytes_per_request']:.2f}"),
+    ("exit code", lambda row: str(row["exit_code"])),
 ]
 
 
-def parsed() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600, help="of load on the recorded server (default: 600)")
     parser.add_argument("--block", type=float, default=5, help="seconds of load on one server in a turn (default: 5)")
@@ -286,10 +286,10 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    options = parsed()
+    options = parse_options()
     with tempfile.TemporaryDirectory(prefix="traceable-load-", dir=options.folder) as folder:
-        report = benchmark(options, Path(folder))
-    print(json.dumps(report, indent=2) if options.json else markdown(report))
+        report = run_benchmark(options, Path(folder))
+    print(json.dumps(report, indent=2) if options.json else format_markdown(report))
     held = ("none_failed", "fast_enough", "memory_flat", "ended_well", "reported", "complete")
     raise SystemExit(0 if all(report[key] for key in held) else 1)
 

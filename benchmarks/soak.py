@@ -1,10 +1,10 @@
-"""Every range of a long run is found again: 8 threads of 10 million ranges, then 10 000 tasks at once, recorded.
+"""Every range of a long run is in the recording: 8 threads of 10 million ranges, then 10 000 tasks at once, recorded.
 
     python benchmarks/soak.py [--ranges 10000000] [--tasks 10000] [--threads 8] [--folder DIRECTORY] [--json]
 
 The program (`_soak_program.py`) runs under the embedded recorder and samples its own memory. Then the recording is
-exported, and counted by SQL: ranges by thread, wholes and stretches by task, closed ones alone. Ends with 1 where one
-is missing or too many, an event was dropped, or the program's memory grew by more than the bound.
+exported, and counted by SQL: ranges by thread, whole tasks and active segments by task, closed ones alone. Ends with 1
+if one is missing or too many, an event was dropped, or the program's memory grew by more than the bound.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def record(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def count(database: Path) -> dict[str, Any]:
-    """Return the closed ranges by the thread that its name names, and the tasks by how many stretches were found."""
+    """Return the closed ranges by the thread in their name, and the tasks by the number of their active segments."""
     texts = "NVTX_EVENTS e JOIN StringIds s ON s.id = e.textId WHERE e.end IS NOT NULL AND"
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute(
             f"SELECT s.value, e.globalTid & 0xFFFFFF, COUNT(*) FROM {texts} e.eventType = 59"
             " AND s.value GLOB 'thread-*' GROUP BY e.textId, e.globalTid"
         ).fetchall()
-        stretches = connection.execute(
+        segments = connection.execute(
             f"SELECT each, COUNT(*) FROM (SELECT COUNT(*) AS each FROM {texts} e.eventType = 59 AND s.value = 'task'"
             " GROUP BY e.int64Value) GROUP BY each"
         ).fetchall()
@@ -71,7 +71,7 @@ def count(database: Path) -> dict[str, Any]:
         unclosed = connection.execute("SELECT COUNT(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60) AND end IS NULL")
         return {
             "ranges_by_thread": {f"{name} {tid}": number for name, tid, number in sorted(rows)},
-            "tasks_by_stretches": {str(each): number for each, number in stretches},
+            "tasks_by_segments": {str(each): number for each, number in segments},
             "tasks": wholes[0],
             "distinct_tasks": wholes[1],
             "unclosed": unclosed.fetchone()[0],
@@ -79,10 +79,10 @@ def count(database: Path) -> dict[str, Any]:
 
 
 def expected(options: argparse.Namespace, measured: dict[str, Any]) -> dict[str, Any]:
-    """Return what `count` has to find. A task that suspends n times runs in n + 1 stretches."""
+    """Return the expected result of `count`. A task that suspends n times runs in n + 1 segments."""
     return {
         "ranges_by_thread": {f"thread-{i} {tid}": options.ranges for i, tid in enumerate(measured["thread_ids"])},
-        "tasks_by_stretches": {str(options.suspensions + 1): options.tasks},
+        "tasks_by_segments": {str(options.suspensions + 1): options.tasks},
         "tasks": options.tasks,
         "distinct_tasks": options.tasks,
         "unclosed": 0,
@@ -110,8 +110,8 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     if finalized.database is None:
         raise SystemExit(f"nothing was recorded: {'; '.join(finalized.notes)}")
-    found, expected_ranges = count(finalized.database), expected(options, measured)
-    grown = {kind: memory(measured[kind]) for kind in ("threads_memory", "tasks_memory")}
+    recorded, expected_ranges = count(finalized.database), expected(options, measured)
+    growth = {kind: memory(measured[kind]) for kind in ("threads_memory", "tasks_memory")}
     return {
         "ranges": options.threads * options.ranges,
         "record_seconds": measured["threads_seconds"],
@@ -121,28 +121,28 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "finalise_seconds": seconds,
         "database_bytes": finalized.database.stat().st_size,
         "load_average": os.getloadavg(),
-        "found": found,
+        "recorded": recorded,
         "expected": expected_ranges,
         "notes": finalized.notes,
-        **grown,
-        "complete": found == expected_ranges and not finalized.notes,
-        "memory_flat": grown["threads_memory"]["growth_bytes"] <= GROWTH_BYTES,
+        **growth,
+        "complete": recorded == expected_ranges and not finalized.notes,
+        "memory_flat": growth["threads_memory"]["growth_bytes"] <= GROWTH_BYTES,
     }
 
 
 def markdown(report: dict[str, Any]) -> str:
-    found, threads, tasks = report["found"], report["threads_memory"], report["tasks_memory"]
+    recorded, threads, tasks = report["recorded"], report["threads_memory"], report["tasks_memory"]
     mib = float(1 << 20)
-    of_threads = sum(found["ranges_by_thread"].values())
+    of_threads = sum(recorded["ranges_by_thread"].values())
     on_disk = report["recording_bytes"] / 1e9, report["database_bytes"] / 1e9
     flat = "yes" if report["memory_flat"] else "**no**"
     return "\n".join(
         [
             "| | |",
             "| --- | --- |",
-            f"| ranges of the threads | {of_threads:,} of {report['ranges']:,} found, closed |",
-            f"| tasks | {found['distinct_tasks']:,} of {report['expected']['tasks']:,} found; by stretches: "
-            f"{found['tasks_by_stretches']} |",
+            f"| ranges of the threads | {of_threads:,} of {report['ranges']:,} recorded, closed |",
+            f"| tasks | {recorded['distinct_tasks']:,} of {report['expected']['tasks']:,} recorded; by segments: "
+            f"{recorded['tasks_by_segments']} |",
             f"| every thread and task exact, nothing dropped | {'yes' if report['complete'] else '**no**'} |",
             f"| recording the threads | {report['record_seconds']:.1f} s, {report['ns_per_range']:.0f} ns a range |",
             f"| recording, export | {on_disk[0]:.2f} GB, {on_disk[1]:.2f} GB |",

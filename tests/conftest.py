@@ -19,10 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.skips import skip_unless_ci
 
 from traceable.launch.supervisor import TRANSIENT_ERRORS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+_WHOLE_RUNS = {
+    *("annotation/patching", "annotation/torch_", "benchmarks", "cli", "examples", "gpu_check", "launch", "testing"),
+}
+"""Folders of tests that run whole programs, under the launcher or with other packages in them."""
+
+_SLOW_FIXTURES = {"nsys", "captures", "torch"}
+"""Those of other tools, and of the data of real runs."""
+
+with contextlib.suppress(ImportError):  # `make gpu-check` does without it
+    hypothesis = importlib.import_module("hypothesis")
+    # No test fails because the machine is busy; `make test-fast` tries fewer examples.
+    hypothesis.settings.register_profile("default", deadline=None)
+    hypothesis.settings.register_profile("fast", deadline=None, max_examples=10)
+    hypothesis.settings.load_profile("default")
 
 
 # A shell that starts the suite in the background, or under nohup, makes it ignore signals; its children inherit that,
@@ -42,7 +58,7 @@ for _name in ("COLUMNS", "LINES"):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the nsys of TRACEABLE_NSYS first on PATH. Workers of pytest-xdist inherit that."""
+    """Put the nsys of TRACEABLE_NSYS first on PATH, which workers of pytest-xdist inherit."""
     named = os.environ.pop("TRACEABLE_NSYS", None)
     if named is None:
         return
@@ -54,6 +70,19 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PATH"] = os.pathsep.join((folder.name, os.environ["PATH"]))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow the tests that `make test-fast` leaves out; modules that start many processes mark themselves.
+
+    Of the back ends of annotation the native core is the fast one.
+    """
+    for item in items:
+        folder = item.path.relative_to(REPOSITORY / "tests").parent.as_posix()
+        arguments = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        uses_tool = not _SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+        if folder in _WHOLE_RUNS or uses_tool or arguments.get("backend") == "nvtx":
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_sessionstart() -> None:
     """On a CI machine the extensions must have been built: without them most tests would skip, saying why to no one."""
     if os.environ.get("CI") != "true":
@@ -63,21 +92,10 @@ def pytest_sessionstart() -> None:
             pytest.exit(f"traceable._native.{extension} is not built, and CI builds it", returncode=1)
 
 
-def absent(what: str) -> None:
-    """Skip the test that needs `what`; on a CI machine, where everything is installed, fail it instead."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{what} is missing, and CI installs it")
-    pytest.skip(f"{what} is missing")
-
-
 @pytest.fixture(scope="session")
 def nsys() -> str:
     """Path of a real nsys; scripts/install-nsys.sh installs one."""
-    found = shutil.which("nsys")
-    if found is None:
-        absent("nsys")
-    assert found is not None
-    return found
+    return shutil.which("nsys") or skip_unless_ci("nsys is missing")
 
 
 def run_nsys_profile(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:

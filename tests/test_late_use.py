@@ -16,6 +16,8 @@ import pytest
 import traceable
 from traceable._native import find_recorder_library
 
+pytestmark = pytest.mark.slow
+
 EVERYTHING = r"""
 import gc, os, sys
 import traceable

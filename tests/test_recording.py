@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.made import STEPS, export
+from tests.report.sample_export import STEPS, export
 
 import traceable
 from traceable.errors import MissingDataError, TraceError, UsageError

@@ -169,12 +169,11 @@ def _load_raw(
     recording.flight = intervals
     recording.completeness = complete
     if manifest is not None:
-        from traceable.launch.overhead import OVERHEAD_KEY
         from traceable.launch.windows import load_capture_request
 
         request = load_capture_request(directory, manifest)
         recording.windows = None if request is None else _evaluate_windows(request, traces)
-        recording.overhead = manifest[OVERHEAD_KEY] if isinstance(manifest.get(OVERHEAD_KEY), dict) else None
+        recording.overhead = manifest["overhead"] if isinstance(manifest.get("overhead"), dict) else None
     return recording
 
 

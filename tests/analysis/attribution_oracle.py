@@ -1,13 +1,13 @@
 """Slow readings of the two rules that infer, word for word: one call and one instant at a time.
 
-Rows are those of `tests/analysis/made.py`: dictionaries by column, calls in order of their start.
+Rows are those of `tests/analysis/sample_traces.py`: dictionaries by column, calls in order of their start.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.analysis.made import PROCESS_OF_THREAD
+from tests.analysis.sample_traces import PROCESS_OF_THREAD
 
 Rows = list[dict[str, Any]]
 

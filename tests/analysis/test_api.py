@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.analysis import made
-from tests.analysis.made import NAMES, rows_of, table, trace_of, traces
-from tests.analysis.spreads import assert_same, expected
+from tests.analysis import sample_traces
+from tests.analysis.grouping_oracle import assert_same, expected
+from tests.analysis.sample_traces import NAMES, rows_of, table, trace_of, traces
 
 from traceable.analysis.api import BY, KINDS, api, classify_call, get_error_name
 from traceable.analysis.context import Context
@@ -21,7 +21,7 @@ from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
 CODES = {0: None, NULL: None, 600: None, 2: "cudaErrorMemoryAllocation", 700: "cudaErrorIllegalAddress"}
-KIND_OF_NAME = {made.LAUNCH: "launch", made.WAIT: "synchronization"}
+KIND_OF_NAME = {sample_traces.LAUNCH: "launch", sample_traces.WAIT: "synchronization"}
 
 ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
 
@@ -181,7 +181,7 @@ def test_by_range(trace: Trace, range_name: str | None) -> None:
     assert outside == sorted(outside)
 
 
-def call_of(start: int, end: int, name: int = made.LAUNCH, **more: int) -> dict[str, int]:
+def call_of(start: int, end: int, name: int = sample_traces.LAUNCH, **more: int) -> dict[str, int]:
     place = {"start_ns": start, "end_ns": end, "name": name, "thread": 0, "correlation": NULL}
     return {**place, "driver": 0, "return_value": 0, **more}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.made import traces
+from tests.analysis.sample_traces import traces
 
 from traceable.analysis import completeness as module
 from traceable.analysis.completeness import (

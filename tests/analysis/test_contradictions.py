@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from tests.analysis.made import LAUNCH, WAIT, rows_of, table, trace_of, traces
+from tests.analysis.sample_traces import LAUNCH, WAIT, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.contradictions import find_contradictions

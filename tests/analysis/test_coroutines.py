@@ -14,6 +14,8 @@ import pytest
 from traceable.analysis.profile import profile_trace
 from traceable.trace import load
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import asyncio, traceable
 

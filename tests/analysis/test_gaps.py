@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.gpu_work import (
+from tests.analysis.sample_gpu_traces import (
     ALLOCATE,
     COPY_CALL,
     LIBRARY,
@@ -31,7 +31,7 @@ from tests.analysis.gpu_work import (
     loading_overheads,
     operations_of,
 )
-from tests.analysis.made import LAUNCH, NAMES, WAIT, rows_of, table, trace_of
+from tests.analysis.sample_traces import LAUNCH, NAMES, WAIT, rows_of, table, trace_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import BUCKETS, CAUSES, gaps

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.spreads import expected, same
+from tests.analysis.grouping_oracle import expected, same
 
 from traceable.analysis.grouping import (
     count_distinct,

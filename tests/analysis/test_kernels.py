@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.analysis import made
-from tests.analysis.made import NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
-from tests.analysis.spreads import assert_same, expected
+from tests.analysis import sample_traces
+from tests.analysis.grouping_oracle import assert_same, expected
+from tests.analysis.sample_traces import NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel, load_families
@@ -108,6 +108,7 @@ ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
 
 @given(traces(), ranges, st.sampled_from(["demangled", "short", "base"]))
 @settings(max_examples=80, deadline=None)
+@pytest.mark.slow
 def test_by_kernel(ask: Callable[..., Any], trace: Trace, range_name: str | None, names: str) -> None:
     assume(len(trace.kernels))
     context, oracle = Context(trace), Oracle(trace)
@@ -300,7 +301,7 @@ def test_a_kernel_in_two_nested_ranges_of_one_name_counts_once_and_in_nsys_twice
 
 def with_kernel(**more: Any) -> Trace:
     """One kernel of 7 ns, launched at 5..6."""
-    call = {"start_ns": 5, "end_ns": 6, "name": made.LAUNCH, "thread": 0, "correlation": 1, "driver": 0}
+    call = {"start_ns": 5, "end_ns": 6, "name": sample_traces.LAUNCH, "thread": 0, "correlation": 1, "driver": 0}
     place = {"process": 0, "device": 0, "context": 0, "stream": 7, "correlation": 1, "graph_node": NULL}
     kernel = {"start_ns": 10, "end_ns": 17, "name": 0, "short_name": 0, "geometry": 0, **place}
     calls = table(model.Calls, [{**call, "return_value": 0}])

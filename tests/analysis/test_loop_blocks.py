@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.analysis.made import ACTIVE, DOMAIN, GENERATOR, NAMES, packed, rows_of, table, trace_of, traces
 from tests.analysis.messages import numbers
+from tests.analysis.sample_traces import ACTIVE, DOMAIN, GENERATOR, NAMES, packed, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.loop_blocks import (

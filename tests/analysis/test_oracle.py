@@ -1,6 +1,6 @@
 """Every number of a profile against a slow, obvious computation of it, on traces that hypothesis makes up.
 
-The traces are those of `tests/analysis/made.py`.
+The traces are those of `tests/analysis/sample_traces.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.attribution_oracle import calls_around, is_before_recording, is_candidate
-from tests.analysis.made import (
+from tests.analysis.sample_traces import (
     ACTIVE,
     COPY_DIRECTIONS,
     DIRECTIONS,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import table, trace_of, traces
+from tests.analysis.sample_traces import table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.outside_ranges import measure_outside_ranges

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis import made
+from tests.analysis import sample_traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.profile import profile_ranges, profile_trace
@@ -49,7 +49,7 @@ def trace_with(names: Sequence[str], fields: Sequence[str | None] = ()) -> Trace
         }
         for i, (name, text) in enumerate(zip(names, carried, strict=True))
     ]
-    return replace(made.trace_of(ranges=made.table(model.Ranges, rows)), names=tuple(texts))
+    return replace(sample_traces.trace_of(ranges=sample_traces.table(model.Ranges, rows)), names=tuple(texts))
 
 
 def recording(*names: str, fields: Sequence[str | None] = (), expand: Sequence[str] = ()) -> Recording:
@@ -201,7 +201,7 @@ RECORDED = (
 
 
 @settings(max_examples=40, deadline=None)
-@given(made.traces(), st.sampled_from(RECORDED))
+@given(sample_traces.traces(), st.sampled_from(RECORDED))
 def test_totals_by_recorded_names_add_up_to_those_by_normalized_names(trace: Trace, recorded: tuple[str, ...]) -> None:
     trace = replace(trace, names=(*recorded, *trace.names[3:]))
     (names,) = build_range_names([trace], replace(load_name_rules(), fold_above=2))
@@ -376,8 +376,8 @@ def test_a_file_of_rules_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_ranges_has_no_names(tmp_path: Path) -> None:
-    (found,) = build_range_names([made.trace_of()], load_name_rules())
+    (found,) = build_range_names([sample_traces.trace_of()], load_name_rules())
     assert isinstance(found, RangeNames)
     assert found.folded == {}
     with pytest.raises(MissingDataError, match=r"\[no_ranges_recorded\]"):
-        ranges(Context(made.trace_of(), found), by="field:layer")
+        ranges(Context(sample_traces.trace_of(), found), by="field:layer")

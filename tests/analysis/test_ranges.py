@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import PROCESS_OF_THREAD, trace_of, traces
-from tests.analysis.test_replays import decode_server
+from tests.analysis.sample_traces import PROCESS_OF_THREAD, trace_of, traces
+from tests.analysis.test_cuda_graphs import decode_server
 
 from traceable.analysis.context import Context
 from traceable.analysis.profile import STYLES, profile_ranges

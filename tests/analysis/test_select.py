@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import LAUNCH, PROCESS_OF_THREAD, lossy_traces, rows_of, table, trace_of, traces
+from tests.analysis.sample_traces import LAUNCH, PROCESS_OF_THREAD, lossy_traces, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.select import map_gpu_numbers, parse_time, parse_time_span, select_part
@@ -160,6 +160,7 @@ def test_a_time_is_cut_out(trace: Trace, span: tuple[int | None, int | None]) ->
 
 @settings(max_examples=50, deadline=None)
 @given(traces(busy=True), spans, spans, st.sampled_from([["0"], ["1"]]))
+@pytest.mark.slow
 def test_parts_of_parts_are_those_of_the_whole(
     trace: Trace, span: tuple[int | None, int | None], other: tuple[int | None, int | None], processes: list[str]
 ) -> None:
@@ -335,6 +336,7 @@ def test_a_gpu_is_idle_in_adjoining_times_for_as_long_as_in_the_whole(trace: Tra
 
 @settings(max_examples=15, deadline=None)
 @given(traces(busy=True), spans)
+@pytest.mark.slow
 def test_every_question_can_be_asked_of_a_part(trace: Trace, span: tuple[int | None, int | None]) -> None:
     if part_of(trace, span) is None:
         return

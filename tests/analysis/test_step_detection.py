@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
+from tests.analysis.sample_traces import LAUNCH, NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
 
 from traceable.analysis import step_detection
 from traceable.analysis.context import Context
@@ -154,6 +154,7 @@ def test_a_long_sequence_repeats_where_a_few_operations_differ() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(traces(), st.sampled_from(["a", "b", "c"]))
+@pytest.mark.slow
 def test_the_instances_of_a_named_range_are_the_steps(trace: Trace, name: str) -> None:
     context = Context(trace)
     instances = context.instances

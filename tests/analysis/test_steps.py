@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import LAUNCH, NAMES, WAIT, table, trace_of, traces
 from tests.analysis.messages import note_of
+from tests.analysis.sample_traces import LAUNCH, NAMES, WAIT, table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
@@ -258,6 +258,7 @@ ASKED = st.sampled_from([{"range_name": "a"}, {"range_name": "b"}, {"step_kernel
 
 @settings(max_examples=120, deadline=None)
 @given(busy_traces(), ASKED)
+@pytest.mark.slow
 def test_every_column_of_every_step_equals_the_oracle(trace: Trace, asked: dict[str, str]) -> None:
     context = Context(trace)
     try:

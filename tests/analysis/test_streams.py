@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.gpu_work import KINDS, gpu_traces, instants, is_nccl, operations_of
-from tests.analysis.made import trace_of
+from tests.analysis.sample_gpu_traces import KINDS, gpu_traces, instants, is_nccl, operations_of
+from tests.analysis.sample_traces import trace_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.streams import streams

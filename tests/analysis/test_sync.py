@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, rows_of, table, trace_of, traces
+from tests.analysis.sample_traces import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, rows_of, table, trace_of, traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.sync import _earliest_later_start, sync

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.made import table, trace_of
+from tests.analysis.sample_traces import table, trace_of
 
 from traceable.analysis import windows
 from traceable.analysis.context import Context

@@ -1,24 +1,41 @@
-"""How these tests hear: a small program in a process of its own, under the recorder or nsys, and the rows it left."""
+"""The back ends that annotation has, and small programs that run on each: in a process of its own, under the recorder
+or nsys, and the rows that it left.
+
+A test for which the back end matters takes a fixture that has it as a parameter (`backend`, `api`, `listen`, ...), and
+so runs once with each; the others run once.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from tests.conftest import run_nsys_profile
 
 import traceable
 from traceable.collectors.recorder.collector import RecorderCollector
+from traceable.protocol import environment
 
 SOURCE = str(Path(traceable.__file__).parents[1])
-FORMS = ("native", "pure")
+BACKENDS: dict[str, dict[str, str]] = {"native": {}, "nvtx": {environment.PURE: "1"}}
+"""What emits the ranges, and the environment variables that choose it."""
+
+API_BACKENDS = {
+    "native": {},
+    "nvtx": {environment.PURE: "1", environment.NVTX_INJECTION: "/nowhere.so"},
+    "null": {environment.PURE: "1"},
+}
+"""The same for this process: the nvtx package is imported only for a profiler, be it one that can't be loaded."""
+
 _KINDS = {34: "mark", 59: "push", 60: "start"}
 
 
@@ -73,33 +90,58 @@ def read_events(database: Path) -> list[Event]:
     return [Event(_KINDS[kind], *rest) for kind, *rest in rows]
 
 
-def environment_of(form: str) -> dict[str, str]:
+def make_environment(backend: str) -> dict[str, str]:
+    """Return this process's environment for a program on a back end, without a profiler and variables of ours."""
     removed = {"NVTX_DISABLE", "NVTX_INJECTION64_PATH"}
     kept = {
         name: value for name, value in os.environ.items() if name not in removed and not name.startswith("TRACEABLE_")
     }
     paths = [SOURCE, kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else [SOURCE]
     kept["PYTHONPATH"] = os.pathsep.join(paths)
-    if form == "pure":
-        kept["TRACEABLE_PURE"] = "1"
-    return kept
+    return {**kept, **BACKENDS[backend]}
 
 
-def need_form(form: str) -> None:
-    if form == "native" and importlib.util.find_spec("traceable._native._core") is None:
+def require_backend(backend: str) -> None:
+    """Skip the test where the native core is needed and not built."""
+    if backend == "native" and importlib.util.find_spec("traceable._native._core") is None:
         pytest.skip("the native core is not built")
 
 
-@pytest.fixture(params=FORMS)
-def form(request: pytest.FixtureRequest) -> str:
-    need_form(request.param)
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of each back end."""
+    require_backend(request.param)
     return str(request.param)
+
+
+@pytest.fixture(params=API_BACKENDS)
+def api(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module `traceable`, imported anew into this process with each back end: one is chosen at import."""
+    require_backend(request.param)
+    for name in (environment.PURE, environment.NVTX_INJECTION):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in API_BACKENDS[request.param].items():
+        monkeypatch.setenv(name, value)
+    for name in _list_own_modules():
+        monkeypatch.delitem(sys.modules, name)
+    module = importlib.import_module("traceable")
+    used = sys.modules["traceable.annotation.engine"].Range.__module__.rpartition(".")[2]
+    assert used == ("_core" if request.param == "native" else f"{request.param}_backend")
+    yield module
+    for name in _list_own_modules():
+        del sys.modules[name]
+
+
+def _list_own_modules() -> list[str]:
+    """The modules of ours that are imported, but for the extensions, which a process can only have once."""
+    ours = (name for name in sys.modules if name.partition(".")[0] == "traceable")
+    return [name for name in ours if not name.startswith("traceable._native")]
 
 
 Listen = Callable[..., Heard]
 
 
-def run_recorded(folder: Path, form: str, code: str, *arguments: str, **variables: str | None) -> Heard:
+def run_recorded(folder: Path, backend: str, code: str, *arguments: str, **variables: str | None) -> Heard:
     collector = RecorderCollector()
     available = collector.availability()
     if not available.available:
@@ -107,8 +149,13 @@ def run_recorded(folder: Path, form: str, code: str, *arguments: str, **variable
     command = [sys.executable, "-W", "error", "-c", code, *arguments]
     plan = collector.plan(command, folder, "program")
     set_here = {name: value for name, value in variables.items() if value is not None}
-    environment = {**environment_of(form), **plan.environment, **set_here}
-    result = subprocess.run(plan.argv, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        plan.argv,
+        env={**make_environment(backend), **plan.environment, **set_here},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     database = collector.finalize(folder, "program").database
@@ -116,20 +163,20 @@ def run_recorded(folder: Path, form: str, code: str, *arguments: str, **variable
 
 
 @pytest.fixture
-def listen(tmp_path: Path, form: str) -> Listen:
-    """Run a program under the recorder, in the native and in the pure form; it must end well and say nothing."""
-    return lambda code, *arguments, **variables: run_recorded(tmp_path, form, code, *arguments, **variables)
+def listen(tmp_path: Path, backend: str) -> Listen:
+    """Run a program under the recorder, on each back end; it must end well and print nothing on stderr."""
+    return lambda code, *arguments, **variables: run_recorded(tmp_path, backend, code, *arguments, **variables)
 
 
 @pytest.fixture
-def listen_nsys(tmp_path: Path, form: str, nsys: str) -> Listen:
-    """Run a program under real nsys, in the native and in the pure form."""
+def listen_nsys(tmp_path: Path, backend: str, nsys: str) -> Listen:
+    """Run a program under real nsys, on each back end."""
 
     def heard(code: str) -> Heard:
         report = tmp_path / "program"
         profile = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", str(report)]
         command = [*profile, sys.executable, "-c", code]
-        run_nsys_profile(command, env=environment_of(form))
+        run_nsys_profile(command, env=make_environment(backend))
         database = tmp_path / "program.sqlite"
         export = [nsys, "export", "-t", "sqlite", "-f", "true", "-o", str(database), f"{report}.nsys-rep"]
         subprocess.run(export, check=True, capture_output=True, timeout=300)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy
 import pytest
 
-from traceable import annotate, end_range, mark, push_range, start_range
 from traceable.annotation.arguments import normalize_payload
 from traceable.annotation.colors import parse_color
 
@@ -33,23 +32,23 @@ from traceable.annotation.colors import parse_color
     ],
 )
 def test_a_wrong_argument_is_refused_by_its_name_when_the_range_is_made(
-    arguments: dict[str, Any], error: type[Exception]
+    api: Any, arguments: dict[str, Any], error: type[Exception]
 ) -> None:
     (name,) = arguments
-    for make in (annotate, mark, push_range, start_range):
+    for make in (api.annotate, api.mark, api.push_range, api.start_range):
         with pytest.raises(error, match=f"^{name} "):
-            make(**arguments)  # type: ignore[operator]
+            make(**arguments)
 
 
-def test_what_can_not_be_called_is_not_decorated() -> None:
+def test_what_can_not_be_called_is_not_decorated(api: Any) -> None:
     with pytest.raises(TypeError, match="decorates functions"):
-        annotate("name")(3)
+        api.annotate("name")(3)
 
 
-def test_what_start_range_did_not_return_can_not_be_ended() -> None:
-    end_range(None)
+def test_what_start_range_did_not_return_can_not_be_ended(api: Any) -> None:
+    api.end_range(None)
     with pytest.raises(TypeError, match="range_id"):
-        end_range(5)  # type: ignore[arg-type]
+        api.end_range(5)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import numpy
 import pytest
 
-from traceable import Counter, counter
 from traceable.protocol.nvtx import COUNTER_DOMAIN
 
 from .conftest import Heard, Listen
@@ -68,13 +67,13 @@ for value in (numpy.int16(-3), numpy.float32(0.5), numpy.uint8(255)): Counter("c
         (("c", 1, 5), TypeError, "^domain must be"),
     ],
 )
-def test_what_is_no_counter_is_refused_by_name(arguments: Any, error: Any, words: str) -> None:
+def test_what_is_no_counter_is_refused_by_name(api: Any, arguments: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
-        counter(*arguments)
+        api.counter(*arguments)
 
 
-def test_a_counter_says_what_it_is_and_can_be_pickled() -> None:
-    made = Counter("queue_depth", "server", level=2)
+def test_a_counter_says_what_it_is_and_can_be_pickled(api: Any) -> None:
+    made = api.Counter("queue_depth", "server", level=2)
     again = pickle.loads(pickle.dumps(made))
     assert (again.name, again.domain, again._range) == ("queue_depth", "server", made._range)
     assert repr(made) == "Counter('queue_depth', domain='server')"

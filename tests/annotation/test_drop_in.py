@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
-from .conftest import Listen, environment_of
+import pytest
+
+from .conftest import Listen, make_environment
 
 
 def test_the_verbs_take_the_same_arguments_in_the_same_order(listen: Listen) -> None:
@@ -97,11 +100,10 @@ with nvtx.annotate("after", domain="nvtx.py"): pass
     assert {event.domain for event in heard.events} == {"nvtx.py"}
 
 
-def test_without_a_listener_a_domain_is_a_dummy_that_does_nothing() -> None:
-    import traceable as nvtx
-
-    domain = nvtx.get_domain("d")
-    assert isinstance(domain, nvtx.DummyDomain)
+@pytest.mark.parametrize("api", ["native", "null"], indirect=True)
+def test_without_a_listener_a_domain_is_a_dummy_that_does_nothing(api: Any) -> None:
+    domain = api.get_domain("d")
+    assert isinstance(domain, api.DummyDomain)
     attributes = domain.get_event_attributes(message="x")
     domain.push_range(attributes)
     domain.pop_range()
@@ -119,7 +121,7 @@ def work(): return 3
 with annotate("block"): assert work() == 3
 mark("mark")
 """
-    environment = {**environment_of("pure"), "NVTX_INJECTION64_PATH": "/no/such/library.so"}
+    environment = {**make_environment("nvtx"), "NVTX_INJECTION64_PATH": "/no/such/library.so"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     (line,) = result.stderr.splitlines()

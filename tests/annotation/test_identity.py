@@ -328,12 +328,12 @@ def blocking():
 """
 
 
-@pytest.mark.parametrize("backend", ["anyio on asyncio", "anyio on trio", "trio"])
-def test_anyio_and_trio_tasks_are_right(listen: Listen, backend: str) -> None:
-    library, group = ("trio", "open_nursery") if backend == "trio" else ("anyio", "create_task_group")
-    for needed in {library, backend.rpartition(" ")[2]}:
+@pytest.mark.parametrize("runner", ["anyio on asyncio", "anyio on trio", "trio"])
+def test_anyio_and_trio_tasks_are_right(listen: Listen, runner: str) -> None:
+    library, group = ("trio", "open_nursery") if runner == "trio" else ("anyio", "create_task_group")
+    for needed in {library, runner.rpartition(" ")[2]}:
         pytest.importorskip(needed)
-    run = "library.run(request)" if backend == "trio" else f"library.run(request, backend={backend.split()[-1]!r})"
+    run = "library.run(request)" if runner == "trio" else f"library.run(request, backend={runner.split()[-1]!r})"
     heard = listen(LIBRARY.format(library=library, group=group, run=run))
     tree = parents(heard)
     assert tree["request"] is None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from traceable import Counter, annotate, mark, push_range, start_range
-
-from .conftest import Listen, environment_of
+from .conftest import Listen, make_environment
 
 EVERYTHING = """
 import asyncio
@@ -104,26 +103,26 @@ pop_range("d"); pop_range("d")
     assert by_name["elsewhere"].holds(by_name["deeper"])
 
 
-@pytest.mark.parametrize("make", [annotate, mark, push_range, start_range, Counter])
-def test_a_level_that_is_none_is_refused_by_its_name(make: object) -> None:
+@pytest.mark.parametrize("name", ["annotate", "mark", "push_range", "start_range", "Counter"])
+def test_a_level_that_is_none_is_refused_by_its_name(api: Any, name: str) -> None:
     for level, error in ((0, ValueError), (10, ValueError), (-1, ValueError), ("2", TypeError), (1.5, TypeError)):
         with pytest.raises(error, match=r"^level "):
-            make("x", level=level)  # type: ignore[operator]
+            getattr(api, name)("x", level=level)
     with pytest.raises(TypeError):
-        annotate("x", None, None, None, None, 2)  # type: ignore[call-overload]
+        api.annotate("x", None, None, None, None, 2)
 
 
-def test_a_range_keeps_its_level_when_it_is_pickled() -> None:
+def test_a_range_keeps_its_level_when_it_is_pickled(api: Any) -> None:
     for level in (None, 2, 3):
-        range_ = annotate("x", domain="d", level=level)
+        range_ = api.annotate("x", domain="d", level=level)
         assert pickle.loads(pickle.dumps(range_)) is range_
-    assert repr(annotate("x", level=2)) == "annotate(message='x', level=2)"
-    assert annotate("x", level=1)._level == annotate("x")._level == 1
+    assert repr(api.annotate("x", level=2)) == "annotate(message='x', level=2)"
+    assert api.annotate("x", level=1)._level == api.annotate("x")._level == 1
 
 
 def test_a_level_that_is_no_digit_is_said_once_and_the_default_holds() -> None:
     code = 'from traceable import annotate; print(annotate("x", level=2)._silent, annotate("x", level=3)._silent)'
-    environment = {**environment_of("native"), "TRACEABLE_LEVEL": "high"}
+    environment = {**make_environment("native"), "TRACEABLE_LEVEL": "high"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert result.stderr.startswith("traceable: TRACEABLE_LEVEL='high' ")
     assert result.stderr.endswith(" [variable_invalid]\n")

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import traceable as nvtx
+from .conftest import Listen, make_environment
 
-from .conftest import Listen, environment_of
+pytestmark = pytest.mark.slow
 
 
 def shape(heard: Any) -> list[tuple[str, str | None, str | None]]:
@@ -249,9 +249,9 @@ profile.disable()
 NAMES = "annotate mark push_range pop_range start_range end_range enabled get_domain Domain Profile"
 
 
-def test_every_documented_name_is_there() -> None:
+def test_every_documented_name_is_there(api: Any) -> None:
     for name in NAMES.split():
-        assert callable(getattr(nvtx, name))
+        assert callable(getattr(api, name))
 
 
 @pytest.mark.parametrize("value", ["1", "yes", "anything"])
@@ -271,7 +271,7 @@ nvtx.Profile().enable(); nvtx.Profile().disable()
     assert heard.events == []
 
 
-def test_without_a_tool_everything_runs_and_domains_are_dummies(form: str) -> None:
+def test_without_a_tool_everything_runs_and_domains_are_dummies(backend: str) -> None:
     code = """
 import traceable as nvtx
 assert nvtx.enabled()
@@ -284,7 +284,7 @@ domain.end_range(domain.start_range(attributes)); domain.get_registered_string("
 def function(): return 1
 assert nvtx.annotate("x")(function) is function
 """
-    subprocess.run([sys.executable, "-c", code], env=environment_of(form), check=True)
+    subprocess.run([sys.executable, "-c", code], env=make_environment(backend), check=True)
 
 
 def test_what_the_package_pickles_is_pickled(listen: Listen) -> None:
@@ -318,14 +318,14 @@ for payload in ([1, 2], (1, 2), range(3), b"bytes", numpy.arange(3), record, num
     assert [event.payload for event in heard.named("m")][-2:] == [None, None]
 
 
-def test_every_name_of_the_package_is_there() -> None:
+def test_every_name_of_the_package_is_there(api: Any) -> None:
     import nvtx as package
 
     names = [name for name in dir(package) if not name.startswith("_")]
     assert len(names) > 20
-    assert [name for name in names if not hasattr(nvtx, name)] == []
+    assert [name for name in names if not hasattr(api, name)] == []
     with pytest.raises(AttributeError, match="no attribute 'PayloadSchema'"):
-        nvtx.PayloadSchema  # noqa: B018
+        api.PayloadSchema  # noqa: B018
 
 
 def test_the_counters_of_a_domain_are_counters(listen: Listen) -> None:

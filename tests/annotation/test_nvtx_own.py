@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lacking import lacking
+from tests.skips import skip_unless_ci
 
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.protocol.nvtx import COUNTER_DOMAIN, PAYLOAD_DOMAIN
 
-from .conftest import environment_of, need_form, read_events
+from .conftest import make_environment, read_events, require_backend
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def package(tmp_path: Path) -> Path:
     version = importlib.metadata.version("nvtx")
     theirs = Path(sys.prefix) / "nvtx-tests" / f"nvtx-{version}" / "tests"
     if not theirs.is_dir():
-        lacking(f"nvtx's own tests are not at {theirs}: scripts/install.sh test puts them there")
+        skip_unless_ci(f"nvtx's own tests are not at {theirs}: scripts/install.sh test puts them there")
     folder = tmp_path / "nvtx_own"
     shutil.copytree(theirs, folder)
     (folder / "__init__.py").touch()
@@ -57,17 +59,17 @@ def run(package: Path, environment: dict[str, str]) -> tuple[int, list[dict[str,
 
 
 def test_without_a_tool_all_of_them_pass(package: Path) -> None:
-    count, _expected = run(package, environment_of("native"))
+    count, _expected = run(package, make_environment("native"))
     assert count > 700
 
 
-def test_what_they_verify_of_a_tool_is_what_is_recorded(package: Path, form: str, tmp_path: Path) -> None:
-    need_form(form)
+def test_what_they_verify_of_a_tool_is_what_is_recorded(package: Path, backend: str, tmp_path: Path) -> None:
+    require_backend(backend)
     collector = RecorderCollector()
     if not collector.availability().available:
-        lacking("the embedded recorder was not built")
+        skip_unless_ci("the embedded recorder was not built")
     plan = collector.plan([sys.executable], tmp_path, "run")
-    count, tests = run(package, {**environment_of(form), **plan.environment})
+    count, tests = run(package, {**make_environment(backend), **plan.environment})
     assert count > 700
     database = collector.finalize(tmp_path, "run").database
     assert database is not None

@@ -18,7 +18,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from .conftest import FORMS, Event, need_form, run_recorded
+from .conftest import BACKENDS, Event, require_backend, run_recorded
+
+pytestmark = pytest.mark.slow
 
 PROGRAMS = 2_000
 ACTIVE = ("traceable.active", "traceable.generator")
@@ -220,11 +222,11 @@ def expected(programs: list[Node]) -> Oracle:
     return oracle
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=BACKENDS)
 def events(
     request: pytest.FixtureRequest, programs: list[Node], tmp_path_factory: pytest.TempPathFactory
 ) -> list[Event]:
-    need_form(request.param)
+    require_backend(request.param)
     folder = tmp_path_factory.mktemp("oracle")
     written = folder / "programs.json"
     written.write_text(json.dumps(programs))

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from traceable.annotation.pauses import record_loop_pauses
+
+from .conftest import make_environment
+
+pytestmark = pytest.mark.slow
 
 GC_START = """
 import gc, sys
@@ -35,7 +39,6 @@ LOOP_START = """
 import asyncio, functools, gc, sys, threading, time
 import traceable
 from traceable.annotation.pauses import record_loop_pauses
-
 """
 
 
@@ -51,9 +54,15 @@ def callbacks_of(heard):
     return [event for event in heard.events if event.domain == "traceable.loop"]
 
 
-def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+@pytest.fixture
+def run(backend: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a program on each back end, with a profiler that can't be loaded."""
+
+    def run_program(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**make_environment(backend), "NVTX_INJECTION64_PATH": "/nowhere.so", **variables}
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+    return run_program
 
 
 def test_a_collection_is_a_range_with_its_generation_and_a_mark_with_what_it_freed(listen):
@@ -337,15 +346,15 @@ def test_the_environment_asks_for_both_at_import_in_children_too(listen):
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", "1e300"])
-def test_a_malformed_variable_is_said_once_and_ignored(value):
+def test_a_malformed_variable_is_said_once_and_ignored(run, value):
     code = "import traceable, traceable.annotation.pauses as p; p.record_from_environment()"
-    ended = run(code, TRACEABLE_LOOP_PAUSES=value, NVTX_INJECTION64_PATH="/nowhere.so")
+    ended = run(code, TRACEABLE_LOOP_PAUSES=value)
     assert ended.returncode == 0
     assert ended.stderr.count("TRACEABLE_LOOP_PAUSES=") == 1
     assert ended.stderr.count("[variable_invalid]") == 1
 
 
-def test_where_no_one_listens_nothing_is_touched():
+def test_where_no_one_listens_nothing_is_touched(backend):
     code = (
         "import gc, asyncio.events, traceable.annotation.pauses as p\n"
         "before = list(gc.callbacks), asyncio.events.Handle._run\n"
@@ -353,8 +362,7 @@ def test_where_no_one_listens_nothing_is_touched():
         "assert (gc.callbacks, asyncio.events.Handle._run) == before\n"
         "for one in recordings: one.remove()\n"
     )
-    kept = {name: value for name, value in os.environ.items() if name != "NVTX_INJECTION64_PATH"}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=kept)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=make_environment(backend))
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -533,7 +541,7 @@ def test_removed_it_gives_asyncio_its_method_back(listen):
     assert found == [20_000_000, 50_000_000, 10_000_000]
 
 
-def test_asyncios_own_debug_mode_still_finds_slow_callbacks(tmp_path):
+def test_asyncios_own_debug_mode_still_finds_slow_callbacks(run):
     code = program(
         LOOP_START,
         """
@@ -547,13 +555,13 @@ def test_asyncios_own_debug_mode_still_finds_slow_callbacks(tmp_path):
         asyncio.run(main(), debug=True)
         """,
     )
-    ended = run(code, NVTX_INJECTION64_PATH="/nowhere.so")
+    ended = run(code)
     assert ended.returncode == 0, ended.stderr
     assert "slow()" in ended.stdout
     assert "took 0." in ended.stdout
 
 
-def test_an_asyncio_without_the_private_method_is_said_once_and_the_program_runs():
+def test_an_asyncio_without_the_private_method_is_said_once_and_the_program_runs(run):
     code = program(
         LOOP_START,
         """
@@ -562,21 +570,21 @@ def test_an_asyncio_without_the_private_method_is_said_once_and_the_program_runs
         print("on")
         """,
     )
-    ended = run(code, NVTX_INJECTION64_PATH="/nowhere.so")
+    ended = run(code)
     assert (ended.returncode, ended.stdout) == (0, "on\n")
     (line,) = ended.stderr.splitlines()
     assert line.endswith(" Handle._run [loop_pauses_not_recorded]")
 
 
-def test_uvloop_says_that_it_hides_its_callbacks():
+def test_uvloop_says_that_it_hides_its_callbacks(run):
     pytest.importorskip("uvloop")
     code = program(LOOP_START, "import uvloop\nrecord_loop_pauses(1)\nasync def main(): pass\nuvloop.run(main())\n")
-    ended = run(code, NVTX_INJECTION64_PATH="/nowhere.so")
+    ended = run(code)
     assert ended.returncode == 0
     assert ended.stderr.count("[uvloop_not_recorded]") == 1
 
 
-def test_the_report_has_the_callbacks_that_blocked_and_the_gc_below_what_it_stopped(tmp_path: Path):
+def test_the_report_has_the_callbacks_that_blocked_and_the_gc_below_what_it_stopped(tmp_path: Path, backend: str):
     """Through the command line, from options to report."""
     (tmp_path / "app.py").write_text(
         program(
@@ -594,7 +602,11 @@ def test_the_report_has_the_callbacks_that_blocked_and_the_gc_below_what_it_stop
     )
     words = ["run", "--collector", "recorder", "--json", "-o", "out", "--record-gc", "--record-loop-pauses=49"]
     ended = subprocess.run(
-        [sys.executable, "-m", "traceable", *words, "app.py"], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-m", "traceable", *words, "app.py"],
+        env=make_environment(backend),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)

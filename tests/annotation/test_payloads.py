@@ -8,7 +8,6 @@ from typing import Any
 import numpy
 import pytest
 
-from traceable import annotate, mark
 from traceable.annotation.arguments import normalize_payload
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, PAYLOAD_DOMAIN, is_identity
 
@@ -135,7 +134,7 @@ def test_numpy_scalars_are_fields() -> None:
         ({"a": numpy.ones(3)}, TypeError, r"^payload\['a'\] must be"),
     ],
 )
-def test_a_field_that_can_not_be_carried_is_refused_by_its_name(payload: Any, error: Any, words: str) -> None:
-    for make in (annotate, mark):
+def test_a_field_that_can_not_be_carried_is_refused_by_its_name(api: Any, payload: Any, error: Any, words: str) -> None:
+    for make in (api.annotate, api.mark):
         with pytest.raises(error, match=words):
             make("x", payload=payload)

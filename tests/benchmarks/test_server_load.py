@@ -1,4 +1,4 @@
-"""The benchmark of a server under load: every request is checked and found again, and what fails is counted."""
+"""The benchmark of a server under load: every request is checked and in the recording, and failures are counted."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def load_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         sys.modules.pop(name, None)
 
 
-def test_both_servers_answer_everything_and_the_recording_holds_it(tmp_path: Path) -> None:
+def test_both_servers_respond_to_everything_and_the_recording_holds_it(tmp_path: Path) -> None:
     done = run("--seconds", "1", "--block", "0.5", "--concurrency", "4", "--json", "--folder", str(tmp_path))
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
-    # Which of the two was faster is chance in a second; the exit code says what the report says.
+    # Which of the two was faster is chance in a second; the exit code agrees with the report.
     assert done.returncode == (0 if all(report[verdict] for verdict in VERDICTS) else 1)
     assert {verdict for verdict in VERDICTS if not report[verdict]} <= {"fast_enough"}, done.stdout
     assert list(report["servers"]) == ["plain", "recorded"]
     for server in report["servers"].values():
-        assert server["served"] == server["answered"] > 0
+        assert server["served"] == server["completed"] > 0
         assert server["failed"] == server["exit_code"] == 0
         assert server["memory"]["samples"] == report["rounds"] == 2
         assert 0 < server["p50_ms"] <= server["p99_ms"]
@@ -49,8 +49,8 @@ def test_both_servers_answer_everything_and_the_recording_holds_it(tmp_path: Pat
     ratio = report["ratio"]["recorded"]
     assert len(ratio["each"]) == 2
     assert ratio["low"] <= ratio["median"] <= ratio["high"]
-    assert report["found"]["request"] == report["servers"]["recorded"]["answered"]
-    assert report["found"]["forward"] == report["found"]["step"] > 0
+    assert report["recorded"]["request"] == report["servers"]["recorded"]["completed"]
+    assert report["recorded"]["forward"] == report["recorded"]["step"] > 0
     assert not list(tmp_path.iterdir())
 
 
@@ -62,7 +62,7 @@ def test_the_table_has_the_control_and_each_verdict(tmp_path: Path) -> None:
     assert "| no request failed | yes |" in done.stdout
 
 
-def test_options_that_make_no_block_are_refused() -> None:
+def test_options_that_make_no_block_are_rejected() -> None:
     done = run("--seconds", "1", "--block", "2")
     assert done.returncode == 2
     assert "--seconds at least one block" in done.stderr
@@ -72,24 +72,26 @@ def test_options_that_make_no_block_are_refused() -> None:
     ("content", "reason"),
     [
         (b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\n{}", "500 Internal Server Error"),
-        (b'HTTP/1.1 200 OK\r\nContent-Length: 27\r\n\r\n{"token": -1, "score": 0.0}', "was answered"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 27\r\n\r\n{"token": -1, "score": 0.0}', "returned"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "KeyError"),
         (b"HTTP/1.1 200 OK\r\n\r\n", "StopIteration"),
         (b"", "IncompleteReadError"),
     ],
-    ids=["another status", "another answer", "no answer in it", "no length", "closed"],
+    ids=["another status", "another response", "empty response", "no length", "closed"],
 )
-def test_what_is_not_the_models_answer_counts_as_failed(load_client: ModuleType, content: bytes, reason: str) -> None:
+def test_a_response_that_is_not_the_models_counts_as_failed(
+    load_client: ModuleType, content: bytes, reason: str
+) -> None:
     connections = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(content)
         await writer.drain()
         writer.close()
 
     async def two_blocks() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        server = await asyncio.start_server(respond, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
         client.address = f"{host}:{port}"
         for _ in range(2):
@@ -97,14 +99,14 @@ def test_what_is_not_the_models_answer_counts_as_failed(load_client: ModuleType,
         server.close()
         await server.wait_closed()
 
-    client = load_client.Client("", 3, load_client.make_questions(one_byte=False))
+    client = load_client.Client("", 3, load_client.make_requests(one_byte=False))
     asyncio.run(two_blocks())
-    assert (client.answered, client.failed, len(connections)) == (0, 6, 6)
-    assert all(reason in said for said in client.reasons)
+    assert (client.completed, client.failed, len(connections)) == (0, 6, 6)
+    assert all(reason in text for text in client.reasons)
 
 
 def test_a_server_that_is_not_there_fails_each_block(load_client: ModuleType) -> None:
-    client = load_client.Client("127.0.0.1:1", 3, load_client.make_questions(one_byte=False))
+    client = load_client.Client("127.0.0.1:1", 3, load_client.make_requests(one_byte=False))
     asyncio.run(client.load(30))
-    assert (client.answered, client.failed) == (0, 1)
+    assert (client.completed, client.failed) == (0, 1)
     assert client.reasons[0].startswith("no connection: ")

@@ -19,6 +19,8 @@ from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.protocol import environment
 from traceable.trace import load
 
+pytestmark = pytest.mark.slow
+
 STEPPING = """
 import os, sys, traceable
 def go():

@@ -18,6 +18,8 @@ from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.protocol import environment
 from traceable.trace import load
 
+pytestmark = pytest.mark.slow
+
 WSGI = """
 import os, wsgiref.simple_server, traceable
 from traceable.capture.middleware import WSGIMiddleware

@@ -114,7 +114,7 @@ def torch_profiler(wait: int, warmup: int, active: int, repeat: int, skip_first:
         ("Megatron-LM", megatron),
         ("NeMo 2.0", nemo),
         ("NeMo 1.0", nemo_1),
-        ("torch.profiler", torch_profiler),
+        pytest.param("torch.profiler", torch_profiler, marks=pytest.mark.slow),
     ],
 )
 def test_the_windows_of_the_table_are_those_of_the_tool(tool: str, recorded_by: Callable[..., set[int]]) -> None:

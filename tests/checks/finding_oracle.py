@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from tests.analysis.gpu_work import (
+from tests.analysis.sample_gpu_traces import (
     ALLOCATE,
     COPY_CALL,
     LOAD_CALL,
@@ -25,7 +25,7 @@ from tests.analysis.gpu_work import (
     loading_overheads,
     operations_of,
 )
-from tests.analysis.made import PROCESS_OF_THREAD, rows_of
+from tests.analysis.sample_traces import PROCESS_OF_THREAD, rows_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps

@@ -18,6 +18,8 @@ from tests.checks.diagnosing import STEPS, diagnosed, first
 
 from traceable.launch import supervisor
 
+pytestmark = pytest.mark.slow
+
 WORK = "import traceable\nwith traceable.annotate('work'): pass\n"
 
 FORKED = """

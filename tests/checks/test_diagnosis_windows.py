@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.checks.diagnosing import STEPS, diagnosed, first
 
+pytestmark = pytest.mark.slow
+
 _TEXT = "coalesce(text, (SELECT value FROM other.StringIds WHERE id = textId))"
 
 
@@ -27,9 +29,7 @@ def test_windows_that_the_program_does_not_fill(run, tmp_path, asked, cause):
 
 
 def test_a_window_that_opens_late(run, tmp_path):
-    run("recorder", "import traceable
-for _ in range(5): traceable.step_boundary()
-", "--steps", "0:3")
+    run("recorder", "import traceable\nfor _ in range(5): traceable.step_boundary()\n", "--steps", "0:3")
     assert first(tmp_path / "out").code == "window_opened_late"
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.made import table, trace_of
 from tests.analysis.messages import numbers
+from tests.analysis.sample_traces import table, trace_of
 from tests.checks.finding_oracle import Facts, shared_gpu, uneven_equal_steps
 from tests.checks.test_findings import LAUNCH, WORDS, Made, alike, no_steps, place, state, steps_if
 

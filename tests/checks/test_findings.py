@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.analysis.gpu_work import gpu_traces
-from tests.analysis.made import NAMES, table, trace_of
 from tests.analysis.messages import note_of, numbers
+from tests.analysis.sample_gpu_traces import gpu_traces
+from tests.analysis.sample_traces import NAMES, table, trace_of
 from tests.checks.finding_oracle import ORACLES, UNSUPPORTED, Facts, winnable
 
 from traceable.analysis.context import Context
@@ -118,6 +118,7 @@ def no_steps(question: str) -> Any:
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.needs_gpu], ids=lambda rule: rule.name)
 @SLOWLY
 @given(asked(), st.booleans(), st.sampled_from([20_000, 2]))
+@pytest.mark.slow
 def test_each_rule_finds_what_its_oracle_does(rule: Any, drawn: Any, stepping: bool, latency_ns: int) -> None:
     trace, thresholds = drawn
     ask = steps_if(stepping, trace)

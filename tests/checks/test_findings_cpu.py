@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.made import table, trace_of
 from tests.analysis.messages import numbers
+from tests.analysis.sample_traces import table, trace_of
 
 from traceable.analysis.context import Context
 from traceable.checks.performance import RULES, findings

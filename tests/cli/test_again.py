@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.coded import message
+from tests.printed_messages import message
 
 PROGRAM = """
 import os, sys, traceable

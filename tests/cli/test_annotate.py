@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coded import message
+from tests.printed_messages import message
 
 HUNDRED = "import json; [json.loads('1') for _ in range(100)]"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coded import message
-from tests.conftest import absent
+from tests.printed_messages import message
+from tests.skips import skip_unless_ci
 
 import traceable
 from traceable import collectors
@@ -102,7 +102,7 @@ def recording(request: pytest.FixtureRequest) -> str:
     if name == "nsys":
         request.getfixturevalue("nsys")
     elif name == "torch" and importlib.util.find_spec("torch") is None:
-        absent("torch")
+        skip_unless_ci("torch is missing")
     elif not (found := collectors.create_collector(name).availability()).available:
         pytest.skip(found.reason)
     return name

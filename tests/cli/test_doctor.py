@@ -20,6 +20,8 @@ from traceable.checks.finding import SEVERITIES
 from traceable.cli.doctor import EXIT_CODES
 from traceable.collectors.nsys import install as nsys_install
 
+pytestmark = pytest.mark.slow
+
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 
 HIDE = """

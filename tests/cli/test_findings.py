@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from tests.cli.test_views import document, said, without_gpu
-from tests.coded import message
-from tests.report.made import export
+from tests.printed_messages import message
+from tests.report.sample_export import export
 
 from traceable.report.text import measure_width
 

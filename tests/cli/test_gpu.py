@@ -1,4 +1,4 @@
-"""`traceable run --gpu`, as a user runs it; what a GPU would add is in tests/collect/test_gpu_work.py."""
+"""`traceable run --gpu`, as a user runs it; what a GPU would add is in tests/collectors/test_gpu_work.py."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.coded import message
 from tests.collectors import gpu_traces
-from tests.conftest import absent
+from tests.printed_messages import message
+from tests.skips import skip_unless_ci
 
 from traceable.cli.run import count_gpu_operations
 from traceable.collectors.recorder.collector import RecorderCollector
@@ -59,7 +59,7 @@ def test_without_a_gpu_the_ranges_are_recorded_and_the_exit_code_is_the_programs
     traceable: Run, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     if importlib.util.find_spec("torch") is None:
-        absent("torch")
+        skip_unless_ci("torch is missing")
     # Where nsys is missing, `auto` is the recorder.
     done = traceable("run", "--gpu", *words, "-o", "out", "-c", PROGRAM, TRACEABLE_NSYS=str(tmp_path / "absent"))
     assert done.returncode == 5

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.coded import message
+from tests.printed_messages import message
 
 import traceable
 from traceable.cli import help as help_command

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.report.made import export
+from tests.report.sample_export import export
 
 import traceable
 from traceable.report.csv_output import to_csv

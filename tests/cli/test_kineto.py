@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trace.made_kineto import EPOCH_NS, annotation, call, copy, event, kernel, write
+from tests.trace.sample_kineto import EPOCH_NS, annotation, call, copy, event, kernel, write
 
 from traceable.report.views import RANGES, VIEWS
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.coded import message
-from tests.made_ncu import DEFAULT_DOMAIN, STAND_IN, Profiled, real_ncu, write_report
+from tests.collectors.sample_ncu import DEFAULT_DOMAIN, STAND_IN, Profiled, real_ncu, write_report
+from tests.printed_messages import message
 
 from traceable.trace.ncu_csv import COMPUTE, DURATION, MEMORY
 

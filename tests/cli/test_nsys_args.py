@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.coded import message
+from tests.printed_messages import message
 
 from traceable.cli.nsys import format_nsys_options
 from traceable.collectors.nsys.user_options import DEFAULT_PRESET, PRESETS, NsysRequest

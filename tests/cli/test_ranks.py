@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.coded import message
+from tests.printed_messages import message
 
 from traceable._native import find_recorder_library
 

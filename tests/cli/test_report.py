@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.coded import message
+from tests.printed_messages import message
 
 
 def report(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

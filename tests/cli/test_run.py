@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.coded import message, messages
+from tests.printed_messages import message, messages
 
 from traceable.protocol import environment
 

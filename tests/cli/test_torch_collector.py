@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coded import message, messages
-from tests.conftest import REPOSITORY, absent
+from tests.conftest import REPOSITORY
+from tests.printed_messages import message, messages
+from tests.skips import skip_unless_ci
 
 import traceable
 from traceable.trace import Trace
@@ -97,7 +98,7 @@ for index in traceable.steps(range(4)):
 @pytest.fixture(autouse=True, scope="module")
 def torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        absent("torch")
+        skip_unless_ci("torch is missing")
 
 
 @dataclass(frozen=True)

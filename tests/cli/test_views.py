@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coded import message
-from tests.report.made import STEPS, export
+from tests.printed_messages import message
+from tests.report.sample_export import STEPS, export
 
 from traceable.recording import load
 from traceable.report.views import ALL, RANGES, VIEWS

@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from tests.trace.made_kineto import as_json
+from tests.trace.sample_kineto import as_json
 
 from traceable.capture import gpu_gate
 from traceable.collectors.recorder.recording import ProcessRecording

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.lacking import lacking
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
 from traceable.collectors.recorder.collector import RecorderCollector
@@ -45,7 +45,7 @@ def record(run_dir: Path, program: str = PROGRAM, **variables: str) -> None:
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with a ring of many small segments, which were all used."""
     if find_recorder_library() is None:
-        lacking("the embedded recorder is missing")
+        skip_unless_ci("the embedded recorder is missing")
     run_dir = tmp_path_factory.mktemp("pristine")
     record(run_dir, **{environment.FLIGHT_RECORDER: "400000B"})
     return run_dir

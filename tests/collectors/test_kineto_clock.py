@@ -18,6 +18,8 @@ from traceable.collectors.recorder.kineto_merge import KinetoTraces, Threads
 from traceable.collectors.recorder.recording import ProcessRecording, ThreadRecording
 from traceable.errors import Message
 
+pytestmark = pytest.mark.slow
+
 # ---- one clock
 
 

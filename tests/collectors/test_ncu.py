@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.made_ncu import DEFAULT_DOMAIN, Profiled, names_left, real_ncu, write_report
+from tests.collectors.sample_ncu import DEFAULT_DOMAIN, Profiled, names_left, real_ncu, write_report
 
 from traceable.collectors import ncu
 from traceable.collectors.ncu import (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.nsys_versions import stand_in
+from tests.nsys_versions import simulator
 
 from traceable.collectors.base import Gating
 from traceable.collectors.nsys import user_options
@@ -69,7 +69,7 @@ def newer(nsys, tmp_path) -> Callable[..., NsysCollector]:
 
     def build(asked: NsysRequest, cpu: str | None = None, gpus: Sequence[str] = GPUS) -> NsysCollector:
         collector = NsysCollector(asked)
-        executable = stand_in.install(NEWEST, tmp_path / "bin", nsys, cpu=cpu, gpus=gpus, unlisted=["--hidden"])
+        executable = simulator.install(NEWEST, tmp_path / "bin", nsys, cpu=cpu, gpus=gpus, unlisted=["--hidden"])
         collector.__dict__["install"] = Install(executable, NEWEST)
         return collector
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.lacking import lacking
-from tests.nsys_versions import stand_in
+from tests.nsys_versions import simulator
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_hide_proc_environ_library
 from traceable.collectors.base import Gating
@@ -24,7 +24,7 @@ from traceable.collectors.nsys.user_options import NsysRequest, Options, parse_h
 from traceable.errors import Message
 from traceable.protocol import environment
 
-VERSIONS = stand_in.versions()
+VERSIONS = simulator.versions()
 DISCARD = "--discard-environment"
 SECRET = "tr4-v3rs-10n"
 
@@ -44,7 +44,7 @@ class Permissive:
 @pytest.fixture(params=VERSIONS)
 def version(request, nsys, tmp_path, monkeypatch) -> str:
     """A version; the nsys in use is a stand-in for it, and the installed one records."""
-    monkeypatch.setenv(environment.NSYS, str(stand_in.install(request.param, tmp_path / "bin", nsys)))
+    monkeypatch.setenv(environment.NSYS, str(simulator.install(request.param, tmp_path / "bin", nsys)))
     return request.param
 
 
@@ -63,7 +63,7 @@ def run(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 def options_in_file(version: str) -> dict[str, tuple[object, ...]]:
     """The options in the file of a version, in the form of a parsed help."""
-    options = stand_in.read(version)["options"]
+    options = simulator.read(version)["options"]
     return {
         name: (one.get("short"), one.get("value", True), tuple(one.get("values", ()))) for name, one in options.items()
     }
@@ -88,9 +88,9 @@ def planned_options(install: nsys_install.Install, preset: str, gating: Gating |
 
 def check_known(words: Asks, version: str) -> None:
     """By the stand-in's own check, which rejects what its file does not have."""
-    options = stand_in.read(version)["options"]
-    accepted, rest = stand_in.parsed([f"{name}={value}" for name, value in words], options)
-    stand_in.check(accepted, options)
+    options = simulator.read(version)["options"]
+    accepted, rest = simulator.parsed([f"{name}={value}" for name, value in words], options)
+    simulator.check(accepted, options)
     assert (accepted, rest) == (words, [])
 
 
@@ -99,7 +99,7 @@ def test_the_file_of_the_real_one_matches_its_help(nsys, monkeypatch):
     install = nsys_install.find_nsys()
     if install.short_version not in VERSIONS:
         pytest.skip(f"there is no file of nsys {install.short_version}")
-    known = stand_in.read(install.short_version)
+    known = simulator.read(install.short_version)
     text = subprocess.run([nsys, "profile", "--help"], capture_output=True, text=True, check=True).stdout
     assert parsed_options(text, set(known["options"])) == options_in_file(install.short_version)
     assert known["prints"] == install.version
@@ -111,19 +111,19 @@ def test_the_file_of_the_real_one_matches_its_help(nsys, monkeypatch):
 
 
 def test_the_help_of_a_stand_in_is_parsed_to_its_file(version):
-    assert parsed_options(stand_in.help_text(stand_in.read(version)), set()) == options_in_file(version)
+    assert parsed_options(simulator.help_text(simulator.read(version)), set()) == options_in_file(version)
 
 
 def test_a_replaced_option_exists_in_an_older_version_only(version):
-    options = stand_in.read(version)["options"]
-    older = [stand_in.read(one)["options"] for one in VERSIONS[: VERSIONS.index(version)]]
+    options = simulator.read(version)["options"]
+    older = [simulator.read(one)["options"] for one in VERSIONS[: VERSIONS.index(version)]]
     for gone in {one["replaces"] for one in options.values() if "replaces" in one}:
         assert gone not in options
         assert any(gone in one for one in older)
 
 
 def test_a_version_gets_only_options_that_it_has(version, tmp_path):
-    known = stand_in.read(version)["options"]
+    known = simulator.read(version)["options"]
     install = nsys_install.find_nsys()
     for preset, gating in itertools.product(user_options.PRESETS, (None, Gating(1), Gating(2), Gating(None))):
         words = planned_options(install, preset, gating, tmp_path)
@@ -150,7 +150,7 @@ def test_with_all_permissions_every_option_is_used_or_listed_as_missing(version)
 
 def test_the_environment_is_hidden_by_the_option_or_else_by_us(version, tmp_path):
     if find_hide_proc_environ_library() is None:
-        lacking("traceable._native._hide_proc_environ is not built")
+        skip_unless_ci("traceable._native._hide_proc_environ is not built")
     plan = NsysCollector().plan(["program"], tmp_path, "app")
     assert (f"{DISCARD}=true" in plan.argv) != ("LD_PRELOAD" in plan.collector_environment)
 
@@ -177,7 +177,7 @@ def test_a_run_under_each_ends_well_with_its_ranges_and_without_the_secret(versi
     # In a window lie the waits between its steps; without windows also the first one, and that for the end of the loop.
     counts = {"step": count, "work": count, "step.wait": 1 if windowed else count + 1}
     assert {row["name"]: row["count"] for row in document["names"]} == counts
-    suffix = stand_in.read(version)["behavior"]["report_suffix"]
+    suffix = simulator.read(version)["behavior"]["report_suffix"]
     reports = [f"python.{number}{suffix}" for number in (1, 2)] if windowed else [f"python{suffix}"]
     assert [name for name in manifest["files"] if name.endswith(suffix)] == reports
     if find_hide_proc_environ_library() is not None:

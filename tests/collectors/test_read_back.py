@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.lacking import lacking
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
 from traceable.collectors.nsys.tables import global_tid
@@ -27,6 +27,8 @@ from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.collectors.recorder.rows import PUSH_POP_RANGE, START_END_RANGE
 from traceable.collectors.recorder.schema import write_database
 from traceable.protocol import environment
+
+pytestmark = pytest.mark.slow
 
 ATTRIBUTES, PAYLOAD, RANGE_ID = 16, 17, 18
 Row = tuple[Any, ...]
@@ -305,7 +307,7 @@ def test_a_real_recording_is_what_it_is_event_by_event(
 ) -> None:
     """Threads, a fork, ranges that another thread ends, some that nobody does; a ring that was overwritten."""
     if find_recorder_library() is None:
-        lacking("the embedded recorder is missing")
+        skip_unless_ci("the embedded recorder is missing")
     plan = RecorderCollector().plan((sys.executable, "-c", PROGRAM), tmp_path, "app")
     variables = {} if limit is None else {environment.FLIGHT_RECORDER: limit}
     subprocess.run(plan.argv, env={**os.environ, **plan.environment, **variables}, check=True, timeout=60)

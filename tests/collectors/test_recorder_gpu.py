@@ -21,6 +21,8 @@ from traceable.errors import CollectorError, Message
 from traceable.protocol import environment
 from traceable.trace import load
 
+pytestmark = pytest.mark.slow
+
 # ---- what is missing is said
 
 

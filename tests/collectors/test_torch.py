@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.trace.made_kineto import EPOCH_NS, annotation, as_json
+from tests.trace.sample_kineto import EPOCH_NS, annotation, as_json
 
 from traceable.annotation import bootstrap
 from traceable.annotation.torch import profiler_backend as torch_records

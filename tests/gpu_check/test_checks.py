@@ -23,8 +23,8 @@ from gpu_check.harness import CPU, CUDA, Bench, Failed, NotPossible, Rehearsed
 from tests.collectors.conftest import recorded as recorded
 from tests.collectors.gpu_runs import finalize_run, process_of
 from tests.collectors.gpu_traces import BASE_NS, half, write
-from tests.made_ncu import STAND_IN
-from tests.trace import made_kineto
+from tests.collectors.sample_ncu import STAND_IN
+from tests.trace import sample_kineto
 
 import traceable
 from traceable.capture import gpu_gate
@@ -34,13 +34,13 @@ US = 1000
 
 
 def plain_of(tmp_path: Path, events: list[Event]) -> oracle.Plain:
-    return oracle.read_kineto(made_kineto.write(tmp_path / "trace.json.gz", events))
+    return oracle.read_kineto(sample_kineto.write(tmp_path / "trace.json.gz", events))
 
 
 def launch(number: int, start: int, name: str = "add", tid: int = 1, length: int = 2 * US, **args: Any) -> list[Event]:
     """A launch call of 1 us, and its kernel 5 us after its begin."""
-    called = made_kineto.call("cudaLaunchKernel", start, US, number, tid)
-    return [called, made_kineto.kernel(name, start + 5 * US, length, number, **args)]
+    called = sample_kineto.call("cudaLaunchKernel", start, US, number, tid)
+    return [called, sample_kineto.kernel(name, start + 5 * US, length, number, **args)]
 
 
 # ---- windows
@@ -51,7 +51,7 @@ def window(steps: range = range(10, 20), unit: int = 8, late: int = 0) -> list[E
     events: list[Event] = []
     for number in steps:
         begin = number * 100 * US
-        events.append(made_kineto.annotation(f"step [#{number}]", begin, 50 * US))
+        events.append(sample_kineto.annotation(f"step [#{number}]", begin, 50 * US))
         events += launch(number + 1, begin + US, grid=[unit * (number + 1 - late), 1, 1])
     return events
 
@@ -105,15 +105,15 @@ def test_grids_tell_steps_only_where_they_grow_evenly():
 def profiled(start_in: int = 9, stop_in: int = 19, category: str = "cuda_runtime", control: bool = True) -> list[Event]:
     """A recording of `programs.profiled`: the gate calls after the bodies of these steps."""
     names = {"cuda_runtime": "cudaProfiler", "cuda_driver": "cuProfiler"}[category]
-    events = [made_kineto.annotation("control", 0, 50 * US)]
+    events = [sample_kineto.annotation("control", 0, 50 * US)]
     times = [("Start", (start_in + 1) * 100 * US + 80 * US), ("Stop", (stop_in + 1) * 100 * US + 80 * US)]
     times += [("Start", 10 * US), ("Stop", 20 * US)] if control else []
-    events += [made_kineto.event(category, f"{names}{word}", time, US) for word, time in times]
-    return events + [made_kineto.annotation(f"body {n}", (n + 1) * 100 * US, 50 * US) for n in range(30)]
+    events += [sample_kineto.event(category, f"{names}{word}", time, US) for word, time in times]
+    return events + [sample_kineto.annotation(f"body {n}", (n + 1) * 100 * US, 50 * US) for n in range(30)]
 
 
 def judged(tmp_path: Path, events: list[Event]) -> str:
-    return checks.check_profiler_calls(oracle.kineto_events(made_kineto.write(tmp_path / "trace.json", events)))
+    return checks.check_profiler_calls(oracle.kineto_events(sample_kineto.write(tmp_path / "trace.json", events)))
 
 
 @pytest.mark.parametrize("category", ["cuda_runtime", "cuda_driver"])
@@ -129,7 +129,7 @@ def test_the_two_calls_at_the_boundaries_are_right(tmp_path, category):
         (profiled(stop_in=18), "cudaProfilerStop was not called between steps 19 and 20"),
         ([one for one in profiled() if one["ts"] != 2080], "calls of cudaProfilerStop by the gate: 0, expected 1"),
         (
-            [*profiled(), made_kineto.event("cuda_runtime", "cudaProfilerStart", 3000 * US, US)],
+            [*profiled(), sample_kineto.event("cuda_runtime", "cudaProfilerStart", 3000 * US, US)],
             "by the gate: 2, expected 1",
         ),
     ],
@@ -153,9 +153,9 @@ def training(*more: Event) -> list[Event]:
     events: list[Event] = list(more)
     for step in range(3):
         begin, first = step * 1000 * US, step * 10 + 1
-        events.append(made_kineto.annotation(f"step [#{step}]", begin, 900 * US))
+        events.append(sample_kineto.annotation(f"step [#{step}]", begin, 900 * US))
         for place, name in enumerate(("forward", "backward", "optimizer")):
-            events.append(made_kineto.annotation(name, begin + (10 + 300 * place) * US, 200 * US))
+            events.append(sample_kineto.annotation(name, begin + (10 + 300 * place) * US, 200 * US))
         events += launch(first, begin + 20 * US, "gemm", length=7 * US)
         events += launch(first + 1, begin + 320 * US, "grad", tid=2, length=11 * US)
         events += launch(first + 2, begin + 330 * US, "grad", tid=2, length=13 * US)
@@ -183,7 +183,7 @@ def test_the_oracle_gives_a_kernel_to_the_ranges_around_its_launch_or_of_the_one
 
 
 def test_two_threads_with_open_ranges_leave_it_to_nobody(tmp_path):
-    other = made_kineto.annotation("other", 0, 4000 * US, tid=3)
+    other = sample_kineto.annotation("other", 0, 4000 * US, tid=3)
     sums = oracle.sums_by_name(plain_of(tmp_path, training(other)))
     assert "backward" not in sums
     assert sums["forward"].operations == 3
@@ -228,14 +228,14 @@ def test_what_a_real_gpu_did_is_summed_as_traceable_sums_it(captures):
 
 def graphs(*, nodes: bool = True, replays: int = 8) -> list[Event]:
     """A recording of `programs.graphs`: the warm-up's kernels, and three of each replay."""
-    events = [made_kineto.annotation("captured_first", 0, 50 * US), *launch(1, US)]
+    events = [sample_kineto.annotation("captured_first", 0, 50 * US), *launch(1, US)]
     for number in range(replays):
         begin, correlation = (number + 1) * 1000 * US, 100 + number
-        events.append(made_kineto.annotation("replay", begin, 100 * US))
-        events.append(made_kineto.call("cudaGraphLaunch", begin + US, US, correlation))
+        events.append(sample_kineto.annotation("replay", begin, 100 * US))
+        events.append(sample_kineto.call("cudaGraphLaunch", begin + US, US, correlation))
         for node in range(3):
             args = {"graph__node__id": 7 + node} if nodes else {}
-            events.append(made_kineto.kernel("add", begin + (10 + 5 * node) * US, US, correlation, **args))
+            events.append(sample_kineto.kernel("add", begin + (10 + 5 * node) * US, US, correlation, **args))
     return events
 
 
@@ -311,13 +311,13 @@ def on_gpu(recorded: Callable[..., Path]) -> Callable[..., Path]:
             # Kineto's clock is CLOCK_MONOTONIC and BASE_NS here; the database counts from the process's first call.
             at = process.monotonic_ns + start + late_ns
             tid = half(main.pthread)
-            events.append(made_kineto.call("cudaLaunchKernel", at, 400, number, tid, pid=process.pid))
-            events.append(made_kineto.kernel("add", at + 1500 - early_ns, 300, number))
+            events.append(sample_kineto.call("cudaLaunchKernel", at, 400, number, tid, pid=process.pid))
+            events.append(sample_kineto.kernel("add", at + 1500 - early_ns, 300, number))
         markers = []
         for number in range(24):
             at = process.monotonic_ns + (0 if number < 12 else many.end) + number * 10_000
             name = f"{gpu_gate.MARKER} {number}"
-            events.append(made_kineto.annotation(name, at, 1, process.pid, pid=process.pid))
+            events.append(sample_kineto.annotation(name, at, 1, process.pid, pid=process.pid))
             markers.append((number, at - 700, at + 700))
         said = {
             "monotonic_ns": process.monotonic_ns + many.end,
@@ -534,7 +534,7 @@ def test_a_kept_database_has_its_events_and_nothing_private(on_gpu, private, tmp
 
 def test_a_kept_trace_and_a_kept_text_have_nothing_private_either(private, tmp_path):
     at = bench(tmp_path)
-    trace = made_kineto.write(tmp_path / "t.json.gz", [*launch(1, US, f"of {private[1]}")], host=private)
+    trace = sample_kineto.write(tmp_path / "t.json.gz", [*launch(1, US, f"of {private[1]}")], host=private)
     captures.keep(at, trace, "t.json.gz", "a trace")
     text = tmp_path / "t.csv"
     text.write_text("\n".join(private))

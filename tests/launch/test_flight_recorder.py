@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coded import message
+from tests.printed_messages import message
 
 import traceable
 from traceable import collectors

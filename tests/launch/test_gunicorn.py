@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.checks.diagnosing import first
-from tests.conftest import absent
+from tests.skips import skip_unless_ci
 
 APPLICATION = """
 import traceable
@@ -50,7 +50,7 @@ def served(start, environ, tmp_path: Path) -> Served:
     """Run gunicorn by the launcher, send it requests, end it by SIGTERM and return the launcher's stderr."""
     gunicorn = Path(sys.executable).with_name("gunicorn")
     if not gunicorn.exists():
-        absent("gunicorn")
+        skip_unless_ci("gunicorn is missing")
 
     def serve(application: tuple[str, ...], *options: str, requests: int = REQUESTS, **variables: str) -> str:
         if application is UVICORN:

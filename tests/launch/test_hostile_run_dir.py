@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.lacking import lacking
-from tests.launch import hostile
+from tests.launch import run_dir_damage
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
 from traceable.cli.main import main
@@ -33,7 +33,7 @@ for number in traceable.steps(range(40)):
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with records of all kinds, not read back yet."""
     if find_recorder_library() is None:
-        lacking("the embedded recorder is missing")
+        skip_unless_ci("the embedded recorder is missing")
     folder = tmp_path_factory.mktemp("recorded")
     options = ["--collector", "recorder", "--processes", "app", "--steps", "5:10,20:30", "-o", "run", "--name", "app"]
     (folder / "app.py").write_text(PROGRAM)
@@ -139,7 +139,7 @@ def test_damage_ends_in_one_line_and_stays_inside(
     for seed in seeds:
         shutil.rmtree(run_dir)
         shutil.copytree(recorded, run_dir)
-        done = hostile.damage(run_dir, seed)
+        done = run_dir_damage.damage(run_dir, seed)
         for words in (("report", str(run_dir)), ("doctor", "--report", str(run_dir))):
             code, _, err = run_cli(*words)
             assert code in (0, 1, 2), (seed, done)
@@ -147,7 +147,7 @@ def test_damage_ends_in_one_line_and_stays_inside(
         shutil.rmtree(run_dir)
         shutil.copytree(recorded, run_dir)
         as_if_running(run_dir, living.pid)
-        done = hostile.damage(run_dir, seed)
+        done = run_dir_damage.damage(run_dir, seed)
         code, _, err = run_cli("control", "status", "--run", str(run_dir))
         assert (code, len(err.splitlines())) == (2, 1), (seed, done, err)
         check_untouched(run_dir)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.lacking import lacking
+from tests.skips import skip_unless_ci
 
 from traceable.launch import run_dir
 
@@ -26,7 +26,7 @@ def as_nobody(tmp_path: Path) -> list[str]:
     """The begin of a command line of another user."""
     words = BECOME.split()
     if os.geteuid() or not shutil.which(words[0]) or subprocess.run([*words, "true"], check=False).returncode:
-        lacking("another user can be become by root alone, with setpriv")
+        skip_unless_ci("another user can be become by root alone, with setpriv")
     for place in (tmp_path, *tmp_path.parents[:2]):
         place.chmod(place.stat().st_mode | 0o055)
     return words
@@ -105,7 +105,7 @@ def test_who_else_may_replace_a_run(tmp_path: Path, owner: int | None, mode: int
     parent.chmod(mode)
     if owner is not None:
         if os.geteuid():
-            lacking("only root can give a directory away")
+            skip_unless_ci("only root can give a directory away")
         os.chown(parent, owner, owner)
     directory = run_dir.create_run_dir(parent / "run", "app", force=False)
     problem = run_dir.find_other_writers(directory)

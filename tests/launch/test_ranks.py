@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coded import message
-from tests.conftest import REPOSITORY, absent
+from tests.conftest import REPOSITORY
+from tests.printed_messages import message
+from tests.skips import skip_unless_ci
 
 import traceable
 from traceable._native import find_recorder_library
@@ -198,7 +199,7 @@ def test_torchrun_records_the_one_rank_that_is_asked_for(launch: Launch, tmp_pat
     pytest.importorskip("torch")
     torchrun = Path(sys.executable).with_name("torchrun")
     if not torchrun.exists():
-        absent("torchrun")
+        skip_unless_ci("torchrun is missing")
     program = [str(REPOSITORY / "examples/train.py"), "--distributed", "--steps", "20"]
     ours = ["-m", "traceable", "run", "--collector", "recorder", "--ranks", "1", "--steps", "5:9", "-o", "out"]
     done = launch(str(torchrun), "--standalone", "--nproc-per-node", "2", "--role", "decode", *ours, *program)
@@ -302,7 +303,7 @@ def post_worker_init(worker):
 def test_workers_of_gunicorn_have_the_number_that_gunicorn_gives_them(launch: Launch, start, tmp_path: Path) -> None:
     gunicorn = Path(sys.executable).with_name("gunicorn")
     if not gunicorn.exists():
-        absent("gunicorn")
+        skip_unless_ci("gunicorn is missing")
     (tmp_path / "wsgi.py").write_text(BOOTING + "def app(environ, start_response): return []\n")
     (tmp_path / "conf.py").write_text(GUNICORN)
     program = (str(gunicorn), "-c", "conf.py", "-b", "unix:socket", "wsgi:app")

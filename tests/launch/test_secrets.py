@@ -17,8 +17,8 @@ from pathlib import Path
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from tests.coded import message
-from tests.lacking import lacking
+from tests.printed_messages import message
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_hide_proc_environ_library
 from traceable.collectors.nsys import privacy
@@ -66,7 +66,7 @@ def stranger():
 
 def test_a_secret_in_the_environment_is_in_no_file(collector, command, environ, tmp_path, stranger):
     if collector == "nsys" and find_hide_proc_environ_library() is None:
-        lacking("traceable._native._hide_proc_environ is not built")
+        skip_unless_ci("traceable._native._hide_proc_environ is not built")
     (tmp_path / "app.py").write_text(PROGRAM)
     # A shell around the launcher has it too, as the one that it was typed in.
     words = ["sh", "-c", '"$@"; exit $?', "sh", *command(collector, "app.py")]
@@ -290,7 +290,7 @@ def hide_in_c(tmp_path_factory) -> Callable[[bytes, bool], bytes]:
     """`hide_secrets` of the recorder, of a command line as /proc has it."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        lacking("a C compiler")
+        skip_unless_ci("a C compiler")
     folder = tmp_path_factory.mktemp("hide")
     (folder / "hide.c").write_text(HIDE)
     native = Path(redact.__file__).parents[1] / "_native"
@@ -519,7 +519,7 @@ def test_without_room_to_write_it_anew_the_export_stays_and_that_is_said(older, 
     small = tmp_path / "small"
     small.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", small], capture_output=True).returncode:
-        lacking("the right to mount a small tmpfs")
+        skip_unless_ci("the right to mount a small tmpfs")
     try:
         database = small / "older.sqlite"
         shutil.copy(older, database)
@@ -590,7 +590,7 @@ OPEN(open)
 def test_an_open_of_nsys_own_does_not_call_itself(tmp_path):
     compiler, library = shutil.which("cc") or shutil.which("gcc"), find_hide_proc_environ_library()
     if compiler is None or library is None:
-        lacking("a C compiler, and traceable._native._hide_proc_environ built with it")
+        skip_unless_ci("a C compiler, and traceable._native._hide_proc_environ built with it")
     (tmp_path / "behind.c").write_text(BEHIND)
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", tmp_path / "behind.so", tmp_path / "behind.c"], check=True, cwd=tmp_path

@@ -15,8 +15,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.coded import message
 from tests.launch.nsys_losses import skip_what_nsys_lost
+from tests.printed_messages import message
 
 from traceable.launch import reports, supervisor
 

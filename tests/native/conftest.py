@@ -13,18 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
 from traceable.collectors.base import CollectorResult
 from traceable.collectors.recorder.collector import RecorderCollector
 
 HERE = Path(__file__).resolve().parent
-
-
-def absent(what: str) -> None:
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{what} is missing, and CI installs it")
-    pytest.skip(f"{what} is missing")
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class Session:
 def new_session() -> Callable[[Path], Session]:
     """Make a session in a folder of one's choice."""
     if find_recorder_library() is None:
-        absent("the embedded recorder")
+        skip_unless_ci("the embedded recorder is missing")
 
     def make(run_dir: Path) -> Session:
         run_dir.mkdir(exist_ok=True)
@@ -83,7 +78,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True, check=False
     )
     if mounted.returncode != 0:
-        absent("the right to mount a small tmpfs")
+        skip_unless_ci("the right to mount a small tmpfs is missing")
     yield place
     subprocess.run(["umount", "-l", place], check=True)
 
@@ -93,14 +88,14 @@ def emitter(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The C program, compiled."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        absent("a C compiler")
+        skip_unless_ci("a C compiler is missing")
     try:
         files = importlib.metadata.files("nvidia-nvtx") or []
     except importlib.metadata.PackageNotFoundError:
         files = []
     headers = [Path(str(file.locate())).parent.parent for file in files if str(file).endswith("nvtx3/nvToolsExt.h")]
     if not headers:
-        absent("the package nvidia-nvtx (NVTX headers)")
+        skip_unless_ci("the package nvidia-nvtx (NVTX headers) is missing")
     program = tmp_path_factory.mktemp("emitter") / "emitter"
     command = [compiler, "-O1", "-pthread", f"-I{headers[0]}", "-o", program, HERE / "emitter.c", "-ldl"]
     subprocess.run(command, check=True)

@@ -17,6 +17,8 @@ import pytest
 
 from traceable.collectors.recorder.recording import ProcessRecording, read_recording
 
+pytestmark = pytest.mark.slow
+
 Session = Any  # conftest.Session
 Emit = Callable[..., subprocess.CompletedProcess[str]]
 

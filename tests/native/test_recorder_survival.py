@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Session = Any  # conftest.Session
 Emit = Callable[..., subprocess.CompletedProcess[str]]
 

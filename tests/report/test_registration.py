@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.report.made import export
+from tests.report.sample_export import export
 
 import traceable.report
 from traceable.cli.main import main

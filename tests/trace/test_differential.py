@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.trace.equality import differences
-from tests.trace.made_databases import WANTED, make
 from tests.trace.mutations import mutated
+from tests.trace.sample_databases import WANTED, make
 
 from traceable.errors import TraceError
 from traceable.trace import pages

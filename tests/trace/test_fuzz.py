@@ -19,6 +19,8 @@ from tests.trace.conftest import fill
 
 from traceable.trace import load
 
+pytestmark = pytest.mark.slow
+
 NUMBER = 4_000
 PROCESSES = 2
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.equality import differences
-from tests.trace.made_kineto import (
+from tests.trace.sample_kineto import (
     EPOCH_NS,
     PID,
     Event,
@@ -715,6 +715,7 @@ profiler.export_chrome_trace(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_what_the_installed_torch_writes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "torch.pt.trace.json.gz"

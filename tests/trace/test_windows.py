@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.made import traces
+from tests.analysis.sample_traces import traces
 
 from traceable.errors import TraceError
 from traceable.protocol import environment

@@ -11,7 +11,7 @@ time, four fifths may be what it takes; of one without, likewise. Other differen
 the last are in no such interval, and the shorter the runs the larger these are; less than a second of steps proves
 nothing.
 
-It reads no trace. `capture/step_times.py` measures the times, `launch/overhead.py` reads them.
+It reads no trace. `capture/step_times.py` measures the times, `cli/overhead.py` reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.analysis.steps import MIN_STEPS_FOR_WARM_UP, WARM_UP_FACTOR
-from traceable.trace.model import Bool, Int64
+from traceable.trace.model import Int64
 
 SEGMENTS = 6
 """Into how many segments the steps are split; with fewer steps there is no interval."""
@@ -48,11 +48,14 @@ class ProcessTimes:
         stall_ns: how long opening and closing windows took.
     """
 
-    pid: int
+    pid: int | None
     step_times: Sequence[int]
     is_program: bool = False
     recorded_steps: tuple[tuple[int, int], ...] | None = None
     stall_ns: int = 0
+
+
+_NO_PROCESS = ProcessTimes(None, ())
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,7 @@ class RunTimes:
 
 @dataclass(frozen=True)
 class StepComparison:
-    """The same steps with a collector and without.
-
-    Attributes:
-        steps: how many.
-        plain_p50_ns, profiled_p50_ns: the median step.
-        overhead_share: the median of the ratios, less 1: how much longer a step takes.
-        low_share, high_share: the smallest and largest such median of six segments, widened by what waiting for a CPU
-            could explain; None for fewer than six steps.
-        plain_total_ns, profiled_total_ns: all of them together.
-    """
+    """The same steps with a collector and without, as docs/measure-overhead.md describes each attribute."""
 
     steps: int
     plain_p50_ns: float
@@ -87,74 +81,61 @@ class StepComparison:
     overhead_share: float
     low_share: float | None
     high_share: float | None
+    significant: bool
     plain_total_ns: int
     profiled_total_ns: int
-
-    @property
-    def significant(self) -> bool:
-        """Whether the interval excludes 0."""
-        if self.low_share is None or self.high_share is None or self.plain_total_ns < MIN_TOTAL_NS:
-            return False
-        return self.low_share * self.high_share > 0
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """What recording cost.
-
-    Attributes:
-        recorded_steps: the steps that were recorded; None where none can be compared.
-        other_steps: those that were not; None where there are none.
-        warm_up_steps: how many first steps were excluded.
-        plain_steps, profiled_steps: how many the compared process took.
-        stepping_processes: how many processes took steps under the collector; one of them is compared.
-        pid: which, under the collector; None where none is.
-        stall_ns: how long opening and closing windows paused it.
-        plain_cpu_wait_share, profiled_cpu_wait_share: for which part of the time its thread waited for a CPU; None
-            where that is not known.
-        plain_run_ns, profiled_run_ns: from the program's start to its end; None where that can't be compared.
-    """
+    """What recording cost, as docs/measure-overhead.md describes each attribute."""
 
     recorded_steps: StepComparison | None
     other_steps: StepComparison | None
     warm_up_steps: int
     plain_steps: int
     profiled_steps: int
-    stepping_processes: int
     pid: int | None
+    stepping_processes: int
     stall_ns: int
     plain_cpu_wait_share: float | None
     profiled_cpu_wait_share: float | None
     plain_run_ns: int | None
     profiled_run_ns: int | None
+    run_overhead_share: float | None
 
 
 def compute_overhead(plain: RunTimes, profiled: RunTimes) -> Overhead:
     """Return what `profiled` cost more than `plain`."""
-    pair = match_processes(plain.processes, profiled.processes)
-    runs = (plain.ns, profiled.ns) if plain.ns is not None and profiled.ns is not None else (None, None)
-    if pair is None:
-        return Overhead(None, None, 0, 0, 0, len(profiled.processes), None, 0, None, None, *runs)
-    before, after = compute_step_durations(pair[0].step_times), compute_step_durations(pair[1].step_times)
-    warm_up = count_warm_up_steps(before)
-    both = min(len(before), len(after))
-    known = (before[:both] > 0) & (after[:both] > 0)
-    known[:warm_up] = False
-    inside = _inside(pair[1].recorded_steps, both)
-    wait_shares = tuple(compute_cpu_wait_share(one.step_times, warm_up) for one in pair)
+    pair = match_processes(plain.processes, profiled.processes) or (_NO_PROCESS, _NO_PROCESS)
+    before_ns, after_ns = (compute_step_durations(process.step_times) for process in pair)
+    warm_up = count_warm_up_steps(before_ns)
+    both = min(len(before_ns), len(after_ns))
+    is_known = (before_ns[:both] > 0) & (after_ns[:both] > 0)
+    is_known[:warm_up] = False
+    is_recorded = np.full(both, pair[1].recorded_steps is None)
+    for start, stop in pair[1].recorded_steps or ():
+        is_recorded[start:stop] = True
+    wait_shares = [compute_cpu_wait_share(process.step_times, warm_up) for process in pair]
+    recorded, other = (
+        compare_steps(before_ns[:both][rows], after_ns[:both][rows], *wait_shares)
+        for rows in (is_known & is_recorded, is_known & ~is_recorded)
+    )
+    run_ns = (plain.ns, profiled.ns) if plain.ns and profiled.ns else (None, None)
     return Overhead(
-        recorded_steps=compare_steps(before[:both][known & inside], after[:both][known & inside], *wait_shares),
-        other_steps=compare_steps(before[:both][known & ~inside], after[:both][known & ~inside], *wait_shares),
+        recorded_steps=recorded,
+        other_steps=other,
         warm_up_steps=warm_up,
-        plain_steps=int((before > 0).sum()),
-        profiled_steps=int((after > 0).sum()),
-        stepping_processes=len(profiled.processes),
+        plain_steps=int((before_ns > 0).sum()),
+        profiled_steps=int((after_ns > 0).sum()),
         pid=pair[1].pid,
+        stepping_processes=len(profiled.processes),
         stall_ns=pair[1].stall_ns,
         plain_cpu_wait_share=wait_shares[0],
         profiled_cpu_wait_share=wait_shares[1],
-        plain_run_ns=runs[0],
-        profiled_run_ns=runs[1],
+        plain_run_ns=run_ns[0],
+        profiled_run_ns=run_ns[1],
+        run_overhead_share=profiled.ns / plain.ns - 1 if plain.ns and profiled.ns else None,
     )
 
 
@@ -166,17 +147,21 @@ def match_processes(
     The program itself where it took steps, and those were recorded. Else that one of its children that recorded and
     took steps first, and its counterpart is the child whose first step has the same place in the order of as many.
     """
-    recorded = [one for one in profiled if one.recorded_steps is None or one.recorded_steps]
-    own = [one for one in (recorded or profiled) if one.is_program]
-    counterpart = [one for one in plain if one.is_program]
+    recorded = [process for process in profiled if process.recorded_steps is None or process.recorded_steps]
+    own = [process for process in (recorded or profiled) if process.is_program]
+    counterpart = [process for process in plain if process.is_program]
     if own and counterpart:
         return counterpart[0], own[0]
-    before = sorted((one for one in plain if not one.is_program), key=_first_ns)
-    after = sorted((one for one in profiled if not one.is_program), key=_first_ns)
-    candidates = [one for one in after if one in recorded] or after
+    before = sorted((process for process in plain if not process.is_program), key=_get_first_ns)
+    after = sorted((process for process in profiled if not process.is_program), key=_get_first_ns)
+    candidates = [process for process in after if process in recorded] or after
     if not candidates or len(before) != len(after):
         return None
     return before[after.index(candidates[0])], candidates[0]
+
+
+def _get_first_ns(process: ProcessTimes) -> int:
+    return next((time for time in process.step_times if time > 0), 0)
 
 
 def compute_step_durations(times: Sequence[int]) -> Int64:
@@ -235,25 +220,21 @@ def compare_steps(
     if not len(plain_ns):
         return None
     ratio = profiled_ns / plain_ns
-    medians = [float(np.median(part)) for part in np.array_split(ratio, SEGMENTS)] if len(ratio) >= SEGMENTS else []
+    low_share = high_share = None
+    if len(ratio) >= SEGMENTS:
+        medians = [float(np.median(part)) for part in np.array_split(ratio, SEGMENTS)]
+        low_share = min(medians) * (1 - (profiled_wait_share or 0)) - 1
+        high_share = max(medians) / (1 - min(plain_wait_share or 0, _MAX_WAIT_SHARE)) - 1
+    plain_total_ns = int(plain_ns.sum())
+    excludes_zero = low_share is not None and high_share is not None and low_share * high_share > 0
     return StepComparison(
         steps=len(ratio),
         plain_p50_ns=float(np.median(plain_ns)),
         profiled_p50_ns=float(np.median(profiled_ns)),
         overhead_share=float(np.median(ratio)) - 1,
-        low_share=min(medians) * (1 - (profiled_wait_share or 0)) - 1 if medians else None,
-        high_share=max(medians) / (1 - min(plain_wait_share or 0, _MAX_WAIT_SHARE)) - 1 if medians else None,
-        plain_total_ns=int(plain_ns.sum()),
+        low_share=low_share,
+        high_share=high_share,
+        significant=excludes_zero and plain_total_ns >= MIN_TOTAL_NS,
+        plain_total_ns=plain_total_ns,
         profiled_total_ns=int(profiled_ns.sum()),
     )
-
-
-def _first_ns(process: ProcessTimes) -> int:
-    return next((time for time in process.step_times if time > 0), 0)
-
-
-def _inside(recorded: tuple[tuple[int, int], ...] | None, steps: int) -> Bool:
-    inside = np.full(steps, recorded is None)
-    for start, stop in recorded or ():
-        inside[start:stop] = True
-    return inside

@@ -4,7 +4,7 @@
 monotonic clock, 0 and 0 for a step that did not end or whose begin was not recorded; and for some steps how long the
 thread had waited for a CPU by its end, in ns plus 1, a measure of how busy the machine was. It is written through a
 memory map, so it is correct however the process ends, and a step costs two stores. Time between steps, such as the
-opening and closing of windows, is part of no step. Nothing here raises into the program; `launch/overhead.py` reads it.
+opening and closing of windows, is part of no step. Nothing here raises into the program; `cli/overhead.py` reads it.
 """
 
 from __future__ import annotations

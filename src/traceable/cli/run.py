@@ -25,13 +25,11 @@ from functools import partial
 from pathlib import Path
 
 from traceable import collectors
-from traceable.cli import again, annotate, diagnosis, expectations, flight, nsys, profile, ranks
+from traceable.cli import again, annotate, diagnosis, expectations, flight, nsys, overhead, profile, ranks
 from traceable.cli.console import log, print_command
 from traceable.collectors.base import CollectorResult
-from traceable.errors import Message, TraceableError, TraceError, UsageError, format_one_line
-from traceable.launch import launcher, run_dir, target
-from traceable.launch import overhead as kept
-from traceable.launch.overhead import NotComparableError
+from traceable.errors import Message, TraceableError, UsageError, format_one_line
+from traceable.launch import launcher, target
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment
 
@@ -117,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpu_arguments(parser)
     nsys.add_nsys_arguments(parser)
     ranks.add_ranks_arguments(parser)
-    add_overhead_arguments(parser)
+    overhead.add_overhead_arguments(parser)
     add_condition_arguments(parser)
     annotate.add_annotate_arguments(parser)
     expectations.add_expectation_arguments(parser)
@@ -255,12 +253,12 @@ def run(arguments: argparse.Namespace) -> int:
             **_condition_variables(conditions, steps=steps is not None),
             **_step_variables(stepping),
             **annotate.make_annotate_environment(targets),
+            **({environment.STEP_TIMES: "1"} if arguments.measure_overhead else {}),
         },
         steps=str(steps) if steps else None,
         control=_allows_requests(arguments),
         windows=None if steps is None or steps.every else tuple(steps.windows),
         conditions=conditions,
-        measure_overhead=arguments.measure_overhead,
         quiet=arguments.quiet,
         gpu=arguments.gpu,
         settings=nsys.parse_nsys_options(arguments),
@@ -279,14 +277,17 @@ def run(arguments: argparse.Namespace) -> int:
             "use another --collector than none",
         )
     annotate.check_reachable((*targets, *stepping), request.target.command(target.get_interpreter_flags()))
+    if arguments.measure_overhead:
+        overhead.check_repeatable(request.directory)
     if arguments.dry_run:
         print_command(launcher.format_command_line(request, log))
         return 0
     with Worker(_prepare) as worker:
         try:
             profile.remove_output_file(arguments)
-            finished = launcher.run_program(request, log, worker)
-        except NotComparableError as error:
+            first_run = partial(overhead.run_plain, request) if arguments.measure_overhead else None
+            finished = launcher.run_program(request, log, worker, first_run)
+        except overhead.PlainRunError as error:
             log(error.message)
             return exit_with_status(error.status) or (expectations.EXIT_UNMET if arguments.strict else 0)
         directory = launcher.format_path(finished.run_dir)
@@ -329,7 +330,7 @@ def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targe
     outcome = Outcome()
     try:
         if arguments.measure_overhead:
-            _measure_overhead(finished.run_dir)
+            overhead.save_overhead(finished.run_dir)
         for note in annotate.find_unmatched(targets, finished.run_dir):
             log(note)
         if arguments.part_of is None:
@@ -398,7 +399,7 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
     directory = launcher.format_path(finished.run_dir)
     shown = database is not None and profile.has_table_output(arguments)
     if arguments.measure_overhead and not shown and not arguments.quiet:
-        _print_overhead(finished.run_dir)
+        overhead.print_overhead(finished.run_dir)
     why = diagnosis.RunDiagnosis(finished.run_dir, log)
     if database is not None:
         verdicts, found, complete = profile.show_profile(
@@ -557,53 +558,6 @@ def _step_variables(targets: tuple[Target, ...]) -> dict[str, str]:
     from traceable.annotation.bootstrap import make_bootstrap_path
 
     return {environment.STEP_FUNCTION: str(targets[0]), "PYTHONPATH": make_bootstrap_path(os.environ)}
-
-
-# ---- --measure-overhead (docs/measure-overhead.md)
-
-
-def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --measure-overhead."""
-    parser.add_argument(
-        "--measure-overhead",
-        action="store_true",
-        help="run the program twice, first without a collector, and report how much longer it takes with one",
-    )
-
-
-def _measure_overhead(directory: Path) -> None:
-    """Write the overhead of the run in `directory` into its manifest, where `load` reads it.
-
-    An error is logged, and the profile is printed without the overhead.
-    """
-    try:
-        _write_overhead(directory)
-    except (TraceError, OSError) as error:
-        why = error.message if isinstance(error, TraceError) else error
-        log(Message("overhead_not_saved", f"the overhead can't be saved: {why}"))
-    except Exception as error:  # noqa: BLE001 - a fault of ours must not hide the profile
-        log(Message("overhead_failed", f"the overhead could not be computed ({type(error).__name__}: {error})"))
-
-
-def _write_overhead(directory: Path) -> None:
-    from traceable.analysis.overhead import compute_overhead
-    from traceable.report.overhead import overhead_to_dict
-
-    manifest = run_dir.load_manifest(directory)
-    found = compute_overhead(*kept.load_runs(directory, manifest))
-    kept.write_overhead(directory, overhead_to_dict(found, manifest["collector"]["name"]))
-
-
-def _print_overhead(directory: Path) -> None:
-    """Print the overhead of the run in `directory`, where it was measured.
-
-    Raises:
-        TraceError: it is not a run directory.
-    """
-    from traceable.report.overhead import format_overhead
-
-    for line in format_overhead(run_dir.load_manifest(directory).get(kept.OVERHEAD_KEY)):
-        log(line)
 
 
 # ---- --gpu: the embedded recorder, and with it the GPU's work by the program's own torch

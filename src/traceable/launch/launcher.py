@@ -27,7 +27,6 @@ from traceable.launch import (
     local_client,
     lost_run,
     memory_limit,
-    overhead,
     process_watcher,
     processes,
     provenance,
@@ -63,7 +62,6 @@ class RunRequest:
         windows: start and stop of each of these windows; None for an endless series.
         control: windows may be requested while it runs, and nothing else is recorded.
         conditions: when windows begin and how long they last; without `steps` there is one window.
-        measure_overhead: run the program without a collector first, and record the times of all steps in both runs.
         gpu: with the recorder, capture GPU activity too.
         quiet: log problems only, no progress.
         settings: options of single collectors, by collector name, as `collectors.create_collector` takes them; `str`
@@ -85,7 +83,6 @@ class RunRequest:
     windows: tuple[tuple[int, int], ...] | None = None
     conditions: Conditions = NO_CONDITIONS
     control: bool = False
-    measure_overhead: bool = False
     gpu: bool = False
     quiet: bool = False
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -149,8 +146,24 @@ class _Run:
 
     def started(self, pid: int) -> None:
         self.manifest["pid"] = pid
-        self.manifest["start"]["program_wall_ns"] = overhead.read_start_ns(self.directory)
+        self.manifest["start"]["program_wall_ns"] = _read_start_ns(self.directory)
         self.save()
+
+
+def _read_start_ns(directory: Path) -> int:
+    """Return the wall clock of the program's start. Call it when its pid is known: under nsys from the pid file."""
+    try:
+        return (directory / exec_shim.PID_FILE).stat().st_mtime_ns
+    except OSError:
+        return time.time_ns()
+
+
+def _read_end_ns(directory: Path) -> int:
+    """Return the wall clock of the program's end. Call it when that is known: under nsys from the exit file."""
+    try:
+        return int(untrusted.read_json_object(directory / exec_shim.EXIT_FILE, untrusted.EXIT)["end_ns"])
+    except (OSError, ValueError, KeyError):
+        return time.time_ns()
 
 
 def check_run_request(request: RunRequest) -> None:
@@ -165,14 +178,10 @@ def check_run_request(request: RunRequest) -> None:
         raise UsageError("name_invalid", f"invalid --name {request.name!r}", "use letters, digits, `.`, `_` and `-`")
     target.check_target(request.target, target.get_interpreter_flags())
     run_dir.check_run_dir(request.directory, request.stem, force=request.force)
-    if request.measure_overhead:
-        overhead.check_repeatable(request.directory)
 
 
 def format_command_line(request: RunRequest, log: Callable[[str], None]) -> str:
     """Return the environment and command line that `run_program` would use, as one line for a shell. Starts nothing.
-
-    For a run that measures its overhead it is the second one, under the collector.
 
     Args:
         request: the options of the run.
@@ -191,18 +200,24 @@ def format_command_line(request: RunRequest, log: Callable[[str], None]) -> str:
     return " ".join([*words, shlex.join(plan.argv)])
 
 
-def run_program(request: RunRequest, log: Callable[[str], None], worker: Worker) -> RunResult:
+def run_program(
+    request: RunRequest,
+    log: Callable[[str], None],
+    worker: Worker,
+    prepare: Callable[[Path, dict[str, Any]], None] | None = None,
+) -> RunResult:
     """Run the program, and return when its recording is on disk and exported.
 
     Args:
         request: the options of the run.
         log: prints one line to the user.
         worker: reads the recording back.
+        prepare: called before the program is started, with the run directory and the manifest, which it may complete;
+            the manifest is saved and the run is over if it raises.
 
     Raises:
         UsageError: the program can't run, or the directory can't be used.
         CollectorError: no collector works, or the requested one failed before it started the program.
-        NotComparableError: the first run, without a collector, failed.
     """
     check_run_request(request)
     choice = _choose_collector(request)
@@ -212,8 +227,12 @@ def run_program(request: RunRequest, log: Callable[[str], None], worker: Worker)
         words = f"{others}, so others can replace the files of this run; choose a directory of your own with -o"
         log(Message(others.code, words))
     run = _Run(directory, _make_manifest(request, directory), log)
-    if request.measure_overhead:
-        _run_plain(request, run)
+    if prepare is not None:
+        run.save()
+        try:
+            prepare(directory, run.manifest)
+        finally:
+            run.save()
     with finalize_progress.FinalizeSignals(log) as finalize_signals:
         choice, ended = _start_with_fallback(request, choice, run, finalize_signals)
         return _finish(run, choice, request, ended, finalize_signals, worker)
@@ -245,22 +264,6 @@ def _start_with_fallback(
 def _choose_collector(request: RunRequest, unusable: Mapping[str, Message] | None = None) -> collectors.Choice:
     choice = collectors.choose_collector(request.collector, unusable, request.settings)
     return collectors.with_gpu(choice) if request.gpu else choice
-
-
-def _run_plain(request: RunRequest, run: _Run) -> None:
-    command = request.target.command(target.get_interpreter_flags())
-    if not request.quiet:
-        run.log("first run, without a collector")
-    full = overhead.make_plain_environment(request.variables, run.directory)
-    run.manifest[overhead.OVERHEAD_KEY] = None
-    run.save()
-    try:
-        overhead.run_plain(command, full, run.directory, run.manifest, run.log)
-    except overhead.NotComparableError as error:
-        run.manifest["end"] = {"wall_ns": time.time_ns(), "error": error.message.as_dict}
-        raise
-    finally:
-        run.save()
 
 
 def _start(
@@ -322,8 +325,6 @@ def _plan(collector: Collector, request: RunRequest, directory: Path) -> tuple[P
     own = {environment.RUN_DIR: str(directory), environment.COLLECTOR: collector.name}
     if request.steps is not None:
         own[environment.STEPS] = request.steps
-    if request.measure_overhead:
-        own[environment.STEP_TIMES] = "1"
     variables = {**request.variables, **plan.environment, **own}
     if request.process_filter is not None:
         plan = request.process_filter.adapt_plan(plan, command, variables, collector.name)
@@ -379,7 +380,7 @@ def _finish(
     is_own_code = run.release is None or run.release.check_exit(run.directory, ended.pid, code)
     run.manifest["end"] = {
         "wall_ns": time.time_ns(),
-        "program_wall_ns": overhead.read_end_ns(run.directory),
+        "program_wall_ns": _read_end_ns(run.directory),
         # Some of nsys's processes live as long as a daemon that the program left running.
         "collector_ended": ended.complete,
         "exit_code": code if code >= 0 else None,

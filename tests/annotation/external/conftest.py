@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sqlite3
 import subprocess
 import sys
@@ -14,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.annotation.conftest import SOURCE, make_environment
 
-import traceable
 from traceable.annotation.bootstrap import make_bootstrap_environment
 from traceable.annotation.external.patch_report import collect_warnings
 from traceable.annotation.external.patterns import Target, parse_pattern
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.errors import Message
 
-SOURCE = str(Path(traceable.__file__).parents[1])
 RANGES = """
     SELECT COALESCE(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId
     LEFT JOIN (SELECT domainId, globalTid >> 24 AS process, text FROM NVTX_EVENTS WHERE eventType = 75) d
@@ -60,7 +58,7 @@ def code(tmp_path: Path) -> Callable[[Mapping[str, str]], Path]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, backend: str) -> Run:
     """Run a program under patterns and the recorder, as the launcher does; it must end with `status`."""
     (tmp_path / "code").mkdir(exist_ok=True)
     numbers = itertools.count()
@@ -79,8 +77,7 @@ def run(tmp_path: Path) -> Run:
         run_dir = tmp_path / f"run{next(numbers)}"
         run_dir.mkdir()
         plan = RecorderCollector().plan([sys.executable, *words], run_dir, "program")
-        base = {k: v for k, v in os.environ.items() if not k.startswith("TRACEABLE_") or k == "TRACEABLE_PURE"}
-        base = {**base, "PYTHONPATH": SOURCE, **(variables or {}), **plan.environment}
+        base = {**make_environment(backend), "PYTHONPATH": SOURCE, **(variables or {}), **plan.environment}
         if in_run_dir:
             base["TRACEABLE_RUN_DIR"] = str(run_dir)
         base.update(make_bootstrap_environment(targets, base))

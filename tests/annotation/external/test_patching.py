@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.annotation.conftest import make_environment
 
 from traceable.errors import Message
 
@@ -407,13 +408,13 @@ assert json.loads is original
     assert run([], "-c", program).stderr == ""
 
 
-def test_leaving_a_with_block_on_the_handle_puts_everything_back() -> None:
+def test_leaving_a_with_block_on_the_handle_puts_everything_back(backend: str) -> None:
     code = (
         "import json, traceable; original = json.loads\n"
         "with traceable.annotate_targets('json:loads'): inside = json.loads\n"
         "print(inside is original, json.loads is original)"
     )
     # A listener that can't be loaded is one all the same: without any, there is nothing to put on.
-    environment = {**os.environ, "NVTX_INJECTION64_PATH": "/nowhere.so"}
+    environment = {**make_environment(backend), "NVTX_INJECTION64_PATH": "/nowhere.so"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False True\n"

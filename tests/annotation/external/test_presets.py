@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.lacking import lacking
+from tests.annotation.conftest import make_environment
+from tests.skips import skip_unless_ci
 
 from traceable.annotation.external.presets import preset_names, preset_targets
 from traceable.recording import load
@@ -196,7 +197,7 @@ def test_every_preset_is_tried_here() -> None:
 @pytest.mark.parametrize("preset", sorted(PROGRAMS))
 def test_a_preset_is_heard_in_the_real_package(run: Run, preset: str) -> None:
     if importlib.util.find_spec(preset) is None:
-        lacking(f"{preset} is not installed")
+        skip_unless_ci(f"{preset} is not installed")
     program, expected = PROGRAMS[preset]
     ran = run(preset_targets(preset), "-W", "ignore", "-c", program)
     assert "traceable" not in ran.stderr
@@ -261,12 +262,12 @@ asyncio.run(main())
 """
 
 
-def test_the_uvicorn_preset_carries_method_and_route(tmp_path: Path) -> None:
+def test_the_uvicorn_preset_carries_method_and_route(tmp_path: Path, backend: str) -> None:
     if importlib.util.find_spec("fastapi") is None:
-        lacking("fastapi is not installed")
+        skip_unless_ci("fastapi is not installed")
     words = ("--collector", "recorder", "--annotate-preset", "uvicorn", "-o", str(tmp_path / "out"), "--quiet")
     run = [sys.executable, "-W", "ignore", "-m", "traceable", "run", *words, "-c", FASTAPI]
-    ran = subprocess.run(run, check=True, capture_output=True, text=True)
+    ran = subprocess.run(run, check=True, env=make_environment(backend), capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == ("200 200 200 200 405 404 ", "")
     rows = load(tmp_path / "out").ranges(by="instance", range="uvicorn.request").column("fields")
     assert rows == [
@@ -291,7 +292,7 @@ assert Worker().step([]) == 0
 """
 
 
-def test_a_payload_of_a_patterns_own_function_is_that_of_each_call(tmp_path: Path) -> None:
+def test_a_payload_of_a_patterns_own_function_is_that_of_each_call(tmp_path: Path, backend: str) -> None:
     (tmp_path / "mod.py").write_text(
         "calls = []\n"
         "def of_step(self, batch):\n    return {'batch': len(batch), 'first': batch[0]}\n"
@@ -304,7 +305,7 @@ def test_a_payload_of_a_patterns_own_function_is_that_of_each_call(tmp_path: Pat
     )
     words = ("--collector", "recorder", "--annotate-file", "patterns.toml", "-o", "out", "--quiet", "app.py")
     run = [sys.executable, "-m", "traceable", "run", *words]
-    ran = subprocess.run(run, check=True, capture_output=True, text=True, cwd=tmp_path)
+    ran = subprocess.run(run, check=True, env=make_environment(backend), capture_output=True, text=True, cwd=tmp_path)
     assert ran.stdout == ""
     assert "IndexError: list index out of range [payload_failed]" in ran.stderr
     assert "mod:of_step" in ran.stderr

@@ -1,4 +1,4 @@
-"""Runs a file of scenarios once under the recorder, in a process of its own: what did each emit, and answer?
+"""Runs a file of scenarios under the recorder, once on each back end: what did each emit, and return?
 
 A scenario is a function `scenario_<name>` of a file beside this one; what it returns travels as JSON. Each runs inside
 a range of its own name, so that what it emitted, on whatever thread, is found by time.
@@ -7,7 +7,6 @@ a range of its own name, so that what it emitted, on whatever thread, is found b
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.annotation.conftest import BACKENDS, make_environment, require_backend
 
 from traceable.collectors.recorder.collector import RecorderCollector
 
@@ -100,25 +100,25 @@ def _nest(rows: list[Range]) -> list[Range]:
     return outermost
 
 
-def record(scenarios: Path, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> Recording:
-    """Run the scenarios named by `arguments` (all if none) of a file under the recorder."""
+def record(scenarios: Path, folder: Path, backend: str) -> Recording:
+    """Run the scenarios of a file under the recorder, on a back end."""
     answers = folder / "answers.json"
-    command = [sys.executable, str(_HERE / "run_scenarios.py"), str(scenarios), str(answers), *arguments]
+    command = [sys.executable, str(_HERE / "run_scenarios.py"), str(scenarios), str(answers)]
     collector = RecorderCollector()
     plan = collector.plan(command, folder, "run")
-    done = subprocess.run(
-        plan.argv, env={**os.environ, **plan.environment, **(environment or {})}, capture_output=True, text=True
-    )
+    environment = {**make_environment(backend), **plan.environment}
+    done = subprocess.run(plan.argv, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     database = collector.finalize(folder, "run").database
     assert database is not None
     return Recording(database, json.loads(answers.read_text()))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=BACKENDS)
 def heard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """The recording of the scenarios file that the test module names as `SCENARIOS`."""
+    require_backend(request.param)
     if not RecorderCollector().availability().available:
         pytest.skip("the embedded recorder was not built")
     pytest.importorskip("torch", reason="torch is not installed")
-    return record(_HERE / request.module.SCENARIOS, tmp_path_factory.mktemp("recorded"))
+    return record(_HERE / request.module.SCENARIOS, tmp_path_factory.mktemp("recorded"), request.param)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
+from tests.annotation.conftest import make_environment
 
 SCENARIOS = "scenarios_modules.py"
 
@@ -267,7 +267,7 @@ def test_bad_arguments_are_refused_at_once(arguments, error, text):
         eval(f"instrument({arguments})", {"instrument": instrument, "nn": nn})
 
 
-def test_without_a_listener_torch_is_left_alone_and_a_vain_match_is_said():
+def test_without_a_listener_torch_is_left_alone_and_a_vain_match_is_said(backend):
     pytest.importorskip("torch", reason="torch is not installed")
     program = """
 from torch import nn
@@ -277,8 +277,9 @@ handle = instrument(nn.Sequential(nn.Linear(1, 1)), match="Sequentiel.0")
 assert nn.Module.__call__ is before
 print(handle.names, instrument(nn.ReLU()).names)
 """
-    environment = {name: value for name, value in os.environ.items() if name != "NVTX_INJECTION64_PATH"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=make_environment(backend)
+    )
     assert done.stdout == "() ('ReLU',)\n"
     assert done.stderr.count("\n") == 1
     assert "'Sequentiel.0'" in done.stderr

@@ -1,14 +1,13 @@
-"""Which ranges the engine says that it keeps: what `capture/process_record.py` tells the launcher by name."""
+"""The ranges that the engine keeps: those that `capture/process_record.py` reports by name."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
-import pytest
+from .conftest import make_environment
 
-ASK = """
+PROGRAM = """
 import traceable
 from traceable.annotation import engine
 for number in range(5000):  # more than are kept
@@ -21,7 +20,5 @@ assert [one[1:] for one in kept if one[1] == "twice"] == [("twice", "red", "d", 
 """
 
 
-@pytest.mark.parametrize("pure", ["", "1"])
-def test_each_distinct_range_is_kept_once_up_to_the_limit(pure):
-    variables = {**os.environ, "TRACEABLE_PURE": pure}
-    subprocess.run([sys.executable, "-c", ASK], env=variables, check=True)
+def test_each_distinct_range_is_kept_once_up_to_the_limit(backend):
+    subprocess.run([sys.executable, "-c", PROGRAM], env=make_environment(backend), check=True)

@@ -13,6 +13,8 @@ from tests.capture.conftest import Ran
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.trace import load
 
+pytestmark = pytest.mark.slow
+
 Program = Callable[..., Ran]
 
 WORKERS = """

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analysis.made import LAUNCH, table, trace_of
+from tests.analysis.sample_traces import LAUNCH, table, trace_of
 
 from traceable.analysis.attribution import REASONS, RULES, Coverage
 from traceable.analysis.context import Context

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.analysis.made import DOMAIN, LAUNCH, table, trace_of
+from tests.analysis.sample_traces import DOMAIN, LAUNCH, table, trace_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.profile import profile_trace

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.coded import message
-from tests.conftest import REPOSITORY, absent
+from tests.conftest import REPOSITORY
+from tests.printed_messages import message
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
 
@@ -43,7 +44,7 @@ def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def runs(nsys: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a run of the same program under each of LISTENERS, and one without steps."""
     if importlib.util.find_spec("torch") is None:
-        absent("torch")
+        skip_unless_ci("torch is missing")
     if find_recorder_library() is None:
         pytest.skip("the embedded recorder was not built")
     folder = tmp_path_factory.mktemp("runs")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.report.made import export
+from tests.report.sample_export import export
 
 from traceable.analysis import gaps
 from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS

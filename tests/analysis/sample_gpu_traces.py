@@ -1,7 +1,7 @@
 """Traces with everything that a GPU's timeline is asked for, and the GPU operations of a trace as plain rows.
 
-Those of `tests/analysis/made.py`, with calls that allocate and copy, kernels of NCCL, graphs, GPUs behind other numbers
-than CUDA's, and operations farther apart.
+Those of `tests/analysis/sample_traces.py`, with calls that allocate and copy, kernels of NCCL, graphs, GPUs behind
+other numbers than CUDA's, and operations farther apart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from tests.analysis.made import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, rows_of, traces
+from tests.analysis.sample_traces import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, rows_of, traces
 
 from traceable.trace.model import NULL, Trace
 

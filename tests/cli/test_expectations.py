@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.coded import message
+from tests.printed_messages import message
 
 from traceable.annotation.expectations import expect
 from traceable.errors import Message

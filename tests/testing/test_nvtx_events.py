@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.annotation.conftest import BACKENDS, SOURCE, make_environment, require_backend
+from tests.native.conftest import emitter  # noqa: F401 - a fixture
 
 from traceable._native import find_recorder_library
 
-from .annotation.conftest import SOURCE, environment_of, need_form
-from .native.conftest import emitter  # noqa: F401 - a fixture
-
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 PLUGIN = 'pytest_plugins = ["traceable.testing"]\n'
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -28,14 +27,14 @@ def recorder_is_built() -> None:
         pytest.skip("the embedded recorder is not built")
 
 
-@pytest.fixture(params=["native", "pure"])
-def form(request: pytest.FixtureRequest) -> str:
-    need_form(request.param)
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    require_backend(request.param)
     return str(request.param)
 
 
 @pytest.fixture
-def run(tmp_path: Path, form: str) -> Run:
+def run(tmp_path: Path, backend: str) -> Run:
     """Run pytest on `tests` with the plugin in its conftest.py, or `conftest` in its place."""
     (tmp_path / "tmp").mkdir()
 
@@ -45,7 +44,7 @@ def run(tmp_path: Path, form: str) -> Run:
         (folder / "conftest.py").write_text(conftest)
         (folder / "test_it.py").write_text("from traceable import annotate, mark\n" + tests)
         command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", *options, str(folder)]
-        environment = {**environment_of(form), "TMPDIR": str(tmp_path / "tmp"), **variables}
+        environment = {**make_environment(backend), "TMPDIR": str(tmp_path / "tmp"), **variables}
         removed = {"TRACEABLE_RECORDING_DIR", "TRACEABLE_RUN_DIR", "PYTEST_ADDOPTS"} - set(variables)
         environment = {name: value for name, value in environment.items() if name not in removed}
         return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder, timeout=120)
@@ -309,14 +308,14 @@ EARLY = {
 }
 
 
-TOO_EARLY = {("native", "entered"): "nvtx_called_too_early", ("pure", "entered"): "imported_too_early"}
+TOO_EARLY = {("native", "entered"): "nvtx_called_too_early", ("nvtx", "entered"): "imported_too_early"}
 
 
 @pytest.mark.parametrize("early", list(EARLY))
-def test_a_plugin_that_comes_too_late_says_so(run: Run, form: str, early: str) -> None:
+def test_a_plugin_that_comes_too_late_says_so(run: Run, backend: str, early: str) -> None:
     # Whether the native core has called NVTX is known only when nothing arrives.
-    when_loaded = (form, early) != ("native", "entered")
-    code = TOO_EARLY.get((form, early), "annotated_too_early")
+    when_loaded = (backend, early) != ("native", "entered")
+    code = TOO_EARLY.get((backend, early), "annotated_too_early")
     refused(run(IT, conftest=EARLY[early] + PLUGIN), code, "`pytest -p traceable.testing`", when_loaded)
     # The remedy works.
     passed(run(IT, "-p", "traceable.testing", conftest=EARLY[early]), 1)

@@ -5,7 +5,7 @@ its reports, and that `--discard-environment` keeps the environment out. Options
 their data is not in the report. Unknown properties of the version are listed in its file under `unknown`, and are those
 of 2022.4.2.
 
-By hand: `python tests/nsys_versions/stand_in.py 2026.4.1 FOLDER` creates one; set TRACEABLE_NSYS to its path.
+By hand: `python tests/nsys_versions/simulator.py 2026.4.1 FOLDER` creates one; set TRACEABLE_NSYS to its path.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def install(
     settings = {"version": version, "real": real, "gpus": list(gpus), "unlisted": list(unlisted)}
     settings["hide_proc_environ"] = str(find_hide_proc_environ_library())
     settings["cpu"] = cpu or read(version)["behavior"]["cpu_environment"]
-    words = [sys.executable, "-I", "-S", str(HERE / "stand_in.py"), json.dumps(settings)]
+    words = [sys.executable, "-I", "-S", str(HERE / "simulator.py"), json.dumps(settings)]
     made.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     made.chmod(made.stat().st_mode | stat.S_IXUSR)
     return made

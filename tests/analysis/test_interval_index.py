@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.made import traces
+from tests.analysis.sample_traces import traces
 
 from traceable.analysis.context import Context
 from traceable.analysis.instances import Instances, Segments, find_instances, select_segments

@@ -1,0 +1,228 @@
+"""`run --measure-overhead`: a first run of the program, without a collector, and what the collector cost.
+
+The program gets the same command line, working directory, standard streams and, except for variables about recording,
+environment in both runs. `analysis/overhead.py` compares the times of their steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from array import array
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from traceable.cli.console import log
+from traceable.collectors.none import NoneCollector
+from traceable.errors import Message, UsageError, format_one_line
+from traceable.launch import launcher, run_dir, supervisor, target, windows
+from traceable.protocol import environment, untrusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.overhead import ProcessTimes, RunTimes
+    from traceable.protocol.windows import WindowRecord
+
+_PLAIN_DIRECTORY = "plain"
+"""Subdirectory of the run directory for the run without a collector."""
+
+_RECORDING_VARIABLES = (
+    *(environment.ANNOTATE, environment.ANNOTATE_REPORTER, environment.GC, environment.LOOP_PAUSES),
+    *(environment.STEPS, *environment.CONDITIONS, environment.FLIGHT_RECORDER),
+)
+"""Variables about recording, which the run without a collector does not get. It does get those that set how windows are
+requested: a SIGUSR2 without a handler ends a program."""
+
+
+class PlainRunError(Exception):
+    """The run without a collector failed or was interrupted, so there is nothing to compare with, and no second run.
+
+    Args:
+        message: the reason, for the user.
+        status: its wait status, as of `os.waitpid`.
+    """
+
+    def __init__(self, message: Message, status: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
+def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --measure-overhead."""
+    parser.add_argument(
+        "--measure-overhead",
+        action="store_true",
+        help="run the program twice, first without a collector, and report how much longer it takes with one",
+    )
+
+
+def check_repeatable(directory: Path | None) -> None:
+    """Reject a program that can't be run twice, creating nothing.
+
+    Raises:
+        UsageError: stdin can be read only once, or the directory of the first run exists.
+    """
+    if sys.__stdin__ is not None and not os.isatty(0) and _get_stdin_position() is None:
+        raise UsageError(
+            "stdin_not_repeatable",
+            "--measure-overhead runs the program twice, but its stdin is a pipe, which can be read only once",
+            "redirect stdin from a file (`< FILE`) or from `/dev/null`",
+        )
+    if directory is None or (directory / run_dir.MANIFEST).exists():
+        return
+    if (directory / _PLAIN_DIRECTORY).exists():
+        raise UsageError(
+            "plain_run_dir_taken",
+            f"{directory / _PLAIN_DIRECTORY} exists; --measure-overhead needs that path for its first run",
+            "give another directory with -o",
+        )
+
+
+def run_plain(request: launcher.RunRequest, directory: Path, manifest: dict[str, Any]) -> None:
+    """Run the program without a collector, then seek its stdin back to the position before.
+
+    Args:
+        request: the options of the run that follows.
+        directory: its run directory.
+        manifest: gets how the first run went.
+
+    Raises:
+        PlainRunError: it failed, or a termination signal was received.
+        UsageError: it can't be executed.
+    """
+    if not request.quiet:
+        log("first run, without a collector")
+    plain: dict[str, Any] = {"pid": None, "start_wall_ns": None, "end_wall_ns": None, "exit_code": None, "signal": None}
+    manifest.update(plain=plain, overhead=None)
+    own_directory = directory / _PLAIN_DIRECTORY
+    own_directory.mkdir()
+    inherited = {**os.environ, **request.variables}
+    variables = {name: value for name, value in inherited.items() if name not in _RECORDING_VARIABLES}
+    variables |= {environment.RUN_DIR: str(own_directory), environment.STEP_TIMES: "1"}
+    variables |= dict.fromkeys((environment.COLLECTOR, environment.GATE), NoneCollector.name)
+    command = request.target.command(target.get_interpreter_flags())
+
+    def started(pid: int) -> None:
+        plain.update(pid=pid, start_wall_ns=time.time_ns())
+
+    position = _get_stdin_position()
+    result = supervisor.supervise(NoneCollector().plan(command, directory, ""), variables, directory, started, log)
+    code = os.waitstatus_to_exitcode(result.status)
+    plain.update(end_wall_ns=time.time_ns(), exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
+    if position is not None:
+        with contextlib.suppress(OSError):
+            os.lseek(0, position, os.SEEK_SET)
+    if result.termination_requested:
+        message = Message(
+            "plain_run_interrupted", "the run without a collector was interrupted, so the second run is skipped"
+        )
+    elif code:
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        words = f"the run without a collector failed ({how}), so the second run is skipped"
+        message = Message("plain_run_failed", words)
+    else:
+        return
+    manifest["end"] = {"wall_ns": time.time_ns(), "error": message.as_dict}
+    raise PlainRunError(message, result.status)
+
+
+def save_overhead(directory: Path) -> None:
+    """Write the overhead of the run in `directory` into its manifest, where `load` reads it; an error is logged."""
+    try:
+        from traceable.analysis.overhead import compute_overhead
+
+        manifest = run_dir.load_manifest(directory)
+        overhead = compute_overhead(*_load_runs(directory, manifest))
+        manifest["overhead"] = {"collector": manifest["collector"]["name"], **asdict(overhead)}
+        run_dir.write_json(directory / run_dir.MANIFEST, manifest)
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not hide the profile
+        log(Message("overhead_failed", f"the overhead could not be computed ({format_one_line(error)})"))
+
+
+def print_overhead(directory: Path) -> None:
+    """Print the overhead of the run in `directory`, where it was measured.
+
+    Raises:
+        TraceError: it is not a run directory.
+    """
+    from traceable.report.overhead import format_overhead
+
+    for line in format_overhead(run_dir.load_manifest(directory).get("overhead")):
+        log(line)
+
+
+def _load_runs(directory: Path, manifest: Mapping[str, Any]) -> tuple[RunTimes, RunTimes]:
+    """Return the run without a collector and the one under it, as far as they are known."""
+    from traceable.analysis.overhead import RunTimes
+
+    plain, start, end = (manifest.get(key) or {} for key in ("plain", "start", "end"))
+    plain_ns = profiled_ns = None
+    if plain.get("exit_code") == end.get("exit_code") == 0:
+        plain_ns = _get_duration_ns(plain.get("start_wall_ns"), plain.get("end_wall_ns"))
+        profiled_ns = _get_duration_ns(start.get("program_wall_ns"), end.get("program_wall_ns"))
+    before = _load_process_times(directory / _PLAIN_DIRECTORY, plain.get("pid"))
+    after = _load_process_times(
+        directory,
+        manifest.get("pid"),
+        has_windows=manifest.get(windows.WINDOW_KEY) is not None,
+        # Without requested windows the program may open its own: the recorder follows them, nsys records everything.
+        follows_program=manifest["collector"]["name"] == "recorder",
+    )
+    return RunTimes(plain_ns, before), RunTimes(profiled_ns, after)
+
+
+def _load_process_times(
+    directory: Path, program: int | None, *, has_windows: bool = False, follows_program: bool = False
+) -> tuple[ProcessTimes, ...]:
+    """Return the step times of the processes of a run, by pid.
+
+    Args:
+        directory: the directory of the run.
+        program: the pid of the program itself.
+        has_windows: whether windows were requested, so that nothing else is recorded.
+        follows_program: whether the same holds if a process opened one.
+    """
+    from traceable.analysis.overhead import ProcessTimes
+
+    statuses = {status.pid: status for status in windows.load_statuses(directory)}
+    processes = []
+    for path in directory.glob("status.*.times"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.name.split(".")[1])
+            content = untrusted.read_file(path)
+            known = statuses[pid].windows if pid in statuses else ()
+            opened = [window for window in known if window.opened_step is not None]
+            is_cut = has_windows or (follows_program and bool(opened))
+            processes.append(
+                ProcessTimes(
+                    pid=pid,
+                    step_times=array("q", content[: len(content) // 24 * 24]),
+                    is_program=pid == program,
+                    recorded_steps=tuple(map(_get_steps, opened)) if is_cut else None,
+                    stall_ns=sum((window.open_stall_ns or 0) + (window.close_stall_ns or 0) for window in opened),
+                )
+            )
+    return tuple(sorted(processes, key=lambda process: process.pid or 0))
+
+
+def _get_steps(window: WindowRecord) -> tuple[int, int]:
+    assert window.opened_step is not None
+    return window.opened_step, window.stop_step if window.closed_step is None else window.closed_step
+
+
+def _get_stdin_position() -> int | None:
+    """Return the position of stdin; None where it is not seekable."""
+    try:
+        return os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        return None
+
+
+def _get_duration_ns(start: Any, end: Any) -> int | None:
+    return end - start if isinstance(start, int) and isinstance(end, int) and end > start else None

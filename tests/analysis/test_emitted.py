@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.protocol import nvtx
-from traceable.trace import emitted
+from traceable.trace import payload_marks as emitted
 from traceable.trace.model import NULL
 
 numbers = st.integers(1, nvtx.INSTANCE_BITS)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traceable.trace import load
-from traceable.trace.emitted import PayloadMarks, is_identity, match_payload_marks
+from traceable.trace.payload_marks import PayloadMarks, is_identity, match_payload_marks
 from traceable.trace.model import NULL, Trace
 
 HERE, OTHER, THERE = (7 << 24) | 70, (7 << 24) | 71, (8 << 24) | 80

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from traceable.trace.emitted import decode_number, decode_parent_number, is_segment_domain
+from traceable.trace.payload_marks import decode_number, decode_parent_number, is_segment_domain
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace
 from traceable.trace.rows import distinct
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from traceable.analysis.instances import Instances, find_instances
 from traceable.testing.live import LiveRecording, Row
-from traceable.trace.emitted import COUNTER_DOMAIN, PAYLOAD_DOMAIN, is_identity, is_segment_domain
+from traceable.trace.payload_marks import COUNTER_DOMAIN, PAYLOAD_DOMAIN, is_identity, is_segment_domain
 from traceable.trace.model import PUSH_POP, START_END, Trace
 
 Payload = int | float | dict[str, Any] | None

@@ -6,7 +6,7 @@ range and its kernels on every path, and around every launch of the autograd thr
 launches, as for every other trace. docs/kineto.md lists how each kind of event is treated.
 
 Annotations become ranges, marks, samples of counters and windows; what our own hold in addition to a name is decoded
-as in an nsys trace, by the rules of `trace.emitted`. CUDA numbers its devices per process: the GPU of each device of
+as in an nsys trace, by the rules of `trace.payload_marks`. CUDA numbers its devices per process: the GPU of each device of
 each file is determined here too.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from traceable.errors import Message, TraceError
 from traceable.trace import model
-from traceable.trace.emitted import (
+from traceable.trace.payload_marks import (
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,

@@ -17,7 +17,7 @@ import numpy as np
 
 from traceable.errors import Message, TraceError
 from traceable.trace import model
-from traceable.trace.emitted import (
+from traceable.trace.payload_marks import (
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.analysis.made import traces
 
 from traceable.errors import TraceError
-from traceable.protocol import environment
-from traceable.trace import load, payload_marks
+from traceable.protocol.nvtx import WINDOW_DOMAIN
+from traceable.trace import load
 from traceable.trace.join import join_traces
 from traceable.trace.model import NULL, Trace
 
@@ -23,15 +23,11 @@ INDEX = {"name", "domain", "category", "fields", "short_name"}
 
 def export_of(export: Any, *rows: dict[str, Any], duration: int = 1000) -> Trace:
     """Rows of NVTX_EVENTS below the one that names the windows' domain, which is 1."""
-    named = {"start": 0, "eventType": 75, "text": payload_marks.WINDOW_DOMAIN, "domainId": 1}
+    named = {"start": 0, "eventType": 75, "text": WINDOW_DOMAIN, "domainId": 1}
     names = ("start", "end", "eventType", "text", "globalTid", "domainId", "int64Value")
     events = [{**dict.fromkeys(names), "globalTid": THREAD, "domainId": 0, **row} for row in (named, *rows)]
     columns = {name: [row[name] for row in events] for name in names}
     return load(export(NVTX_EVENTS=columns, ANALYSIS_DETAILS={"duration": [duration]}))
-
-
-def test_writer_and_reader_mean_the_same_domain():
-    assert payload_marks.WINDOW_DOMAIN == environment.WINDOW_DOMAIN
 
 
 def test_a_window_is_no_range_of_the_program(export):

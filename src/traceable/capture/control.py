@@ -27,6 +27,7 @@ from traceable.capture.schedule import NEVER, Schedule, age_s, elapsed_delay_s, 
 from traceable.capture.status import StatusWriter
 from traceable.errors import Message, UsageError, code_of
 from traceable.protocol import environment
+from traceable.protocol.nvtx import WINDOW_DOMAIN, WINDOW_PREFIX
 from traceable.protocol.window_spec import UNTIL_STOPPED, Window
 
 TYPE_CHECKING = False
@@ -170,7 +171,7 @@ class OpenWindow:
         self.entry = entry
         self._gate = gate
         self._synchronize = synchronize
-        self._marker = annotate(f"window {entry['id']}", None, environment.WINDOW_DOMAIN)
+        self._marker = annotate(f"{WINDOW_PREFIX}{entry['id']}", None, WINDOW_DOMAIN)
         self._number = 0
 
     @property

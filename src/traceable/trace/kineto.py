@@ -6,7 +6,7 @@ range and its kernels on every path, and around every launch of the autograd thr
 launches, as for every other trace. docs/kineto.md lists how each kind of event is treated.
 
 Annotations become ranges, marks, samples of counters and windows; what our own hold in addition to a name is decoded
-as in an nsys trace, by the rules of `trace.payload_marks`. CUDA numbers its devices per process: the GPU of each device of
+as in an nsys trace, by the rules of `protocol.nvtx`. CUDA numbers its devices per process: the GPU of each device of
 each file is determined here too.
 """
 
@@ -23,22 +23,20 @@ from typing import Any
 import numpy as np
 
 from traceable.errors import Message, TraceError
-from traceable.trace import model
-from traceable.trace.payload_marks import (
+from traceable.protocol.nvtx import (
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,
     WINDOW_DOMAIN,
     WINDOW_PREFIX,
-    PayloadMarks,
     is_identity,
-    is_segment_domain,
-    match_payload_marks,
 )
+from traceable.trace import model
 from traceable.trace.intern import Names
 from traceable.trace.kineto_events import OPERATIONS, File, FileEvents, Table, escape_text, parse_id, read_file
 from traceable.trace.kineto_json import Document
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, NDArray, Trace
+from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_payload_marks
 from traceable.trace.rows import argsort_by_start, distinct, fold_constant, make_constant_column
 
 MAX_DISTANCE_NS = 60 * 10**9

@@ -16,20 +16,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from traceable.errors import Message, TraceError
-from traceable.trace import model
-from traceable.trace.payload_marks import (
+from traceable.protocol.nvtx import (
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,
     WINDOW_DOMAIN,
     WINDOW_PREFIX,
-    PayloadMarks,
     is_identity,
-    is_segment_domain,
-    match_payload_marks,
 )
+from traceable.trace import model
 from traceable.trace.intern import Names, Strings, Threads, to_global_pid
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Counters, Int32, Int64, Marks, Ranges, Trace, Windows
+from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_payload_marks
 from traceable.trace.rows import (
     Column,
     ColumnSpec,

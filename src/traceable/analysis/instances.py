@@ -56,7 +56,7 @@ class Instances:
             its times are those of the launch call.
         outside: whether it lies outside the time that the trace was cut to, and is here for its operations that do not:
             it has no CPU time in this time.
-        identity: who it is and what it began in (`trace.emitted`); NULL if not recorded.
+        identity: who it is and what it began in (`protocol.nvtx`); NULL if not recorded.
         fields: index into `Trace.names` of its named fields as JSON text; -1 for none.
         parent: index of the instance it lies inside or began in; -1 for none.
         path: index into `paths`.

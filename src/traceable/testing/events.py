@@ -2,7 +2,7 @@
 
 The nesting of ranges, and the active segments of a coroutine as one range, are computed in `analysis.instances`; here
 its columns only get names and the few values that a trace omits (payloads, colors). What annotations emit beyond
-names (identities, named fields, samples) is distinguished as in `trace.emitted`.
+names (identities, named fields, samples) is distinguished as in `protocol.nvtx`.
 """
 
 from __future__ import annotations

@@ -108,6 +108,28 @@ def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
     names = Names()
     geometries: dict[tuple[int, ...], int] = {}
     files = [read_file(one, names, geometries) for one in paths]
+    return combine_files(path, files, names, geometries, allow_unrelated=allow_unrelated)
+
+
+def combine_files(
+    path: Path,
+    files: list[File],
+    names: Names,
+    geometries: dict[tuple[int, ...], int],
+    *,
+    allow_unrelated: bool = False,
+) -> Trace:
+    """Return files that were read as one trace.
+
+    Args:
+        path: of the trace.
+        files: read by `read_file` with `names` and `geometries`.
+        names, geometries: the numbering of names and launch geometries.
+        allow_unrelated: see `load`.
+
+    Raises:
+        TraceError: the files can't be combined.
+    """
     return _Merger(path, files, names, geometries).trace(allow_unrelated)
 
 

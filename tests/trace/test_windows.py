@@ -133,10 +133,14 @@ def test_a_recording_that_counts_calls_anew_keeps_its_launches_apart(trace):
 def test_an_operation_launched_before_its_window_keeps_its_call(export):
     place = {"start": [10], "end": [20], "globalPid": [7 << 24], "correlationId": [5]}
     call = {"start": [1], "end": [2], "globalTid": [THREAD], "nameId": [1]}
-    before = load(export(CUPTI_ACTIVITY_KIND_RUNTIME={**call, "correlationId": [5]}))
+    strings = {"id": [1], "value": ["cudaMemsetAsync"]}
+    before = load(export(StringIds=strings, CUPTI_ACTIVITY_KIND_RUNTIME={**call, "correlationId": [5]}))
     after = load(
         export(
-            "after.sqlite", CUPTI_ACTIVITY_KIND_RUNTIME={**call, "correlationId": [6]}, CUPTI_ACTIVITY_KIND_MEMSET=place
+            "after.sqlite",
+            StringIds=strings,
+            CUPTI_ACTIVITY_KIND_RUNTIME={**call, "correlationId": [6]},
+            CUPTI_ACTIVITY_KIND_MEMSET=place,
         )
     )
     whole = join_traces([replace(before, utc_epoch_ns=0), replace(after, utc_epoch_ns=100)])

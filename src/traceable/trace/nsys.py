@@ -8,7 +8,7 @@ and threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -184,6 +184,7 @@ class _Reader:
         readable = {name: spec for name, spec in TABLES.items() if self._has_required_columns(name)}
         rows_by_table = self.database.read(readable | NAMES, self._prepare, self._report_tables)
         self._note_excluded_rows()
+        self._check_strings(rows_by_table)
         strings = Strings(rows_by_table["StringIds"]["id"], rows_by_table["StringIds"].encoded["value"], self.names)
         tables = {
             name: rows_by_table.pop(name) if name in rows_by_table else make_empty_rows(spec)
@@ -292,6 +293,16 @@ class _Reader:
         if self.progress is not None:
             labels = dict.fromkeys(TABLE_LABELS.get(table, "names") for table in tables)
             self.progress(f"reading {_format_size(self.database.size_bytes)}: {' and '.join(labels)}")
+
+    def _check_strings(self, rows_by_table: Mapping[str, Rows]) -> None:
+        """Reject a file without StringIds whose events have their names there."""
+        if "StringIds" in self.database.tables:
+            return
+        for table, rows in rows_by_table.items():
+            keys = [rows.encoded[key].values for key in ("name", "short name", "textId") if key in rows.encoded]
+            if table in TABLES and any((key != NULL).any() for key in keys):
+                found = f"{self.database.path} has no table StringIds, which holds the names of table {table}"
+                raise TraceError("table_missing", found, RE_EXPORT)
 
     def _prepare(self, table: str, rows: Rows) -> Rows:
         """Return a table of events sorted by start, the longer of two first; equal ones stay in the file's order.

@@ -101,7 +101,7 @@ class _Reader:
                     "PROCESSES": ColumnSpec(("globalPid",), texts=("name",)),
                 }
             )
-        files, threads, processes = tables.values()
+        files, threads, processes = (tables[name] for name in (gpu_files.TABLE, gpu_files.THREADS_TABLE, "PROCESSES"))
         self._files = list(
             zip(files["globalPid"].tolist(), files["clockOffset"].tolist(), files.texts("name"), strict=True)
         )

@@ -54,12 +54,10 @@ def recorded_whole(torch: Any, count: int, timings: dict[str, list[float]]) -> N
 
 def uncertainties(directory: Path) -> list[float]:
     """Return how well the clocks of each recording were matched, in us."""
-    from traceable.collectors.recorder.kineto_merge import KinetoTraces
+    from traceable.trace.recorder_gpu import read_clocked_file
 
-    parts = KinetoTraces()
-    for path in sorted(directory.glob("*.gz")):
-        parts.add(path, 1)
-    return [(part.clock.uncertainty_ns or 0) / 1000 for part in parts.traces]
+    clocks = (read_clocked_file(path).clock for path in sorted(directory.glob("*.gz")))
+    return [(clock.uncertainty_ns or 0) / 1000 for clock in clocks]
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ _SHORTEST = 3
 _KEPT_TABLES = re.compile(
     r"StringIds|NVTX_EVENTS|CUPTI_\w+|ENUM_\w+|PROCESSES|ThreadNames|PROFILER_OVERHEAD|CUDA_GRAPH\w*"
     r"|CUDA_GPU_MEMORY\w*|TARGET_INFO_(GPU|CUDA_\w+|SESSION_START_TIME)|ANALYSIS_DETAILS|DIAGNOSTIC_EVENT"
-    r"|META_DATA_(EXPORT|CAPTURE)"
+    r"|META_DATA_(EXPORT|CAPTURE)|TRACEABLE_(GPU_FILES|THREADS)"
 )
 _EXCLUDED_TABLES = re.compile(r".*CALLCHAIN.*")
 _PUBLIC = ("/usr", "/usr/local", "/root", "/tmp", "root", "localhost")
@@ -94,10 +94,11 @@ def keep(bench: Bench, source: Path, name: str, what: str) -> None:
     Raises:
         Failed: it is too large, or still has private data.
     """
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name.removeprefix("gpu/")):
         raise ValueError(f"{name!r} is not a plain file name")
     target = bench.captures / name
-    part = bench.captures / f".{name}.part"
+    target.parent.mkdir(exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
     try:
         if source.suffix == ".sqlite":
             _copy_database(source, part)
@@ -118,6 +119,17 @@ def keep(bench: Bench, source: Path, name: str, what: str) -> None:
     finally:
         part.unlink(missing_ok=True)
     bench.kept.append({"file": name, "what": what, "bytes": size})
+    if source.suffix == ".sqlite":
+        for file in _list_gpu_files(source):
+            keep(bench, file, f"gpu/{file.name}", f"GPU activity of {name}")
+
+
+def _list_gpu_files(database: Path) -> list[Path]:
+    """Return the files with the GPU activity of the recorder's database."""
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+        rows = connection.execute("SELECT name FROM TRACEABLE_GPU_FILES") if "TRACEABLE_GPU_FILES" in tables else ()
+        return [database.parent / "gpu" / name for (name,) in rows]
 
 
 def _copy_database(source: Path, target: Path) -> None:

@@ -10,12 +10,10 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -589,8 +587,9 @@ def check_launches(plain: oracle.Plain, kernels: int, uncertainty_ns: float) -> 
 
 def uncertainty_ns(database: Path) -> float:
     """Return the uncertainty of the offset between GPU activity and ranges, from a database."""
-    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        texts = [text for (text,) in connection.execute("SELECT text FROM DIAGNOSTIC_EVENT")]
+    import traceable
+
+    texts = traceable.load(database).trace.source.notes
     matches = [match for text in texts if (match := _PLACED.search(str(text)))]
     if not matches:
         raise Failed("the recording has no uncertainty of its clocks")
@@ -611,9 +610,9 @@ def gpu_identity(bench: Bench) -> str:
     """The recording of --gpu identifies the GPU by its UUID."""
     ran = run(bench, "launches", "--collector", "recorder", "--gpu")
     bench.need_gpu()
-    with closing(sqlite3.connect(f"{ran.database.as_uri()}?mode=ro", uri=True)) as connection:
-        uuids = {str(uuid) for (uuid,) in connection.execute("SELECT uuid FROM TARGET_INFO_CUDA_DEVICE")}
-        names = {str(name) for (name,) in connection.execute("SELECT name FROM TARGET_INFO_GPU")}
+    documents = [oracle.kineto_document(path) for path in (ran.database.parent / "gpu").glob("*.json.gz")]
+    uuids = {uuid for one in documents for uuid in one["traceable_gpu"]["gpus"].values()}
+    names = {str(gpu["name"]) for one in documents for gpu in one["deviceProperties"]}
     if not ran.result["uuid"]:
         raise NotPossible("this torch has no UUIDs of GPUs")
     listed = execute(["nvidia-smi", "-L"], bench.work).stdout if shutil.which("nvidia-smi") else ""

@@ -11,7 +11,7 @@ import re
 import sqlite3
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ class Sums:
 
 
 def read_sqlite(path: Path) -> Plain:
-    """Read a database in nsys's schema."""
+    """Read a database in nsys's schema; the embedded recorder's with the GPU activity in the files that it lists."""
     plain = Plain()
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
@@ -121,7 +121,48 @@ def read_sqlite(path: Path) -> Plain:
                 launch = calls.get((process, row["correlationId"]))
                 operation = Operation(kind, name, row["start"], row["end"], process, launch, grid, node or None)
                 plain.operations.append(operation)
+        if "TRACEABLE_GPU_FILES" in tables:
+            threads = {
+                (row["globalTid"] >> 24, row["pthread"] & 0xFFFFFFFF): row["globalTid"]
+                for row in database.execute("SELECT * FROM TRACEABLE_THREADS WHERE pthread IS NOT NULL")
+            }
+            for row in database.execute("SELECT * FROM TRACEABLE_GPU_FILES"):
+                file = path.parent / "gpu" / row["name"]
+                _add_gpu_file(plain, file, row["globalPid"] >> 24, row["clockOffset"], threads)
     return plain
+
+
+def _add_gpu_file(plain: Plain, path: Path, process: int, offset: int, threads: dict[tuple[int, int], int]) -> None:
+    """Add the calls and operations of a Kineto trace, on the clock of the database.
+
+    Args:
+        plain: the database.
+        path: the trace.
+        process, threads: as the database numbers them, threads by process and the lower half of pthread_self.
+        offset: what to add to CLOCK_MONOTONIC.
+    """
+    trace = read_kineto(path)
+    starts = {one.name: one.start for one in trace.ranges}
+    clock = [
+        (starts[f"traceable.clock {number}"], (before + after) // 2)
+        for number, before, after in kineto_document(path)["traceable_gpu"]["markers"]
+    ]
+    ends = [clock[: len(clock) // 2], clock[len(clock) // 2 :]]
+    first, last = ([sum(column) // len(column) for column in zip(*end, strict=True)] for end in ends)
+
+    def shift(time: int) -> int:
+        drift = (last[1] - last[0]) - (first[1] - first[0])
+        return time + first[1] - first[0] + drift * (time - first[0]) // (last[0] - first[0]) + offset
+
+    calls: dict[Call | None, Call] = {}
+    for one in trace.calls:
+        thread = threads.get((process, one.thread & 0xFFFFFFFF), process << 24 | one.thread)
+        calls[one] = replace(one, start=shift(one.start), end=shift(one.end), thread=thread)
+    plain.calls += calls.values()
+    plain.operations += [
+        replace(one, start=shift(one.start), end=shift(one.end), process=process, call=calls.get(one.call))
+        for one in trace.operations
+    ]
 
 
 def read_kineto(path: Path) -> Plain:
@@ -165,10 +206,15 @@ def read_kineto(path: Path) -> Plain:
 
 def kineto_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a Kineto trace, plain or gzip; times keep all their digits."""
+    events: list[dict[str, Any]] = kineto_document(path)["traceEvents"]
+    return events
+
+
+def kineto_document(path: Path) -> dict[str, Any]:
+    """Return the content of a Kineto trace, plain or gzip; times keep all their digits."""
     content = path.read_bytes()
     content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-    events: list[dict[str, Any]] = json.loads(content, parse_float=Decimal)["traceEvents"]
-    return events
+    return dict(json.loads(content, parse_float=Decimal))
 
 
 def _ns(microseconds: Any) -> int:

@@ -151,7 +151,8 @@ def _load_raw(
             report(f"reading {path if len(files) == 1 else file}")
             # The windows of one run are related however far apart they are.
             unrelated = allow_unrelated or manifest is not None
-            traces.append(load_trace(file, progress=report, allow_unrelated=unrelated))
+            run = directory if manifest is not None else None
+            traces.append(load_trace(file, progress=report, allow_unrelated=unrelated, run_directory=run))
         intervals = [one for file in files for one in flight.read_intervals(file, manifest)]
     trace = join_traces(traces)
     from traceable.launch import range_counts

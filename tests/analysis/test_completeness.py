@@ -24,7 +24,7 @@ from traceable.analysis.completeness import (
 )
 from traceable.annotation.range_counts import make_entry_key
 from traceable.errors import Message
-from traceable.trace.emitted import WINDOW_DOMAIN
+from traceable.protocol.nvtx import WINDOW_DOMAIN
 from traceable.trace.model import Trace
 
 

@@ -12,6 +12,7 @@ from tests.trace.sample_kineto import as_json
 
 from traceable.capture import gpu_gate
 from traceable.collectors.recorder.recording import ProcessRecording
+from traceable.protocol import gpu_files
 
 Document = dict[str, Any]
 BASE_NS = 1_790_000_000_000_000_000
@@ -83,7 +84,7 @@ def placed(
         at = (begin_ns if number < gpu_gate.MARKERS else end_ns) + 10_000 * number
         clock.append((number, at - 800, at + 800))
         if markers:
-            name = f"{gpu_gate.MARKER} {number}"
+            name = f"{gpu_files.MARKER} {number}"
             where = {"pid": process.pid, "tid": process.pid, "args": {}}
             selected.append(
                 {
@@ -101,7 +102,7 @@ def placed(
     return {
         "schemaVersion": 1,
         "deviceProperties": properties,
-        gpu_gate.METADATA: metadata,
+        gpu_files.METADATA: metadata,
         "baseTimeNanoseconds": process.realtime_ns - process.monotonic_ns,
         "traceEvents": selected,
     }

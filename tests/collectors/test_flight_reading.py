@@ -1,4 +1,4 @@
-"""Rings that are torn, damaged or of an older format: nothing in them is misread."""
+"""Rings that are torn or damaged: nothing in them is misread."""
 
 from __future__ import annotations
 
@@ -138,22 +138,6 @@ def test_the_covered_window_is_in_the_database(run_dir: Path) -> None:
     assert query(database, "SELECT min(start) >= 0 FROM NVTX_EVENTS") == [(1,)]
     ((epoch,),) = query(database, "SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
     assert epoch == process.realtime_ns + process.window.start_ns
-
-
-def test_recordings_of_the_format_before_rings_are_read(tmp_path: Path, pristine: Path) -> None:
-    record(tmp_path, "import nvtx\nwith nvtx.annotate('old', payload=1):\n    nvtx.mark('mark')")
-    now = query(RecorderCollector().finalize(tmp_path, "app").database, "SELECT eventType, start, end FROM NVTX_EVENTS")
-    (directory,) = (tmp_path / "recording").iterdir()
-    for path in directory.iterdir():
-        content = bytearray(path.read_bytes())
-        struct.pack_into("<I", content, 8, 3)
-        if path.name == "process":
-            content = content[:92] + bytes(4) + content[192:] + bytes(96)
-        path.write_bytes(content)
-    assert read_recording(tmp_path / "recording").processes[0].command[0] == sys.executable
-    (tmp_path / "app.sqlite").unlink()
-    again = RecorderCollector().finalize(tmp_path, "app").database
-    assert query(again, "SELECT eventType, start, end FROM NVTX_EVENTS") == now
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +18,10 @@ from tests.collectors.gpu_traces import half, placed, read, say, write
 
 from traceable.analysis.attribution import THREAD
 from traceable.analysis.context import Context
-from traceable.capture import gpu_gate
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.collectors.recorder.recording import ProcessRecording
 from traceable.errors import MissingDataError
+from traceable.protocol import gpu_files
 from traceable.recording import Recording
 from traceable.report.views import VIEWS
 from traceable.trace import Trace
@@ -73,7 +71,7 @@ def test_a_gpus_work_is_all_there_and_belongs_to_the_ranges_around_its_launches(
     threads = {first: main.tid, second: half(other.pthread)}
     begin = process.monotonic_ns + 1_000_000
     write(placed(document, process, begin, threads, drift=Decimal("0.00002")), run_dir, process.pid)
-    say(run_dir, process.pid, gpu_gate.STOPPED)
+    say(run_dir, process.pid, gpu_files.STOPPED)
     trace, notes = finalize_run(run_dir)
     assert notes == ()
     of = {"kernel": trace.kernels, "gpu_memcpy": trace.copies, "gpu_memset": trace.memsets, "cuda_runtime": trace.calls}
@@ -92,35 +90,42 @@ def test_a_gpus_work_is_all_there_and_belongs_to_the_ranges_around_its_launches(
         one["name"].split()[1] for one in events["gpu_memcpy"]
     )
     tids = {first: main.tid, second: other.tid}
-    compare_calls(events["cuda_runtime"], run_dir, begin - process.monotonic_ns, tids)
-    compare_with_oracle(trace, run_dir)
+    compare_calls(events["cuda_runtime"], trace, begin - process.monotonic_ns, tids)
+    compare_with_oracle(trace)
+    # The recorder's database has its own events alone; the GPU's are in Kineto's file.
+    assert rows(run_dir, "SELECT name FROM sqlite_master WHERE name LIKE 'CUPTI%'") == []
+    assert rows(run_dir, "SELECT name FROM TRACEABLE_GPU_FILES") == [(f"{process.pid}-1.pt.trace.json.gz",)]
 
 
-def compare_calls(calls: list[dict[str, Any]], run_dir: Path, begin_ns: int, tids: dict[int, int]) -> None:
+def compare_calls(calls: list[dict[str, Any]], trace: Trace, begin_ns: int, tids: dict[int, int]) -> None:
     """Compare when and on which thread each call stands with what the trace says of it."""
     origin = min(gpu_traces.ns(one["ts"]) for one in calls)
-    query = "SELECT correlationId, start, globalTid & 0xffffff FROM CUPTI_ACTIVITY_KIND_RUNTIME"
-    actual = {correlation: (start, tid) for correlation, start, tid in rows(run_dir, query)}
+    tid_of = [one.tid for one in trace.threads]
+    columns = (trace.calls.correlation, trace.calls.start_ns, trace.calls.thread)
+    each = zip(*(column.tolist() for column in columns), strict=True)
+    actual = {correlation: (start, tid_of[thread]) for correlation, start, thread in each}
     for one in calls:
         start, tid = actual[one["args"]["correlation"]]
         assert tid == tids.get(one["tid"], 0xFFFFFF)
         assert abs(start - (begin_ns + gpu_traces.ns(one["ts"]) - origin)) <= 5
 
 
-def compare_with_oracle(trace: Trace, run_dir: Path) -> None:
-    """Attribute every operation by the plainest reading of the tables, and compare."""
+def compare_with_oracle(trace: Trace) -> None:
+    """Attribute every operation by the plainest reading of the columns, and compare."""
     context = Context(trace)
     ranges: dict[int, list[tuple[int, int]]] = {}
-    for start, end, tid in rows(run_dir, "SELECT start, end, globalTid FROM NVTX_EVENTS WHERE eventType = 59"):
-        ranges.setdefault(tid, []).append((start, end))
-    query = "SELECT correlationId, start, end, globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME"
-    launches = {correlation: launch for correlation, *launch in rows(run_dir, query)}
+    columns = (trace.ranges.start_ns, trace.ranges.end_ns, trace.ranges.thread)
+    for start, end, thread in zip(*(column.tolist() for column in columns), strict=True):
+        ranges.setdefault(thread, []).append((start, end))
+    columns = (trace.calls.correlation, trace.calls.start_ns, trace.calls.end_ns, trace.calls.thread)
+    each = zip(*(column.tolist() for column in columns), strict=True)
+    launches = {correlation: launch for correlation, *launch in each}
     by_thread = 0
     operations = (trace.kernels, trace.copies, trace.memsets)
     for operation, correlation in enumerate(np.concatenate([one.correlation for one in operations]).tolist()):
         # Of some the launch lies before the recording.
-        start, end, tid = launches.get(correlation, (0, 0, 0))
-        around = [one for one in ranges.get(tid, ()) if one[0] <= start and end <= one[1]]
+        start, end, thread = launches.get(correlation, (0, 0, -1))
+        around = [one for one in ranges.get(thread, ()) if one[0] <= start and end <= one[1]]
         assert (context.attribution.rule[operation] == THREAD) == bool(around)
         if around:
             by_thread += 1
@@ -146,7 +151,7 @@ def test_several_windows_of_two_processes_keep_their_launches_and_their_gpus_apa
     beside = replace(process, pid=process.pid + 1)
     write(placed(document, beside, begin, {}, gpus={"0": "GPU-b"}), run_dir, beside.pid)
     for pid in (process.pid, beside.pid):
-        say(run_dir, pid, gpu_gate.STOPPED)
+        say(run_dir, pid, gpu_files.STOPPED)
     trace, notes = finalize_run(run_dir)
     assert notes == ()
     kernels = sum(one.get("cat") == "kernel" for one in document["traceEvents"])
@@ -173,7 +178,7 @@ def test_gpu_work_of_a_program_without_a_range_is_a_recording(captures: Path, tm
     document = read(captures / "kineto" / "gpu-user-annotation-steps.json.gz")
     process = ProcessRecording(tmp_path, 4242, 1, "", (), 10**9, 1_800_000_000 * 10**9, 0, 0, (), ())
     write(placed(document, process, 2 * 10**9, {}, markers=False), tmp_path, 4242)
-    say(tmp_path, 4242, gpu_gate.STOPPED)
+    say(tmp_path, 4242, gpu_files.STOPPED)
     trace, notes = finalize_run(tmp_path)
     assert [note.code for note in notes] == ["nothing_recorded"]
     assert len(trace.kernels) == 130
@@ -185,26 +190,3 @@ def test_gpu_work_of_a_program_without_a_range_is_a_recording(captures: Path, tm
     # What stands there is not made again, and what it says is said again.
     again = RecorderCollector(gpu=True).finalize(tmp_path, "app").notes
     assert [note.as_dict for note in again] == [note.as_dict for note in notes]
-
-
-def test_nsys_reads_what_is_merged(captures: Path, recorded: Callable[..., Path], nsys: str) -> None:
-    document = read(captures / "kineto" / "trace-diff-test.json.gz")
-    run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
-    process = process_of(run_dir)
-    write(placed(document, process, process.monotonic_ns, {}), run_dir, process.pid)
-    finalize_run(run_dir)
-    reports = ("gpukernsum", "gpumemsizesum", "cudaapisum")
-    command = [nsys, "stats", "--quiet", "--format", "csv", *(f"--report={one}" for one in reports), "app.sqlite"]
-    done = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    kernels, copies, calls = (list(csv.DictReader(part.splitlines())) for part in done.stdout.strip().split("\n\n"))
-    counted: Counter[str] = Counter()
-    for one in kernels:
-        counted[one["Name"]] += int(one["Instances"])
-    events = {kind: [one for one in document["traceEvents"] if one.get("cat") == kind] for kind in gpu_traces.KEPT}
-    assert counted == Counter(one["name"] for one in events["kernel"])
-    moved = sum(int(one["Count"]) for one in copies)
-    assert moved == len(events["gpu_memcpy"]) + len(events["gpu_memset"])
-    assert {one["Name"]: int(one["Num Calls"]) for one in calls} == Counter(
-        one["name"] for one in events["cuda_runtime"]
-    )

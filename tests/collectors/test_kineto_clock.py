@@ -12,11 +12,8 @@ import pytest
 from tests.collectors.gpu_runs import finalize_run, process_of, rows
 from tests.collectors.gpu_traces import half, write
 
-from traceable.capture import gpu_gate
-from traceable.collectors.recorder import kineto_merge
-from traceable.collectors.recorder.kineto_merge import KinetoTraces, Threads
-from traceable.collectors.recorder.recording import ProcessRecording, ThreadRecording
-from traceable.errors import Message
+from traceable.protocol import gpu_files
+from traceable.trace.recorder_gpu import Clock, Threads, describe_clocks, read_clocked_file
 
 pytestmark = pytest.mark.slow
 
@@ -48,38 +45,35 @@ def test_kineto_events_lie_in_the_recorders_range_around_them(
     process = process_of(run_dir)
     trace, notes = finalize_run(run_dir)
     assert notes == ()
-    parts = KinetoTraces()
     (path,) = (run_dir / "gpu").glob("*.gz")
-    parts.add(path, process.pid)
-    (part,) = parts.traces
-    ranges, annotations = trace.ranges, part.file.events.ranges
+    part = read_clocked_file(path)
+    ranges, annotations = trace.ranges, part.trace.ranges
     by_name = {trace.names[name]: row for row, name in enumerate(ranges.name.tolist())}
-    starts = part.clock.monotonic_ns(annotations.column("start")) - process.monotonic_ns
-    threads = list(part.file.events.threads)
+    starts = part.monotonic_ns(annotations.start_ns) - process.monotonic_ns
     uncertainty = part.clock.uncertainty_ns
     assert uncertainty is not None
     found = 0
     for name, start, thread in zip(
-        annotations.column("name").tolist(), starts.tolist(), annotations.column("thread").tolist(), strict=True
+        annotations.name.tolist(), starts.tolist(), annotations.thread.tolist(), strict=True
     ):
-        row = by_name.get(parts.names.all()[name])
+        row = by_name.get(part.trace.names[name])
         if row is not None:
             found += 1
             assert ranges.start_ns[row] - uncertainty <= start <= ranges.end_ns[row] + uncertainty
-            assert threads[thread][1] == trace.threads[ranges.thread[row]].tid
+            assert part.trace.threads[thread].tid == trace.threads[ranges.thread[row]].tid
     assert found == 200
     # Of all that torch did, only what is named by users: no operator.
     assert set(part.file.events.excluded) <= {"cpu_instant_event"}
     assert not part.file.events.calls
-    ((remark,),) = rows(run_dir, "SELECT text FROM DIAGNOSTIC_EVENT WHERE severity = 1")
-    assert Message.parse(remark).code == "gpu_placed_by_markers"
-    assert f" process {process.pid} " in remark
+    assert [note.code for note in trace.source.notes] == ["gpu_placed_by_markers"]
+    # They are no ranges of the recording.
+    assert len(ranges) == 200 and len(trace.calls) == 0
 
 
 def markers(*brackets: tuple[int, int, int]) -> Any:
     """A file whose markers begin at the first of each three, and the readings around them."""
     events = [
-        {"ph": "X", "cat": "user_annotation", "name": f"{gpu_gate.MARKER} {number}", "pid": 1, "tid": 1}
+        {"ph": "X", "cat": "user_annotation", "name": f"{gpu_files.MARKER} {number}", "pid": 1, "tid": 1}
         | {"ts": Decimal(at) / 1000, "dur": 1, "args": {}}
         for number, (at, _, _) in enumerate(brackets)
     ]
@@ -87,17 +81,14 @@ def markers(*brackets: tuple[int, int, int]) -> Any:
     metadata = {"monotonic_ns": 50, "realtime_ns": 1_800_000_000_000_000_050, "markers": clock, "gpus": {}}
     return {
         "schemaVersion": 1,
-        gpu_gate.METADATA: metadata,
+        gpu_files.METADATA: metadata,
         "traceEvents": events,
         "baseTimeNanoseconds": 10**18 * 18 // 10,
     }
 
 
-def clock_of(document: Any, tmp_path: Path) -> kineto_merge.Clock:
-    parts = KinetoTraces()
-    parts.add(write(document, tmp_path, 1), 1)
-    (part,) = parts.traces
-    return part.clock
+def clock_of(document: Any, tmp_path: Path) -> Clock:
+    return read_clocked_file(write(document, tmp_path, 1)).clock
 
 
 def test_the_offset_is_what_suits_all_markers_and_its_drift_is_made_good(tmp_path: Path) -> None:
@@ -127,34 +118,22 @@ def test_without_markers_the_wall_clock_aligns_the_work_with_a_note(tmp_path: Pa
     clock = clock_of(document, tmp_path)
     assert clock.uncertainty_ns is None
     assert clock.monotonic_ns(np.array([1000])).tolist() == [1000]
-    assert kineto_merge.describe_clock(clock, 1).code == "gpu_placed_by_wall_clock"
+    assert [note.code for note in describe_clocks([clock])] == ["gpu_placed_by_wall_clock"]
 
 
 # ---- the threads
 
 
-def thread(tid: int, pthread: int, run_dir: Path, first_ns: int | None = None) -> ThreadRecording:
-    """A thread with a file that holds one event."""
-    path = run_dir / f"{tid}.events"
-    header = b"TRCBLEVT".ljust(64, b"\0")
-    event = (0).to_bytes(8, "little") + (5 << 56 | (first_ns or 0)).to_bytes(8, "little")
-    path.write_bytes(header + event)
-    return ThreadRecording(path, path.with_suffix(".text"), tid, tid, "t", pthread)
-
-
-def test_threads_are_found_by_number_or_by_half_and_of_two_that_shared_one_by_time(tmp_path: Path) -> None:
+def test_threads_are_found_by_number_or_by_half_and_of_two_that_shared_one_by_time() -> None:
     shared, other = 0x7F12_9000_0640, 0x7F12_0000_0640
-    threads = (
-        thread(100, 0x7F11_1234_5640, tmp_path, 0),
-        thread(101, shared, tmp_path, 1000),
-        thread(102, shared, tmp_path, 5000),
-        thread(103, other, tmp_path, 0),
-    )
-    process = ProcessRecording(tmp_path, 100, 1, "p", ("p",), 10_000, 0, 0, 0, (), threads)
-    known = Threads([process])
+    known = Threads()
+    known.add(100, 0x7F11_1234_5640, 10_000)
+    known.add(101, shared, 11_000)
+    known.add(102, shared, 15_000)
+    known.add(103, other, 10_000)
     times = np.array([10_500, 11_000, 14_999, 15_000, 99_000])
 
-    def tids(kineto_id: Any) -> list[int]:
+    def tids(kineto_id: int) -> list[int]:
         return list(known.resolve_tids(kineto_id, times).tolist())
 
     assert half(shared) < 0 < half(other)
@@ -167,7 +146,7 @@ def test_threads_are_found_by_number_or_by_half_and_of_two_that_shared_one_by_ti
     assert strangers == ([0xFFFFFF] * 5, [0xFFFFFE] * 5, [0xFFFFFF] * 5)
 
 
-def test_the_recorder_notes_both_numbers_of_every_thread(recorded: Callable[..., Path]) -> None:
+def test_the_recorder_notes_both_numbers_of_every_thread_and_its_first_event(recorded: Callable[..., Path]) -> None:
     code = """
 import threading, traceable
 def f():
@@ -180,3 +159,12 @@ t = threading.Thread(target=f); t.start(); t.join()
     ids = [tuple(map(int, line.split())) for line in (run_dir / "stderr").read_text().splitlines()]
     assert len(ids) == 2
     assert sorted((one.tid, one.pthread) for one in process_of(run_dir).threads) == sorted(ids)
+    trace, _ = finalize_run(run_dir)
+    starts = dict(zip(trace.ranges.thread.tolist(), trace.ranges.start_ns.tolist(), strict=True))
+    query = "SELECT globalTid & 0xffffff, pthread, start, name FROM TRACEABLE_THREADS ORDER BY 1"
+    assert rows(run_dir, query) == [
+        (*number, starts[row], trace.threads[row].name)
+        for number in sorted(ids)
+        for row in starts
+        if trace.threads[row].tid == number[0]
+    ]

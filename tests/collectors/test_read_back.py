@@ -161,12 +161,28 @@ def write(directory: Path, processes: list[list[list[list[Any]]]]) -> None:
         folder = directory / f"{pid}-{number}"
         folder.mkdir(parents=True)
         header = struct.pack(
-            "<8sIIIIqqQQQQ16sII", b"TRCBLPRC", 4, 1, pid, 1, 1000 * number, 1000 * number, 0, 0, 0, 0, b"python", 0, 0
+            "<8sIIIIqqQQQQ16sII",
+            b"TRCBLPRC",
+            rec.VERSION,
+            1,
+            pid,
+            1,
+            1000 * number,
+            1000 * number,
+            0,
+            0,
+            0,
+            0,
+            b"python",
+            0,
+            0,
         )
         (folder / "process").write_bytes(header.ljust(4096, b"\0"))
         names = [(1, 1, "a domain"), (1, 2, "another"), (2, 1, "registered"), (2, 2, "one"), (3, 7, "a category")]
         entries = b"".join(name_entry(kind, one, text) for kind, one, text in names)
-        (folder / "names").write_bytes(struct.pack("<8sII", b"TRCBLNAM", 4, 0).ljust(32, b"\0") + entries + bytes(64))
+        (folder / "names").write_bytes(
+            struct.pack("<8sII", b"TRCBLNAM", rec.VERSION, 0).ljust(32, b"\0") + entries + bytes(64)
+        )
         ids = iter(range(1, 10**9))
         for sequence, events in enumerate(threads, 1):
             text, places = texts()
@@ -174,7 +190,7 @@ def write(directory: Path, processes: list[list[list[list[Any]]]]) -> None:
                 struct.pack("<QQ", data, kind << 56 | value)
                 for kind, value, data in records([one for several in events for one in several], ids, places)
             )
-            begin = struct.pack("<8sIIQII16s16x", b"TRCBLEVT", 4, 0, sequence, 50 + sequence, 0, b"worker")
+            begin = struct.pack("<8sIIQII16s16x", b"TRCBLEVT", rec.VERSION, 0, sequence, 50 + sequence, 0, b"worker")
             (folder / f"{sequence}.events").write_bytes(begin + content + bytes(48))
             (folder / f"{sequence}.text").write_bytes(text)
 
@@ -186,7 +202,7 @@ def name_entry(kind: int, number: int, text: str) -> bytes:
 
 
 def texts() -> tuple[bytes, list[int]]:
-    content, places = struct.pack("<8sII", b"TRCBLTXT", 4, 0), []
+    content, places = struct.pack("<8sII", b"TRCBLTXT", rec.VERSION, 0), []
     for text in TEXTS:
         places.append(rec.TEXT_BIT | len(content) // 8)
         encoded = text.encode()

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.collectors.gpu_runs import notes_of, process_of, rows
+from tests.collectors.gpu_runs import finalize_run, notes_of, process_of, rows
 from tests.collectors.gpu_traces import placed, read, say, write
 
 from traceable import collectors
 from traceable.capture import gpu_gate
 from traceable.collectors.base import Gating
-from traceable.collectors.recorder import gpu as recorder_gpu
-from traceable.collectors.recorder import kineto_merge
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.collectors.recorder.recording import read_recording
 from traceable.errors import CollectorError, Message
-from traceable.protocol import environment
+from traceable.protocol import environment, gpu_files
 from traceable.trace import load
 
 pytestmark = pytest.mark.slow
@@ -81,9 +81,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize(
     ("state", "code"),
     [
-        (gpu_gate.LOST, "gpu_recording_not_written"),
-        (gpu_gate.REFUSED, "gpu_refused"),
-        (gpu_gate.WAITING, "cuda_not_used"),
+        (gpu_files.LOST, "gpu_recording_not_written"),
+        (gpu_files.REFUSED, "gpu_refused"),
+        (gpu_files.WAITING, "cuda_not_used"),
     ],
 )
 def test_the_state_of_a_process_becomes_a_note(recorded: Callable[..., Path], state: str, code: str) -> None:
@@ -93,7 +93,7 @@ def test_the_state_of_a_process_becomes_a_note(recorded: Callable[..., Path], st
     (note,) = notes_of(run_dir)
     assert note.code == code
     assert f"process {pid} " in note
-    assert ("no room" in note) == (state != gpu_gate.WAITING)
+    assert ("no room" in note) == (state != gpu_files.WAITING)
 
 
 def test_a_damaged_file_costs_its_own_work_alone(captures: Path, recorded: Callable[..., Path]) -> None:
@@ -105,12 +105,61 @@ def test_a_damaged_file_costs_its_own_work_alone(captures: Path, recorded: Calla
     cut.write_bytes(whole.read_bytes()[:2000])
     foreign = {"schemaVersion": 1, "traceEvents": [one for one in document["traceEvents"] if one.get("ph") == "X"]}
     unclocked = write(foreign, run_dir, process.pid, 3)
-    say(run_dir, process.pid, gpu_gate.STOPPED)
-    notes = notes_of(run_dir)
-    assert [note.code for note in notes] == ["file_cut_off", "gpu_file_without_clock"]
+    say(run_dir, process.pid, gpu_files.STOPPED)
+    trace, notes = finalize_run(run_dir)
+    assert notes == ()
+    notes = trace.source.notes
+    assert [note.code for note in notes] == ["file_cut_off", "gpu_file_without_clock", "gpu_placed_by_markers"]
     assert notes[0].startswith(f"{cut} ")
     assert notes[1].startswith(f"{unclocked} ")
-    assert len(load(run_dir / "app.sqlite").kernels) == 130
+    assert len(trace.kernels) == 130
+
+
+def test_a_database_without_the_files_of_its_gpu_work_has_a_note(captures: Path, recorded: Callable[..., Path]) -> None:
+    run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
+    process = process_of(run_dir)
+    document = read(captures / "kineto" / "gpu-user-annotation-steps.json.gz")
+    write(placed(document, process, process.monotonic_ns, {}), run_dir, process.pid)
+    finalize_run(run_dir)
+    alone = run_dir / "elsewhere" / "app.sqlite"
+    alone.parent.mkdir()
+    alone.write_bytes((run_dir / "app.sqlite").read_bytes())
+    trace = load(alone)
+    assert (len(trace.ranges), len(trace.kernels)) == (1, 0)
+    (note,) = trace.source.notes
+    assert note.code == "gpu_file_missing"
+    assert f"{alone.parent / 'gpu' / f'{process.pid}-1.pt.trace.json.gz'} " in note
+    assert len(load(alone, run_directory=run_dir).kernels) == 130
+
+
+@pytest.mark.parametrize("hostile", ["name", "link", "metadata"])
+def test_a_hostile_database_leads_to_no_other_file_and_a_hostile_clock_to_no_crash(
+    captures: Path, recorded: Callable[..., Path], hostile: str
+) -> None:
+    run_dir = recorded("import traceable\nwith traceable.annotate('a'): pass")
+    process = process_of(run_dir)
+    document = placed(
+        read(captures / "kineto" / "gpu-user-annotation-steps.json.gz"), process, process.monotonic_ns, {}
+    )
+    if hostile == "metadata":
+        most = (1 << 62) - 1
+        document[gpu_files.METADATA]["markers"] = [(number, 0, most * (number % 2)) for number in range(24)]
+    path = write(document, run_dir, process.pid)
+    finalize_run(run_dir)
+    if hostile == "link":
+        (run_dir / "gpu").rename(run_dir / "mine")
+        (run_dir / "gpu").symlink_to(run_dir / "mine")
+    elif hostile == "name":
+        with closing(sqlite3.connect(run_dir / "app.sqlite")) as database, database:
+            database.execute("UPDATE TRACEABLE_GPU_FILES SET name = ?", (f"../gpu/{path.name}",))
+    trace = load(run_dir / "app.sqlite")
+    assert len(trace.ranges) == 1
+    codes = [note.code for note in trace.source.notes]
+    if hostile == "metadata":
+        assert codes in (["gpu_file_without_clock"], ["gpu_placed_by_markers"])
+    else:
+        assert len(trace.kernels) == 0
+        assert codes == {"link": ["gpu_file_missing"], "name": []}[hostile]
 
 
 TORCH_WITH_CUDA = """
@@ -193,7 +242,7 @@ for index in traceable.steps(range(9)):
     assert sorted(path.name for path in (run_dir / "gpu").glob("*.gz")) == [
         f"{pid}-{number}.pt.trace.json.gz" for number in (1, 2)
     ]
-    assert len(rows(run_dir, "SELECT 1 FROM DIAGNOSTIC_EVENT WHERE text LIKE '%[gpu_placed_by_markers]'")) == 2
+    assert [note.code for note in trace.source.notes] == ["gpu_placed_by_markers"]
 
 
 # ---- how it is asked for
@@ -226,9 +275,5 @@ def test_only_the_recorder_needs_torch_and_under_nsys_it_is_rejected(monkeypatch
     assert error.value.code == "inside_nsys"
 
 
-def test_the_two_sides_agree_on_their_words() -> None:
-    assert kineto_merge.METADATA == gpu_gate.METADATA
-    for word in ("NO_CUDA", "WAITING", "RECORDING", "LOST", "REFUSED"):
-        assert getattr(recorder_gpu, word) == getattr(gpu_gate, word)
+def test_the_gate_has_the_name_that_the_plan_sets() -> None:
     assert gpu_gate.GpuGate.name == "gpu"
-    assert gpu_gate.MARKER == "traceable.clock"

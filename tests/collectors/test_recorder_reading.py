@@ -18,6 +18,7 @@ from tests.skips import skip_unless_ci
 from traceable._native import find_recorder_library
 from traceable.collectors import create_collector
 from traceable.collectors.recorder import loss_table
+from traceable.collectors.recorder import recording as rec
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.errors import CollectorError
 
@@ -230,12 +231,13 @@ def test_a_recording_of_which_nothing_can_be_read_is_an_error_that_names_the_fil
 
 
 @pytest.mark.parametrize("name", ["process", "names", "000001.events"])
-def test_another_format_version_is_an_error_that_names_the_file(run_dir: Path, name: str) -> None:
+@pytest.mark.parametrize("version", [rec.VERSION - 1, rec.VERSION + 1])
+def test_another_format_version_is_an_error_that_names_the_file(run_dir: Path, name: str, version: int) -> None:
     path = only(run_dir, f"*/{name}")
     content = bytearray(path.read_bytes())
-    content[8] = 99
+    struct.pack_into("<I", content, 8, version)
     path.write_bytes(content)
-    with pytest.raises(CollectorError, match=f"{path} .* 99;") as error:
+    with pytest.raises(CollectorError, match=f"{path} .* {version};") as error:
         RecorderCollector().finalize(run_dir, "app")
     assert error.value.code == "recording_version_unknown"
 

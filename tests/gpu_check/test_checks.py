@@ -27,7 +27,7 @@ from tests.collectors.sample_ncu import STAND_IN
 from tests.trace import sample_kineto
 
 import traceable
-from traceable.capture import gpu_gate
+from traceable.protocol import gpu_files
 
 Event = dict[str, Any]
 US = 1000
@@ -316,19 +316,19 @@ def on_gpu(recorded: Callable[..., Path]) -> Callable[..., Path]:
         markers = []
         for number in range(24):
             at = process.monotonic_ns + (0 if number < 12 else many.end) + number * 10_000
-            name = f"{gpu_gate.MARKER} {number}"
+            name = f"{gpu_files.MARKER} {number}"
             events.append(sample_kineto.annotation(name, at, 1, process.pid, pid=process.pid))
             markers.append((number, at - 700, at + 700))
         said = {
             "monotonic_ns": process.monotonic_ns + many.end,
             "realtime_ns": process.realtime_ns + many.end,
             "markers": markers,
-            "gpus": {"0": "GPU-1"},
+            "gpus": {"0": "GPU-12345678-1234-1234-1234-123456789abc"},
         }
         document = {
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": "NVIDIA X", "numSms": 8}],
-            gpu_gate.METADATA: said,
+            gpu_files.METADATA: said,
             "baseTimeNanoseconds": BASE_NS,
             "traceEvents": events,
         }
@@ -372,7 +372,7 @@ def test_a_kernel_before_its_launch_has_failed(on_gpu):
 def test_a_recording_that_does_not_state_its_clock_has_failed(on_gpu):
     database = on_gpu()
     with closing(sqlite3.connect(database)) as connection, connection:
-        connection.execute("DELETE FROM DIAGNOSTIC_EVENT")
+        connection.execute("DELETE FROM TRACEABLE_GPU_FILES")
     with pytest.raises(Failed, match="has no uncertainty of its clocks"):
         checks.uncertainty_ns(database)
 
@@ -517,19 +517,21 @@ def test_a_kept_database_has_its_events_and_nothing_private(on_gpu, private, tmp
             connection.execute("INSERT INTO StringIds VALUES (?, ?)", (10_000 + number, f"a {text} b"))
         rows = [("PROCESS_0:ENVIRONMENT_VARIABLE", "A=B"), ("PROCESS_0:COMMAND", f"{private[3]}/x.py")]
         connection.executemany("INSERT INTO META_DATA_CAPTURE (name, value) VALUES (?, ?)", rows)
-        uuid = "GPU-12345678-1234-1234-1234-123456789abc"
-        connection.execute("UPDATE TARGET_INFO_CUDA_DEVICE SET uuid = ?", (uuid,))
     at = bench(tmp_path)
     captures.keep(at, database, "kept.sqlite", "a test")
     kept = at.captures / "kept.sqlite"
-    assert at.kept == [{"file": "kept.sqlite", "what": "a test", "bytes": kept.stat().st_size}]
+    (file,) = (at.captures / "gpu").iterdir()
+    assert at.kept == [
+        {"file": "kept.sqlite", "what": "a test", "bytes": kept.stat().st_size},
+        {"file": f"gpu/{file.name}", "what": "GPU activity of kept.sqlite", "bytes": file.stat().st_size},
+    ]
     after = oracle.read_sqlite(kept)
     assert (after.kernels, sorted(after.ranges, key=str)) == (before.kernels, sorted(before.ranges, key=str))
-    content = kept.read_bytes()
+    content = kept.read_bytes() + gzip.decompress(file.read_bytes())
     for text in [*private, "A=B", "12345678-1234", "ProcessStreams", "TARGET_INFO_NETWORK", "Hostname"]:
         assert text.encode() not in content
     assert checks.rows_by_name(kept)["one"]["kernels"] == 20
-    assert list(at.captures.iterdir()) == [kept]
+    assert sorted(at.captures.iterdir()) == [file.parent, kept]
 
 
 def test_a_kept_trace_and_a_kept_text_have_nothing_private_either(private, tmp_path):

@@ -52,6 +52,22 @@ def test_another_database(tmp_path: Path) -> None:
     assert refusal(tmp_path / "other.sqlite").code == "not_an_nsys_export"
 
 
+@pytest.mark.parametrize("table", ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"])
+def test_an_export_without_the_table_of_its_names(export: Any, table: str) -> None:
+    names = {
+        "NVTX_EVENTS": "textId",
+        "CUPTI_ACTIVITY_KIND_KERNEL": "shortName",
+        "CUPTI_ACTIVITY_KIND_RUNTIME": "nameId",
+    }
+    columns = {"start": [1], "end": [2], "globalTid": [70], "globalPid": [0], "eventType": [59], names[table]: [1]}
+    path: Path = export(**{table: columns})
+    rejected = refusal(path)
+    assert (rejected.code, rejected.exit_code) == ("table_missing", 2)
+    assert " StringIds" in rejected.problem and f" {table}" in rejected.problem
+    # Where every event has its name in its own row, or none has one, nothing is missing.
+    assert len(load(export("unnamed.sqlite", **{table: {**columns, names[table]: [None]}})).names) <= 1
+
+
 def test_a_file_cut_off(export: Any, nvtx: Any) -> None:
     path: Path = export(NVTX_EVENTS=nvtx(*((i, i + 1, f"range {i}") for i in range(1000))))
     os.truncate(path, path.stat().st_size - 100)

@@ -8,9 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from traceable.protocol.nvtx import INSTANCE_BITS, is_identity, pack_identity, unpack_instance, unpack_parent
 from traceable.trace import load
-from traceable.trace.emitted import PayloadMarks, is_identity, match_payload_marks
 from traceable.trace.model import NULL, Trace
+from traceable.trace.payload_marks import PayloadMarks, match_payload_marks
 
 HERE, OTHER, THERE = (7 << 24) | 70, (7 << 24) | 71, (8 << 24) | 80
 PAYLOAD, COUNTER, ACTIVE = 3, 4, 5
@@ -114,6 +115,28 @@ def test_what_is_announced_is_the_next_range_of_its_thread(export: Any) -> None:
     assert len(trace.marks) == 0
 
 
+numbers = st.integers(1, INSTANCE_BITS)
+
+
+@given(numbers, st.one_of(st.just(0), numbers))
+def test_an_identity_is_read_from_a_column_as_it_was_packed(number: int, parent: int) -> None:
+    payload = np.array([pack_identity(number, parent)])
+    assert is_identity(payload).all()
+    assert unpack_instance(payload).tolist() == [number]
+    assert unpack_parent(payload).tolist() == [parent]
+
+
+@given(st.integers(-(1 << 63), (1 << 63) - 1))
+def test_what_is_taken_for_an_identity_was_packed_as_one(number: int) -> None:
+    assert is_identity(np.array([number])).tolist() == [is_identity(number)]
+    if is_identity(number):
+        assert pack_identity(unpack_instance(number), unpack_parent(number)) == number
+
+
+def test_absent_is_no_identity() -> None:
+    assert not is_identity(np.array([NULL, 0, -1, 1 << 62])).any()
+
+
 payloads = st.one_of(st.just(NULL), st.just(5), st.integers(1, 3).map(packed))
 places = st.tuples(st.integers(0, 12), st.integers(0, 2), payloads, st.booleans())
 
@@ -124,11 +147,11 @@ def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None
     """Each mark at a time; `where` is the thread, of which 0 and 1 are of one process."""
     marks, ranges = sorted(marks, key=lambda row: row[0]), sorted(ranges, key=lambda row: row[0])
     stretch = [flag for *_, flag in ranges]
-    carried = [bool(is_identity(np.array([payload]))[0]) for _, _, payload, _ in ranges]
+    carried = [is_identity(payload) for _, _, payload, _ in ranges]
     identity = [payload if carried[i] else NULL for i, (_, _, payload, _) in enumerate(ranges)]
     fields = [-1] * len(ranges)
     for text, (time, where, payload, bare) in enumerate(marks):
-        if not is_identity(np.array([payload]))[0]:
+        if not is_identity(payload):
             continue
         later = [i for i, row in enumerate(ranges) if row[0] >= time]
         if bare:

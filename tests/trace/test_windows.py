@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.analysis.sample_traces import traces
 
 from traceable.errors import TraceError
-from traceable.protocol import environment
-from traceable.trace import emitted, load
+from traceable.protocol.nvtx import WINDOW_DOMAIN
+from traceable.trace import load
 from traceable.trace.join import join_traces
 from traceable.trace.model import NULL, Trace
 
@@ -23,15 +23,11 @@ INDEX = {"name", "domain", "category", "fields", "short_name"}
 
 def export_of(export: Any, *rows: dict[str, Any], duration: int = 1000) -> Trace:
     """Rows of NVTX_EVENTS below the one that names the windows' domain, which is 1."""
-    named = {"start": 0, "eventType": 75, "text": emitted.WINDOW_DOMAIN, "domainId": 1}
+    named = {"start": 0, "eventType": 75, "text": WINDOW_DOMAIN, "domainId": 1}
     names = ("start", "end", "eventType", "text", "globalTid", "domainId", "int64Value")
     events = [{**dict.fromkeys(names), "globalTid": THREAD, "domainId": 0, **row} for row in (named, *rows)]
     columns = {name: [row[name] for row in events] for name in names}
     return load(export(NVTX_EVENTS=columns, ANALYSIS_DETAILS={"duration": [duration]}))
-
-
-def test_writer_and_reader_mean_the_same_domain():
-    assert emitted.WINDOW_DOMAIN == environment.WINDOW_DOMAIN
 
 
 def test_a_window_is_no_range_of_the_program(export):
@@ -85,6 +81,9 @@ def named(trace: Trace, column: str, value: Any, offset: int) -> Any:
         return value
     if column in INDEX:
         return trace.names[value]
+    if column == "correlation":
+        # CUPTI's own number, which is of 32 bits; what a join adds keeps those of two recordings apart.
+        return value if value == NULL else value % (1 << 32)
     if column in ("thread", "end_thread"):
         return trace.threads[value].global_id
     if column == "process":
@@ -104,6 +103,49 @@ def test_joined_holds_every_event_of_each_part_at_its_own_time(first, second, di
     for kind in ("ranges", "calls", "kernels", "marks"):
         starts = getattr(whole, kind).start_ns
         assert (starts[1:] >= starts[:-1]).all()
+
+
+def launched_by(trace: Trace) -> Counter[Any]:
+    """Each kernel by name, with the calls of its process that have its correlation, by name and start."""
+    process_of = [one.process for one in trace.threads]
+    calls: dict[Any, list[Any]] = {}
+    rows = zip(
+        *(column.tolist() for column in (trace.calls.thread, trace.calls.correlation, trace.calls.name)), strict=True
+    )
+    for start, (thread, correlation, name) in zip(trace.calls.start_ns.tolist(), rows, strict=True):
+        if correlation != NULL:
+            calls.setdefault((process_of[thread], correlation), []).append((trace.names[name], start))
+    kernels = zip(trace.kernels.process.tolist(), trace.kernels.correlation.tolist(), strict=True)
+    return Counter(tuple(sorted(calls.get(key, []))) for key in kernels)
+
+
+@given(traces())
+def test_a_recording_that_counts_calls_anew_keeps_its_launches_apart(trace):
+    """The same recording twice, an hour apart: each kernel has the calls of its own half alone."""
+    hour_ns = 3600 * 10**9
+    first, second = replace(trace, utc_epoch_ns=0), replace(trace, utc_epoch_ns=hour_ns)
+    moved = Counter(
+        {tuple((name, start + hour_ns) for name, start in calls): n for calls, n in launched_by(trace).items()}
+    )
+    assert launched_by(join_traces([first, second])) == launched_by(trace) + moved
+
+
+def test_an_operation_launched_before_its_window_keeps_its_call(export):
+    place = {"start": [10], "end": [20], "globalPid": [7 << 24], "correlationId": [5]}
+    call = {"start": [1], "end": [2], "globalTid": [THREAD], "nameId": [1]}
+    strings = {"id": [1], "value": ["cudaMemsetAsync"]}
+    before = load(export(StringIds=strings, CUPTI_ACTIVITY_KIND_RUNTIME={**call, "correlationId": [5]}))
+    after = load(
+        export(
+            "after.sqlite",
+            StringIds=strings,
+            CUPTI_ACTIVITY_KIND_RUNTIME={**call, "correlationId": [6]},
+            CUPTI_ACTIVITY_KIND_MEMSET=place,
+        )
+    )
+    whole = join_traces([replace(before, utc_epoch_ns=0), replace(after, utc_epoch_ns=100)])
+    assert whole.calls.correlation.tolist() == [5, 6]
+    assert whole.memsets.correlation.tolist() == [5]
 
 
 @given(traces())

@@ -22,7 +22,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define RECORDING_VERSION 5 /* 3 had no ring, 4 no drop_reason */
+#define RECORDING_VERSION 5
 #define PROCESS_MAGIC "TRCBLPRC"
 #define NAMES_MAGIC "TRCBLNAM"
 #define EVENTS_MAGIC "TRCBLEVT"

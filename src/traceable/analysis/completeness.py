@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from traceable.errors import Message
-from traceable.trace.emitted import WINDOW_DOMAIN
 from traceable.trace.model import Int64, Trace
+from traceable.trace.payload_marks import WINDOW_DOMAIN
 
 RANGES_MISSING = "ranges_missing"
 EVENTS_DROPPED = "events_dropped"

@@ -20,8 +20,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from traceable.trace.emitted import decode_number, decode_parent_number, is_segment_domain
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace
+from traceable.trace.payload_marks import is_segment_domain, unpack_instance, unpack_parent
 from traceable.trace.rows import distinct
 
 MAX_DEPTH = 128
@@ -56,7 +56,7 @@ class Instances:
             its times are those of the launch call.
         outside: whether it lies outside the time that the trace was cut to, and is here for its operations that do not:
             it has no CPU time in this time.
-        identity: who it is and what it began in (`trace.emitted`); NULL if not recorded.
+        identity: who it is and what it began in (`protocol.nvtx`); NULL if not recorded.
         fields: index into `Trace.names` of its named fields as JSON text; -1 for none.
         parent: index of the instance it lies inside or began in; -1 for none.
         path: index into `paths`.
@@ -400,12 +400,12 @@ def _named_parents(rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, pr
     """
     found = np.full(len(rank), -1, np.int64)
     known = np.flatnonzero(identity != NULL)
-    children = known[decode_parent_number(identity[known]) > 0]
+    children = known[unpack_parent(identity[known]) > 0]
     if not len(children):
         return found
     processes = int(process.max()) + 1
-    who = decode_number(identity[known]) * processes + process[known]
-    whose = decode_parent_number(identity[children]) * processes + process[children]
+    who = unpack_instance(identity[known]) * processes + process[known]
+    whose = unpack_parent(identity[children]) * processes + process[children]
     kinds = distinct(who)
     keys = np.sort(np.searchsorted(kinds, who) * len(rank) + rank[known])
     kind = np.minimum(np.searchsorted(kinds, whose), len(kinds) - 1)

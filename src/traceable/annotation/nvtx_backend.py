@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from traceable.annotation import null_backend
 from traceable.annotation.arguments import is_mutable, normalize_payload, normalize_value
-from traceable.protocol.nvtx import INSTANCE_BITS, PAYLOAD_DOMAIN, pack_identity
+from traceable.protocol.nvtx import INSTANCE_BITS, NO_FIELDS, PAYLOAD_DOMAIN, pack_identity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -223,7 +223,7 @@ class Range(null_backend.Range):
         attributes = self._attributes
         if attributes.payload is None:
             return self._identified(number)
-        _announce("{}", number)
+        _announce(NO_FIELDS, number)
         return attributes
 
     def _pushed(self) -> Any:

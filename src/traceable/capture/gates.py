@@ -11,6 +11,7 @@ from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 from traceable.errors import CauseError, Message
 from traceable.protocol import environment
+from traceable.protocol.nvtx import CAPTURE_RANGE, WINDOW_DOMAIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class NvtxGate:
     name = "nvtx"
 
     def __init__(self) -> None:
-        self._range = annotate(environment.CAPTURE_RANGE, None, environment.WINDOW_DOMAIN)
+        self._range = annotate(CAPTURE_RANGE, None, WINDOW_DOMAIN)
         # The native calls release the GIL, so that the threads of the program run on meanwhile.
         native = engine.core is not None
         self._start = self._range._start_blocking if native else self._range._start

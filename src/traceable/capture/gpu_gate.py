@@ -22,6 +22,7 @@ from traceable.capture import kineto, process
 from traceable.capture.gates import GateError, RecorderGate
 from traceable.errors import code_of
 from traceable.protocol import environment
+from traceable.protocol.gpu_files import LOST, MARKER, METADATA, NO_CUDA, RECORDING, REFUSED, STOPPED, WAITING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,19 +30,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 SCHEMA = "traceable.gpu/1"
-METADATA = "traceable_gpu"
-"""The key of our metadata in the file: CLOCK_MONOTONIC, the embedded recorder's clock, around each marker, both clocks
-at the end, and the GPU of each CUDA device number."""
-
-MARKER = "traceable.clock"
-"""The prefix of a marker's name; its number follows."""
-
 MARKERS = 12
 """How many markers there are at the start of a recording, and again at its end."""
-
-NO_CUDA, WAITING, RECORDING, STOPPED, LOST, REFUSED = "no cuda", "waiting", "recording", "stopped", "lost", "refused"
-"""The states of a process: its torch has no CUDA; it has not used CUDA yet; Kineto records; Kineto has stopped; the
-recording could not be written; Kineto could not be started."""
 
 _OPTIONS = ("enable_cuda_sync_events", "disable_external_correlation")
 """Options for torch versions that have them: synchronizations as separate records, and no links to operators."""

@@ -22,6 +22,7 @@ from traceable.capture import flight, gates, process
 from traceable.capture.schedule import NEVER, first_range
 from traceable.errors import Message, UsageError, code_of
 from traceable.protocol import environment
+from traceable.protocol.nvtx import WINDOW_DOMAIN, WINDOW_PREFIX
 from traceable.protocol.windows import Window, WindowRecord
 
 TYPE_CHECKING = False
@@ -64,7 +65,7 @@ class ActiveWindow:
         self.reason = COMPLETE
         self._synchronize = synchronize
         self._publisher = publisher
-        self._marker = annotate(f"window {record.id}", None, environment.WINDOW_DOMAIN)
+        self._marker = annotate(f"{WINDOW_PREFIX}{record.id}", None, WINDOW_DOMAIN)
         self._number = 0
 
     def _update(self, **changes: Any) -> None:

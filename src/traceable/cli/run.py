@@ -16,11 +16,9 @@ import difflib
 import os
 import resource
 import signal
-import sqlite3
 import sys
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -55,9 +53,6 @@ _WITHOUT_GPU = {
     "none": ("nothing is recorded with --collector none", "use --collector recorder"),
 }
 """Why a collector does not support the option, and what to do."""
-
-_OPERATION_TABLES = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
-"""The tables with the GPU operations; of a CUDA graph as a whole in the last."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -340,6 +335,8 @@ def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targe
                 flight.report_dumps(finished.run_dir, log)
         elif finished.problem:
             log(finished.problem)
+        if arguments.strict and arguments.gpu:
+            outcome = replace(outcome, gpu_operations=count_gpu_operations(finished.recorded))
     except TraceableError as error:
         # The program has ended as it has; what we make of it changes neither its exit code nor the recording.
         log(error.message)
@@ -359,16 +356,17 @@ def _restore_run(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The verdicts on expected ranges, steps and completeness; None for not known."""
+    """The verdicts on expected ranges, steps and completeness, None for not known; GPU operations, with --strict."""
 
     verdicts: tuple[ExpectationResult, ...] | None = None
     windows: CaptureResult | None = None
     completeness: Completeness | None = None
+    gpu_operations: int = 0
 
 
 def _strict_code(finished: launcher.RunResult, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
     """Return the exit code of --strict for a program that succeeded, and log the reason where nothing else did."""
-    if with_gpu and not count_gpu_operations(finished.recorded):
+    if with_gpu and not outcome.gpu_operations:
         log(Message("no_gpu_operations", "--gpu is set, but no GPU operation was recorded"))
         return expectations.EXIT_UNMET
     if finished.problem:
@@ -585,12 +583,8 @@ def _check_gpu(arguments: argparse.Namespace) -> None:
 
 def count_gpu_operations(recorded: CollectorResult | None) -> int:
     """Return how many GPU operations a run has recorded, in all of its databases."""
+    from traceable.trace import load
+
     databases = (recorded.database, *recorded.more_databases) if recorded else ()
-    return sum(_gpu_operations_in(database) for database in databases if database is not None)
-
-
-def _gpu_operations_in(database: Path) -> int:
-    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        present = [table for table in _OPERATION_TABLES if table in tables]
-        return sum(int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) for table in present)
+    traces = [load(database) for database in databases if database is not None]
+    return sum(len(one.kernels) + len(one.copies) + len(one.memsets) + len(one.graph_launches) for one in traces)

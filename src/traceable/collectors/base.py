@@ -17,9 +17,6 @@ from traceable.errors import Message
 NSYS_LOG = "nsys.log"
 """nsys's own output, in the run directory."""
 
-GPU_DIRECTORY = "gpu"
-"""Name of the directory with Kineto's traces next to the embedded recorder's (`run --gpu`)."""
-
 NOTHING_RECORDED = Message("nothing_recorded", "no range or mark was recorded")
 """The note on an empty recording."""
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from traceable.annotation.range_counts import ENTRIES_MAX, ENTRY_BYTES, MAGIC, OTHER_ENTRY, make_entry_key
 from traceable.collectors.recorder import loss_table
 from traceable.errors import Message
-from traceable.protocol import environment, untrusted
+from traceable.protocol import untrusted
+from traceable.protocol.nvtx import CAPTURE_RANGE, WINDOW_DOMAIN
 
 if TYPE_CHECKING:
     from traceable.analysis.completeness import CollectorLoss, Completeness, EmittedCounts
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _FILES = "status.*.emitted"
 _ENTRY = struct.Struct("<QQH")
-_WINDOWS = environment.WINDOW_DOMAIN.encode() + b"\0"
+_WINDOWS = WINDOW_DOMAIN.encode() + b"\0"
 
 FLIGHT_RECORDER = "flight_recorder"
 OWN_OPTIONS = "nsys_options"
@@ -147,7 +148,7 @@ def get_incomparable_reason(manifest: Mapping[str, Any]) -> str | None:
             return NVTX_NOT_TRACED
         if name in _CAPTURE_RANGE_OPTIONS:
             capture_ranges[_CAPTURE_RANGE_OPTIONS[name]] = value
-    own_range = f"{environment.CAPTURE_RANGE}@{environment.WINDOW_DOMAIN}"
+    own_range = f"{CAPTURE_RANGE}@{WINDOW_DOMAIN}"
     capture_range = capture_ranges.get("-c", "none")
     return (
         OWN_OPTIONS

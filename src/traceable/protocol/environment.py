@@ -149,13 +149,6 @@ PART_OF = "TRACEABLE_PART_OF"
 """Absolute path of the run directory whose launcher prints the profile, for a `traceable run` within a run: under nsys
 each selected process is one."""
 
-WINDOW_DOMAIN = "traceable.window"
-"""The NVTX domain of a window's ranges: the capture range, and inside it the range `window <id>`."""
-
-CAPTURE_RANGE = "capture"
-"""The range in that domain that nsys waits for (`-c nvtx -p capture@traceable.window`). All windows use the same
-name, because nsys accepts only one."""
-
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 _printed_warnings: set[tuple[str, str]] = set()

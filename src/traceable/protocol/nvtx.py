@@ -28,45 +28,69 @@ segments don't count. nan and infinite floats are null in the JSON.
 **Counters.** A sample is a mark in `COUNTER_DOMAIN`: the message is the counter's name, the payload an int64 or a
 double, the category the domain that the user gave, by name (none: the default domain).
 
-A forked process continues the numbers of its parent.
+**Windows.** A window of steps emits its capture range, for which nsys waits, and in it a range with the window's id;
+both are in `WINDOW_DOMAIN`.
+
+A forked process continues the numbers of its parent. `_native/core.c` emits by the same rules.
 """
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 ACTIVE_DOMAIN = "traceable.active"
 """The domain of active segments, so that nsys's tables, which sum by domain and name, don't count a range twice."""
-
-PAYLOAD_DOMAIN = "traceable.payload"
-"""The domain of the marks that carry a range's fields or identity."""
 
 GENERATOR_DOMAIN = "traceable.generator"
 """The same for plain generators, which no event loop drives."""
 
+PAYLOAD_DOMAIN = "traceable.payload"
+"""The domain of the marks that carry a range's fields or identity."""
+
+NO_FIELDS = "{}"
+"""The text of a mark that carries an identity alone."""
+
 COUNTER_DOMAIN = "traceable.counter"
 """The domain of counter samples."""
+
+WINDOW_DOMAIN = "traceable.window"
+"""The domain of a window's ranges."""
+
+CAPTURE_RANGE = "capture"
+"""The range in that domain that nsys waits for (`-c nvtx -p capture@traceable.window`). All windows use the same
+name, because nsys accepts only one."""
+
+WINDOW_PREFIX = "window "
+"""The start of the name of the range with the window's id, which follows."""
 
 INSTANCE_BITS = 0x3FFFFFFF
 """The bits of an instance's number."""
 
 IDENTITY_TAG = 1 << 62
-"""Set in every identity. A positive int of the user with this bit set would be mistaken for one."""
+"""Set in every identity. A positive int of the user with this bit set may be mistaken for one."""
+
+_PARENT_SHIFT = 32
+_UNUSED_BITS = 3 << 30
 
 
 def pack_identity(instance: int, parent: int) -> int:
     """Pack an instance's number and its parent's (0 for none) into the payload that carries them."""
-    return IDENTITY_TAG | (parent & INSTANCE_BITS) << 32 | (instance & INSTANCE_BITS)
+    return IDENTITY_TAG | (parent & INSTANCE_BITS) << _PARENT_SHIFT | (instance & INSTANCE_BITS)
 
 
-def unpack_instance(payload: int) -> int:
-    """Return the instance's number in an identity."""
-    return payload & INSTANCE_BITS
+def unpack_instance(identity: Any) -> Any:
+    """Return the instance's number in an identity: an int, or a numpy array of int64."""
+    return identity & INSTANCE_BITS
 
 
-def unpack_parent(payload: int) -> int:
-    """Return the number of the parent in an identity; 0 for none."""
-    return payload >> 32 & INSTANCE_BITS
+def unpack_parent(identity: Any) -> Any:
+    """Return the number of the parent in an identity, an int or an array of int64; 0 for none."""
+    return identity >> _PARENT_SHIFT & INSTANCE_BITS
 
 
-def is_identity(payload: int) -> bool:
-    """Whether a payload is an identity and not a number of the user."""
-    return payload >> 62 == 1
+def is_identity(payload: Any) -> Any:
+    """Whether a payload, an int or an array of int64, is an identity and not a number of the user."""
+    is_tagged = payload >> 62 == 1
+    return is_tagged & (payload & _UNUSED_BITS == 0) & (payload & INSTANCE_BITS != 0)

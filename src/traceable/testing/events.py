@@ -2,7 +2,7 @@
 
 The nesting of ranges, and the active segments of a coroutine as one range, are computed in `analysis.instances`; here
 its columns only get names and the few values that a trace omits (payloads, colors). What annotations emit beyond
-names (identities, named fields, samples) is distinguished as in `trace.emitted`.
+names (identities, named fields, samples) is distinguished as in `protocol.nvtx`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.instances import Instances, find_instances
+from traceable.protocol.nvtx import COUNTER_DOMAIN, PAYLOAD_DOMAIN, is_identity
 from traceable.testing.live import LiveRecording, Row
-from traceable.trace.emitted import COUNTER_DOMAIN, PAYLOAD_DOMAIN, is_identity, is_segment_domain
 from traceable.trace.model import PUSH_POP, START_END, Trace
+from traceable.trace.payload_marks import is_segment_domain
 
 Payload = int | float | dict[str, Any] | None
 Tree = list[tuple[str, Any]]
@@ -228,7 +229,7 @@ def _payload(row: Row, fields: _Fields) -> Payload:
     """Return the user's payload: an identity is ours, and stands for named fields or for nothing."""
     if row.unsigned_payload is not None:
         return row.unsigned_payload & 0xFFFFFFFFFFFFFFFF
-    if isinstance(row.payload, int) and is_identity(np.array([row.payload], np.int64))[0]:
+    if isinstance(row.payload, int) and is_identity(row.payload):
         return fields.get((row.global_tid >> 24, row.payload))
     return row.payload
 

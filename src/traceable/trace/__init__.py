@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from traceable.protocol import gpu_files
 from traceable.trace import nsys
 from traceable.trace.model import Trace
 from traceable.trace.sqlite import MAGIC
@@ -18,13 +19,16 @@ def load(
     *,
     progress: Callable[[str], None] | None = None,
     allow_unrelated: bool = False,
+    run_directory: Path | None = None,
 ) -> Trace:
     """Read a recording with the reader for its content.
 
     Args:
-        path: an nsys SQLite export, a trace of torch.profiler, or a directory with such traces of several ranks.
+        path: an nsys SQLite export, a recorder's database, which may have files with GPU activity next to it (`run
+            --gpu`), a trace of torch.profiler, or a directory with such traces of several ranks.
         decode, progress: see `nsys.load`; traces of torch.profiler are read in one way only.
         allow_unrelated: see `kineto.load`.
+        run_directory: of a recorder's database that is elsewhere.
 
     Raises:
         TraceError: it is none of these, or incomplete.
@@ -35,7 +39,12 @@ def load(
 
         if path.is_dir() or kineto.is_trace(path):
             return kineto.load(path, allow_unrelated=allow_unrelated)
-    return nsys.load(path, decode, progress=progress)
+    trace = nsys.load(path, decode, progress=progress)
+    if gpu_files.TABLE in trace.source.tables:
+        from traceable.trace.recorder_gpu import join_gpu_files
+
+        trace = join_gpu_files(trace, path, (run_directory or path.parent) / gpu_files.DIRECTORY)
+    return trace
 
 
 def _is_database(path: Path) -> bool:

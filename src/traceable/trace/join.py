@@ -1,7 +1,7 @@
-"""Several recordings of one run as one trace: nsys writes a report for each window, each with its own clock zero.
+"""Several recordings as one trace: reports of several windows, of several ranks, or of one process by two recorders.
 
-Events keep their distances within a part; the parts stand as far apart as their wall clocks say. Nothing is invented
-for the time between them.
+Each part has its own clock zero. Events keep their distances within a part; the parts are placed by their wall clocks.
+Nothing is invented for the time between them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from traceable.errors import TraceError
-from traceable.trace.model import NULL, Events, Int32, Process, Thread, Trace
+from traceable.trace.model import NULL, Calls, Events, Int32, Int64, Process, Thread, Trace
+from traceable.trace.rows import Column, argsort_by_start, concatenate_columns, distinct, select_values, take_values
 
 _NAMES = {
     "ranges": ("name", "domain", "category", "fields"),
@@ -30,12 +31,16 @@ _KINDS = (
     *("ranges", "marks", "counters", "calls", "kernels", "copies", "memsets", "graph_launches", "synchronizations"),
     *("graph_nodes", "allocations", "overheads", "windows"),
 )
+_ALL_CORRELATIONS = 1 << 32
+"""CUPTI counts calls in 32 bits."""
 
 _Kind = TypeVar("_Kind", bound=Events)
 
 
 def join_traces(parts: Sequence[Trace]) -> Trace:
     """Return the events of all parts as one trace, whose time 0 is that of the earliest.
+
+    Processes and threads are the same if they have the same global id. The correlations of a process stay distinct.
 
     Raises:
         TraceError: a part has no wall clock, so that its place is not known.
@@ -50,9 +55,10 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
     names: dict[str, int] = {}
     processes: dict[int, int] = {}
     threads: dict[int, int] = {}
-    geometries = 0
     known_processes: list[Process] = []
     known_threads: list[Thread] = []
+    last_correlations: dict[int, int] = {}
+    geometries = 0
     tables: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
     ends: list[int] = []
     for part in parts:
@@ -68,19 +74,27 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
                 threads[thread.global_id] = len(threads)
                 known_threads.append(replace(thread, process=int(of_process[thread.process])))
         of_thread = _make_index_table([threads[thread.global_id] for thread in part.threads])
+        process_of_thread = np.array([thread.process for thread in part.threads], np.int32)
+        shifts = _list_correlation_shifts(part.calls, process_of_thread, of_process[:-1], last_correlations)
         for kind in _KINDS:
+            events = getattr(part, kind)
             index_tables = {
                 **dict.fromkeys(_NAMES.get(kind, ()), of_name),
                 **dict.fromkeys(_THREADS, of_thread),
                 "process": of_process,
             }
-            tables[kind].append(_shift_events(getattr(part, kind), offset, index_tables, geometries))
+            changed = _shift_events(events, offset, index_tables, geometries)
+            if shifts.any() and hasattr(events, "correlation"):
+                process = events.process if hasattr(events, "process") else process_of_thread[events.thread]
+                correlation = events.correlation
+                changed["correlation"] = np.where(correlation == NULL, NULL, correlation + shifts[process])
+            tables[kind].append(replace(events, **changed))
         geometries += len(part.geometries)
         ends.append(offset + (part.capture_ns or 0))
-    whole = {kind: _concatenate_events(of_kind) for kind, of_kind in tables.items()}
     source = parts[0].source
+    devices = {device.number: device for part in reversed(parts) for device in part.devices}
     return Trace(
-        **whole,
+        **{kind: _concatenate_events(of_kind) for kind, of_kind in tables.items()},
         source=replace(
             source,
             path=", ".join(part.source.path for part in parts),
@@ -94,7 +108,7 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
         utc_epoch_ns=zero,
         capture_ns=max(ends),
         geometries=np.concatenate([part.geometries for part in parts]),
-        devices=parts[0].devices,
+        devices=tuple(devices[number] for number in sorted(devices)),
         cuda_devices={key: gpu for part in parts for key, gpu in part.cuda_devices.items()},
     )
 
@@ -104,27 +118,53 @@ def _make_index_table(values: list[int]) -> Int32:
     return np.array([*values, -1], np.int32)
 
 
-def _shift_events(events: _Kind, offset_ns: int, indices: dict[str, Int32], geometries: int) -> _Kind:
-    columns: dict[str, Any] = {}
+def _list_correlation_shifts(
+    calls: Calls, process_of_thread: Int32, of_process: Int32, last_correlations: dict[int, int]
+) -> Int64:
+    """Return the amount to add to the correlations of each process of a part.
+
+    CUPTI counts calls on from one recording of a process to the next, or anew. Only what is counted anew is shifted: an
+    operation may have been launched in the recording before.
+
+    Args:
+        calls: of the part.
+        process_of_thread, of_process: the part's number of a thread's process, and the number in the whole of each.
+        last_correlations: by number in the whole, the largest correlation of a call so far; updated.
+    """
+    shifts = np.zeros(len(of_process), np.int64)
+    processes = process_of_thread[calls.thread]
+    for process in distinct(processes).tolist():
+        correlations = calls.correlation[processes == process]
+        correlations = correlations[correlations != NULL]
+        if len(correlations):
+            number = int(of_process[process])
+            last = last_correlations.get(number, -1)
+            if int(correlations.min()) <= last:
+                shifts[process] = (last // _ALL_CORRELATIONS + 1) * _ALL_CORRELATIONS
+            last_correlations[number] = max(last, int(correlations.max()) + int(shifts[process]))
+    return shifts
+
+
+def _shift_events(events: Events, offset_ns: int, indices: dict[str, Int32], geometries: int) -> dict[str, Column]:
+    """Return the columns of the events that are other ones in the whole: times, and indices."""
+    columns: dict[str, Column] = {}
     for column in fields(events):
         values = getattr(events, column.name)
-        if column.name in _TIMES:
-            values = np.where(values == NULL, NULL, values + offset_ns)
+        if column.name in _TIMES and offset_ns:
+            columns[column.name] = np.where(values == NULL, NULL, values + offset_ns)
         elif column.name in indices:
-            values = indices[column.name][values]
-        elif column.name == "geometry":
-            values = np.where(values < 0, values, values + geometries)
-        columns[column.name] = values
-    return type(events)(**columns)
+            columns[column.name] = take_values(indices[column.name], values)
+        elif column.name == "geometry" and geometries:
+            columns[column.name] = np.where(values < 0, values, values + geometries)
+    return columns
 
 
-def _concatenate_events(parts: list[Any]) -> Any:
+def _concatenate_events(parts: list[_Kind]) -> _Kind:
+    """Return the events of all parts by start, of equal ones the longer first."""
     columns = {
-        column.name: np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(parts[0])
+        column.name: concatenate_columns([getattr(part, column.name) for part in parts]) for column in fields(parts[0])
     }
-    whole = type(parts[0])(**columns)
-    if (np.diff(whole.start_ns) < 0).any():
-        # Of equal starts the longer comes first, as in the reader.
-        end = columns.get("end_ns", whole.start_ns)
-        whole = type(whole)(**whole.take(np.lexsort((-end, whole.start_ns))))
-    return whole
+    order = argsort_by_start(columns["start_ns"], columns.get("end_ns", columns["start_ns"]))
+    if order is not None:
+        columns = {name: select_values(column, order, len(order)) for name, column in columns.items()}
+    return type(parts[0])(**columns)

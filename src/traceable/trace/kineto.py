@@ -6,7 +6,7 @@ range and its kernels on every path, and around every launch of the autograd thr
 launches, as for every other trace. docs/kineto.md lists how each kind of event is treated.
 
 Annotations become ranges, marks, samples of counters and windows; what our own hold in addition to a name is decoded
-as in an nsys trace, by the rules of `trace.emitted`. CUDA numbers its devices per process: the GPU of each device of
+as in an nsys trace, by the rules of `protocol.nvtx`. CUDA numbers its devices per process: the GPU of each device of
 each file is determined here too.
 """
 
@@ -23,22 +23,20 @@ from typing import Any
 import numpy as np
 
 from traceable.errors import Message, TraceError
-from traceable.trace import model
-from traceable.trace.emitted import (
+from traceable.protocol.nvtx import (
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,
     WINDOW_DOMAIN,
     WINDOW_PREFIX,
-    PayloadMarks,
     is_identity,
-    is_segment_domain,
-    match_payload_marks,
 )
+from traceable.trace import model
 from traceable.trace.intern import Names
 from traceable.trace.kineto_events import OPERATIONS, File, FileEvents, Table, escape_text, parse_id, read_file
 from traceable.trace.kineto_json import Document
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, NDArray, Trace
+from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_payload_marks
 from traceable.trace.rows import argsort_by_start, distinct, fold_constant, make_constant_column
 
 MAX_DISTANCE_NS = 60 * 10**9
@@ -110,6 +108,28 @@ def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
     names = Names()
     geometries: dict[tuple[int, ...], int] = {}
     files = [read_file(one, names, geometries) for one in paths]
+    return combine_files(path, files, names, geometries, allow_unrelated=allow_unrelated)
+
+
+def combine_files(
+    path: Path,
+    files: list[File],
+    names: Names,
+    geometries: dict[tuple[int, ...], int],
+    *,
+    allow_unrelated: bool = False,
+) -> Trace:
+    """Return files that were read as one trace.
+
+    Args:
+        path: of the trace.
+        files: read by `read_file` with `names` and `geometries`.
+        names, geometries: the numbering of names and launch geometries.
+        allow_unrelated: see `load`.
+
+    Raises:
+        TraceError: the files can't be combined.
+    """
     return _Merger(path, files, names, geometries).trace(allow_unrelated)
 
 

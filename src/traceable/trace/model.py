@@ -77,7 +77,7 @@ class Ranges(Intervals):
         clipped: cut by the edge of the capture or by a crash, so its duration is a lower bound.
         payload: the 64-bit integer payload, an unsigned one read as signed; meaningless unless `has_payload`. An
             identity is not a payload, except for the active segments of coroutines, which are identified by it.
-        identity: which instance it is and which one that began in (`trace.emitted`); NULL if not recorded.
+        identity: which instance it is and which one that began in (`trace.payload_marks`); NULL if not recorded.
         fields: index into `Trace.names` of its named fields as JSON text; -1 for none.
     """
 

@@ -8,7 +8,7 @@ and threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,20 +16,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from traceable.errors import Message, TraceError
-from traceable.trace import model
-from traceable.trace.emitted import (
+from traceable.protocol.nvtx import (
     COUNTER_DOMAIN,
     NO_FIELDS,
     PAYLOAD_DOMAIN,
     WINDOW_DOMAIN,
     WINDOW_PREFIX,
-    PayloadMarks,
     is_identity,
-    is_segment_domain,
-    match_payload_marks,
 )
+from traceable.trace import model
 from traceable.trace.intern import Names, Strings, Threads, to_global_pid
 from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Counters, Int32, Int64, Marks, Ranges, Trace, Windows
+from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_payload_marks
 from traceable.trace.rows import (
     Column,
     ColumnSpec,
@@ -186,6 +184,7 @@ class _Reader:
         readable = {name: spec for name, spec in TABLES.items() if self._has_required_columns(name)}
         rows_by_table = self.database.read(readable | NAMES, self._prepare, self._report_tables)
         self._note_excluded_rows()
+        self._check_strings(rows_by_table)
         strings = Strings(rows_by_table["StringIds"]["id"], rows_by_table["StringIds"].encoded["value"], self.names)
         tables = {
             name: rows_by_table.pop(name) if name in rows_by_table else make_empty_rows(spec)
@@ -294,6 +293,16 @@ class _Reader:
         if self.progress is not None:
             labels = dict.fromkeys(TABLE_LABELS.get(table, "names") for table in tables)
             self.progress(f"reading {_format_size(self.database.size_bytes)}: {' and '.join(labels)}")
+
+    def _check_strings(self, rows_by_table: Mapping[str, Rows]) -> None:
+        """Reject a file without StringIds whose events have their names there."""
+        if "StringIds" in self.database.tables:
+            return
+        for table, rows in rows_by_table.items():
+            keys = [rows.encoded[key].values for key in ("name", "short name", "textId") if key in rows.encoded]
+            if table in TABLES and any((key != NULL).any() for key in keys):
+                found = f"{self.database.path} has no table StringIds, which holds the names of table {table}"
+                raise TraceError("table_missing", found, RE_EXPORT)
 
     def _prepare(self, table: str, rows: Rows) -> Rows:
         """Return a table of events sorted by start, the longer of two first; equal ones stay in the file's order.

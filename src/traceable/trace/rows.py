@@ -145,6 +145,8 @@ def concatenate_columns(columns: Sequence[Column]) -> Column:
     count = sum(map(len, filled))
     if not filled:
         return columns[0]
+    if len(filled) == 1:
+        return filled[0]
     if all(is_constant(column) and column[0] == filled[0][0] for column in filled):
         return make_constant_column(filled[0][0], count, filled[0].dtype)
     whole = filled[0].base

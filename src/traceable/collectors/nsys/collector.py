@@ -27,6 +27,7 @@ from traceable.collectors.nsys import privacy, user_options
 from traceable.collectors.nsys.tables import CLIPPED
 from traceable.errors import CollectorError, Message, UsageError
 from traceable.protocol import environment, untrusted
+from traceable.protocol.nvtx import CAPTURE_RANGE, WINDOW_DOMAIN
 
 EXEC_SHIM = Path(__file__).parents[1] / "exec_shim.py"
 
@@ -177,7 +178,7 @@ class NsysCollector:
         if end != "stop" and end_option.mentions("sync"):
             # Newer ones (2026.4) otherwise defer the reports; the next window must find this one written.
             end += ":sync"
-        capture = f"{environment.CAPTURE_RANGE}@{environment.WINDOW_DOMAIN}"
+        capture = f"{CAPTURE_RANGE}@{WINDOW_DOMAIN}"
         return [("--capture-range", "nvtx"), ("--nvtx-capture", capture), (option, end)]
 
     def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:

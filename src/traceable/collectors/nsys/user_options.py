@@ -17,7 +17,7 @@ from typing import Protocol
 
 from traceable.collectors.base import NSYS_LOG
 from traceable.errors import Message, UsageError
-from traceable.protocol import environment
+from traceable.protocol.nvtx import WINDOW_DOMAIN
 
 _HEADER = re.compile(
     r"^[ \t]+(?:(?P<short>-\w), )?--(?P<name>[a-z][a-z0-9-]*)(?:\[(?P<either>[a-z|-]+)\])?"
@@ -366,7 +366,7 @@ def check_window_options(user_options: Iterable[UserOption]) -> None:
     Raises:
         UsageError: on the first of them.
     """
-    domain = environment.WINDOW_DOMAIN
+    domain = WINDOW_DOMAIN
     for option in user_options:
         values = (option.value or "").split(",")
         if option.name in _WINDOW_OPTIONS:

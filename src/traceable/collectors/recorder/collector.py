@@ -14,9 +14,9 @@ from contextlib import closing
 from pathlib import Path
 
 from traceable._native import find_recorder_library
-from traceable.collectors.base import GPU_DIRECTORY, NOTHING_RECORDED, Availability, CollectorResult, Gating, Plan
+from traceable.collectors.base import Availability, CollectorResult, Gating, Plan
 from traceable.errors import CollectorError, Message
-from traceable.protocol import environment, untrusted
+from traceable.protocol import environment, gpu_files, untrusted
 
 DIRECTORY = "recording"
 """Name of the recording within the run directory."""
@@ -70,7 +70,7 @@ class RecorderCollector:
         if self._gpu:
             from traceable.collectors.torch import collector as torch
 
-            directory = str((run_dir / GPU_DIRECTORY).absolute())
+            directory = str((run_dir / gpu_files.DIRECTORY).absolute())
             variables |= {
                 **torch.make_torch_environment(gating),
                 environment.GPU_DIR: directory,
@@ -86,26 +86,23 @@ class RecorderCollector:
         """
         source = run_dir / DIRECTORY
         database = run_dir / f"{stem}.sqlite"
-        sources = tuple(path for path in (source, run_dir / GPU_DIRECTORY) if untrusted.is_directory(path))
+        sources = tuple(path for path in (source, run_dir / gpu_files.DIRECTORY) if untrusted.is_directory(path))
         notes = _load_notes_if_current(database, sources)
         if notes is None:
             database = (into or run_dir) / database.name
-            from traceable.collectors.recorder import gpu as recorder_gpu
+            from traceable.collectors.recorder.gpu import find_gpu_recording
             from traceable.collectors.recorder.recording import read_recording
             from traceable.collectors.recorder.schema import write_database
 
             remove_unfinished_exports(database)
             recording = read_recording(source)
             complete = not _is_any_alive(process.pid for process in recording.processes)
-            gpu = recorder_gpu.find_gpu_recording(run_dir, recording, requested=self._gpu)
-            if gpu is None:
-                result = write_database(recording, database, complete)
-            else:
-                result = write_database(gpu.recording, database, complete, gpu.source)
+            gpu = find_gpu_recording(run_dir, recording, requested=self._gpu)
+            result = write_database(recording, database, complete, gpu)
             notes = result.notes
-            if not result.events:
+            if not result.events and (gpu is None or not gpu.files):
                 database.unlink(missing_ok=True)
-                return CollectorResult(None, sources, tuple(dict.fromkeys((NOTHING_RECORDED, *notes))))
+                return CollectorResult(None, sources, notes)
         return CollectorResult(database, (database, *sources), notes)
 
 

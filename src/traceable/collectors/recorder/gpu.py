@@ -1,35 +1,23 @@
 """The GPU part of a recording (`run --gpu`): its files, and notes on what is missing.
 
 In the program Kineto records (`capture/gpu_gate.py`), by the torch that the program imports, into files next to the
-embedded recorder's. Here they are read, and what is missing is reported: GPU activity of a process without torch, of
-one that was killed, of one whose torch has no CUDA. `kineto_merge` writes them into the recorder's database.
+embedded recorder's. They stay as they are: `trace.recorder_gpu` reads them with the recorder's database, which lists
+them. Here the states of the processes become notes: on GPU activity of a process without torch, of one that was
+killed, of one whose torch has no CUDA.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from traceable.collectors.base import GPU_DIRECTORY, NOTHING_RECORDED
 from traceable.collectors.recorder.recording import ProcessRecording, Recording
-from traceable.collectors.recorder.schema import DatabaseWriter, EventSource, SourceResult
-from traceable.collectors.torch import collector as torch
-from traceable.errors import Message, TraceError
+from traceable.errors import Message
 from traceable.protocol import untrusted
+from traceable.protocol.gpu_files import DIRECTORY, LOST, NO_CUDA, RECORDING, REFUSED, TRACE_NAME, WAITING
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from traceable.collectors.recorder.kineto_merge import KinetoTrace, KinetoTraces
-
-NO_CUDA, WAITING, RECORDING, LOST, REFUSED = "no cuda", "waiting", "recording", "lost", "refused"
-"""States of a process other than a completed recording; as in `capture.gpu_gate`."""
-
-_TRACE = re.compile(rf"(\d{{1,10}})-(\d+){re.escape(torch.SUFFIX)}")
 _STATE = re.compile(r"\.(\d{1,10})\.json")
 _MAX_PIDS_SHOWN = 8
 """How many processes a message lists."""
@@ -48,75 +36,47 @@ class GpuRecording:
     """The GPU part of a run.
 
     Attributes:
-        recording: the recorder's; with a placeholder process if only the GPU part has any.
-        source: writes the GPU activity into its database.
+        files: name of each of Kineto's files, with the pid of its process.
+        notes: for the user, on what is missing.
+        infos: for the database alone.
     """
 
-    recording: Recording
-    source: EventSource
+    files: tuple[tuple[str, int], ...]
+    notes: tuple[Message, ...]
+    infos: tuple[Message, ...]
 
 
 def find_gpu_recording(run_dir: Path, recording: Recording, *, requested: bool) -> GpuRecording | None:
-    """Read the GPU part of a run; None if it was not requested.
+    """Return the GPU part of a run; None if it was not requested.
 
     Args:
         run_dir: the run directory.
         recording: the recorder's.
         requested: whether --gpu was given; for an interrupted run the directory alone shows that.
     """
-    directory = run_dir / GPU_DIRECTORY
-    if not requested and not untrusted.is_directory(directory):
+    directory = run_dir / DIRECTORY
+    exists = untrusted.is_directory(directory)
+    if not requested and not exists:
         return None
-    from traceable.collectors.recorder.kineto_merge import KinetoTraces
-
-    traces = KinetoTraces()
-    problems = [] if recording.processes else [NOTHING_RECORDED]
-    for path, pid in _list_traces(directory):
-        try:
-            traces.add(path, pid)
-        except TraceError as error:  # noqa: PERF203 - one damaged file must not hide the others
-            problems.append(Message(error.code, f"{error.problem}; it was skipped"))
-    states = dict(_read_states(directory))
-    placed = recording if recording.processes else replace(recording, processes=tuple(_make_placeholder(traces.traces)))
-    notes = (
-        *problems,
-        *_list_missing(states, recording.processes),
-        *_list_unused(states, recorded=bool(traces.traces)),
-    )
-    return GpuRecording(placed, partial(_write, traces, placed, notes, tuple(_list_without_cuda(states))))
+    entries = sorted(directory.iterdir()) if exists else []
+    files = tuple(_list_files(entries))
+    states = dict(_read_states(entries))
+    notes = (*_list_missing(states, recording.processes), *_list_unused(states, recorded=bool(files)))
+    return GpuRecording(files, notes, tuple(_list_without_cuda(states)))
 
 
-def _write(
-    traces: KinetoTraces,
-    recording: Recording,
-    notes: Iterable[Message],
-    infos: Iterable[Message],
-    writer: DatabaseWriter,
-) -> SourceResult:
-    from traceable.collectors.recorder.kineto_merge import merge_traces
-
-    for note in notes:
-        writer.warn(note, None)
-    for info in infos:
-        writer.info(info, None)
-    return merge_traces(traces, recording, writer)
-
-
-def _list_entries(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir()) if untrusted.is_directory(directory) else []
-
-
-def _list_traces(directory: Path) -> list[tuple[Path, int]]:
+def _list_files(entries: Iterable[Path]) -> list[tuple[str, int]]:
     """Return Kineto's files, each with the pid of its process, in the order of their creation."""
-    matches = [(path, _TRACE.fullmatch(path.name)) for path in _list_entries(directory)]
-    traces = [(int(match[1]), int(match[2]), path) for path, match in matches if match]
-    return [
-        (path, pid) for pid, _, path in sorted(traces) if 0 < pid < untrusted.PID_MAX and untrusted.is_regular(path)
+    matches = [
+        (int(match[1]), int(match[2]), entry.name)
+        for entry in entries
+        if (match := re.fullmatch(TRACE_NAME, entry.name)) and untrusted.is_regular(entry)
     ]
+    return [(name, pid) for pid, _, name in sorted(matches) if 0 < pid < untrusted.PID_MAX]
 
 
-def _read_states(directory: Path) -> Iterator[tuple[int, _State]]:
-    for path in _list_entries(directory):
+def _read_states(entries: Iterable[Path]) -> Iterator[tuple[int, _State]]:
+    for path in entries:
         match = _STATE.fullmatch(path.name)
         if match is None:
             continue
@@ -126,29 +86,6 @@ def _read_states(directory: Path) -> Iterator[tuple[int, _State]]:
         except (OSError, ValueError):
             # Ours are written whole or not at all: this is another file.
             continue
-
-
-def _make_placeholder(traces: Iterable[KinetoTrace]) -> Iterator[ProcessRecording]:
-    """Yield a recording without events for the first process that used the GPU, if none used NVTX.
-
-    Times are relative to it.
-    """
-    starts = [(int(trace.clock.monotonic_ns(np.array([trace.file.begin_ns or 0]))[0]), trace) for trace in traces]
-    for monotonic_ns, trace in sorted(starts, key=lambda pair: pair[0])[:1]:
-        name = trace.file.events.process_names.get(trace.pid, "")
-        yield ProcessRecording(
-            directory=trace.file.path.parent,
-            pid=trace.pid,
-            parent_pid=0,
-            name=name,
-            command=(name,),
-            monotonic_ns=monotonic_ns,
-            realtime_ns=monotonic_ns + trace.metadata.realtime_ns - trace.metadata.monotonic_ns,
-            dropped=0,
-            lost_names=0,
-            names=(),
-            threads=(),
-        )
 
 
 # ---- notes on missing data

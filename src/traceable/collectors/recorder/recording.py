@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 VERSION = 5
-_LAST_WITHOUT_RINGS, _LAST_WITHOUT_REASONS = 3, 4
 PROCESS_MAGIC, NAMES_MAGIC, EVENTS_MAGIC, TEXT_MAGIC = b"TRCBLPRC", b"TRCBLNAM", b"TRCBLEVT", b"TRCBLTXT"
 
 PUSH, POP, START, END, MARK = 1, 2, 3, 4, 5
@@ -285,7 +284,7 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
     if damage := _describe_damage(pid, monotonic, realtime, segment_bytes):
         notes.append(Message("header_damaged", f"{path} is damaged ({damage}); the process was skipped"))
         return None
-    begin = _PROCESS_HEADER.size + (_RING_HEADER.size if version > _LAST_WITHOUT_RINGS else 0)
+    begin = _PROCESS_HEADER.size + _RING_HEADER.size
     if len(content) < begin:
         notes.append(Message("header_cut_off", f"{path} is truncated; the process was skipped"))
         return None
@@ -310,7 +309,7 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
         names=tuple(Name(*name) for name in _read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
         threads=threads,
         window=_window(content, threads) if segment_bytes else None,
-        drop_reason=_drop_reason(content, version),
+        drop_reason=_drop_reason(content),
         missing_bytes=0 if segment_bytes else _missing_bytes(directory, size),
     )
 
@@ -327,8 +326,8 @@ def _describe_damage(pid: int, monotonic_ns: int, realtime_ns: int, segment_byte
     return ""
 
 
-def _drop_reason(content: bytes, version: int) -> int:
-    if version <= _LAST_WITHOUT_REASONS or len(content) < _HEADER_BYTES:
+def _drop_reason(content: bytes) -> int:
+    if len(content) < _HEADER_BYTES:
         return 0
     reason: int = _DROP_REASON.unpack_from(content, _HEADER_BYTES - _DROP_REASON.size)[0]
     return reason if reason < 1 << 32 else 0
@@ -344,9 +343,8 @@ def _missing_bytes(directory: Path, size: int) -> int:
 
 
 def _check_version(path: Path, version: int) -> None:
-    if version not in (_LAST_WITHOUT_RINGS, _LAST_WITHOUT_REASONS, VERSION):
-        supported = f"{_LAST_WITHOUT_RINGS} to {VERSION}"
-        text = f"{path} has recording format {version}; this traceable reads {supported}"
+    if version != VERSION:
+        text = f"{path} has recording format {version}; this traceable reads format {VERSION}"
         raise CollectorError("recording_version_unknown", text, _OTHER_VERSION)
 
 

@@ -4,7 +4,6 @@ It has the tables for which a recording of NVTX calls has data, with the names, 
 exports of 2022.4 to 2026.2 (schema 3.x), and the origin of the file: the machine, the program, the writer and the time.
 Environment variables are not written. Events are read, paired and written chunk by chunk (`rows.py`), as pages of the
 file (`sqlite_pages`); everything else is inserted by SQLite afterwards. Memory does not depend on the number of ranges.
-Another source of events writes into the file through a `DatabaseWriter`.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ import shutil
 import sqlite3
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from traceable.collectors.base import NOTHING_RECORDED
 from traceable.collectors.nsys.tables import (
     ENUMS,
     FLIGHT_TABLES,
@@ -42,6 +42,10 @@ from traceable.collectors.recorder.flight import METADATA
 from traceable.collectors.recorder.rows import PlacedProcess, ProcessRows, Rows, Spill, Strings, group_by_columns
 from traceable.collectors.recorder.sqlite_pages import PAGE_BYTES, TableWriter
 from traceable.errors import CollectorError, Message
+from traceable.protocol import gpu_files
+
+if TYPE_CHECKING:
+    from traceable.collectors.recorder.gpu import GpuRecording
 
 INFORMATION, WARNING = 1, 2
 """Severities of DIAGNOSTIC_EVENT."""
@@ -66,51 +70,8 @@ class WriteResult:
     notes: tuple[Message, ...]
 
 
-class RowInserter(Protocol):
-    """Inserts rows into some columns of a table."""
-
-    def __call__(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Insert them."""
-        ...
-
-
-@dataclass(frozen=True)
-class DatabaseWriter:
-    """A database that is being written.
-
-    Attributes:
-        create: executes a statement that creates a table.
-        insert: inserts rows.
-        string: returns the id of a text in StringIds.
-        warn: adds a note for the user, on a process (a globalPid) or on all (None), to the database and the result.
-        info: adds a note to the database alone.
-        offsets_ns: the offset from a process's CLOCK_MONOTONIC to times in the database, by pid.
-        default_offset_ns: the same for other processes.
-    """
-
-    create: Callable[[str], object]
-    insert: RowInserter
-    string: Callable[[str], int]
-    warn: Callable[[Message, int | None], None]
-    info: Callable[[Message, int | None], None]
-    offsets_ns: Mapping[int, int]
-    default_offset_ns: int
-
-
-@dataclass(frozen=True)
-class SourceResult:
-    """The number of events that were written, and the end of the last one, in the database's time."""
-
-    events: int
-    last_ns: int
-
-
-EventSource = Callable[[DatabaseWriter], SourceResult]
-"""Writes its events."""
-
-
 def write_database(
-    recording: rec.Recording, path: Path, complete: bool, source: EventSource | None = None
+    recording: rec.Recording, path: Path, complete: bool, gpu: GpuRecording | None = None
 ) -> WriteResult:
     """Write `recording` to `path`, replacing it only when the new file is complete.
 
@@ -118,7 +79,7 @@ def write_database(
         recording: to write; its events are read here.
         path: the SQLite file.
         complete: whether all of its processes have ended.
-        source: of further events.
+        gpu: the files with the GPU activity, and notes on it; None if it was not requested.
 
     Raises:
         CollectorError: the file can't be written, another file is in its place, or the recording can't be read.
@@ -127,7 +88,7 @@ def write_database(
     check_replaceable(path)
     try:
         folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.{os.getpid()}."))
-        result = _Export(folder, recording).write(complete, source)
+        result = _Export(folder, recording).write(complete, gpu)
         (folder / _DATABASE).replace(path)
     except (OSError, sqlite3.Error) as error:
         text = f"{path} can't be written ({error})"
@@ -169,10 +130,9 @@ class _Export:
         self._last_ns = 0
         self._origin_ns = self._first_ns()
         self._domains: dict[int, int] = {}
-        self._offsets_ns: dict[int, int] = {}
-        self._infos: list[tuple[Message, int | None]] = []
+        self._infos: list[Message] = []
 
-    def write(self, complete: bool, source: EventSource | None) -> WriteResult:
+    def write(self, complete: bool, gpu: GpuRecording | None) -> WriteResult:
         path = self._folder / _DATABASE
         with _database(path) as self._database:
             for statement in (FLIGHT_TABLES if self._flight else TABLES).values():
@@ -184,7 +144,7 @@ class _Export:
             with TableWriter(path, root) as self._table, Spill(self._folder) as self._spill:
                 placed = self._write_events()
             with _database(path) as self._database:
-                self._write_rest(placed, complete, source)
+                self._write_rest(placed, complete, gpu)
             self._strings.finish()
         with closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.execute("PRAGMA journal_mode = OFF")
@@ -205,9 +165,12 @@ class _Export:
             process_count = len(self._recording.processes)
             text = f"{without_events} of {process_count} processes used NVTX but recorded no range or mark"
             self._note(Message("processes_without_ranges", text))
+        if not self._events:
+            self._notes.insert(0, NOTHING_RECORDED)
+            self._note_pids.insert(0, None)
         return placed
 
-    def _write_rest(self, placed: Iterable[PlacedProcess], complete: bool, source: EventSource | None) -> None:
+    def _write_rest(self, placed: Sequence[PlacedProcess], complete: bool, gpu: GpuRecording | None) -> None:
         for table, rows in ENUMS.items():
             self._insert(table, ("id", "name", "label"), rows)
         seen: set[int] = set()
@@ -222,8 +185,8 @@ class _Export:
                 self._insert(loss_table.TABLE, loss_table.COLUMNS, [loss_table.make_row(loss_table.LOST, pid, lost)])
             if process.recording.window:
                 self._write_window(process, process.recording.window)
-        if source is not None:
-            self._add_source(source)
+        if gpu is not None:
+            self._write_gpu(gpu, placed)
         self._write_properties(complete)
 
     def _insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -235,24 +198,31 @@ class _Export:
         self._notes.append(note)
         self._note_pids.append(global_pid)
 
-    def _add_source(self, source: EventSource) -> None:
-        default_offset_ns = -self._origin_ns - (
-            self._recording.processes[0].monotonic_ns if self._recording.processes else 0
-        )
-        add_info = self._infos.append
-        added = source(
-            DatabaseWriter(
-                create=self._database.execute,
-                insert=self._insert,
-                string=self._strings.id,
-                warn=self._note,
-                info=lambda note, global_pid: add_info((note, global_pid)),
-                offsets_ns=self._offsets_ns,
-                default_offset_ns=default_offset_ns,
+    def _write_gpu(self, gpu: GpuRecording, placed: Sequence[PlacedProcess]) -> None:
+        """List the files with the GPU activity, and what their reader needs to place it among the ranges."""
+        for statement in gpu_files.TABLES.values():
+            self._database.execute(statement)
+        offsets = {one.recording.pid: one.offset_ns - one.recording.monotonic_ns - self._origin_ns for one in placed}
+        # A process that did not use NVTX.
+        default = next(iter(offsets.values()), None)
+        files = [(global_tid(pid, 0), name, offsets.get(pid, default)) for name, pid in gpu.files]
+        self._insert(gpu_files.TABLE, ("globalPid", "name", "clockOffset"), files)
+        for process in placed:
+            self._insert(
+                gpu_files.THREADS_TABLE, ("globalTid", "name", "pthread", "start"), self._list_threads(process)
             )
-        )
-        self._events += added.events
-        self._last_ns = max(self._last_ns, added.last_ns)
+        for note in gpu.notes:
+            self._note(note)
+        self._infos += gpu.infos
+
+    def _list_threads(self, placed: PlacedProcess) -> Iterator[tuple[int, str | None, int | None, int | None]]:
+        process, names = placed.recording, _list_thread_names(placed.recording)
+        for thread in process.threads:
+            first = next(rec.read_events(thread, [], records=64), None)
+            start = None if first is None else placed.offset_ns + int(first.time_ns[0]) - self._origin_ns
+            yield global_tid(process.pid, thread.tid), names.get(thread.tid), thread.pthread or None, start
+        for tid in names.keys() - {thread.tid for thread in process.threads}:
+            yield global_tid(process.pid, tid), names[tid], None, None
 
     # ---- one process
 
@@ -285,7 +255,6 @@ class _Export:
 
     def _place(self, process: rec.ProcessRecording) -> PlacedProcess:
         offset = self._offset_ns(process)
-        self._offsets_ns[process.pid] = offset - process.monotonic_ns
         # After an exec, one pid has two recordings, and each numbers its domains from 1.
         first_domain = self._domains.setdefault(process.pid, 0)
         domains = [name.id for name in process.names if name.kind == rec.DOMAIN]
@@ -316,7 +285,6 @@ class _Export:
     def _write_names(self, placed: PlacedProcess) -> None:
         process, offset, first_domain = placed.recording, placed.offset_ns, placed.first_domain
         rows: list[tuple[int, int, int | None, str, int, int]] = []
-        threads = {thread.tid: thread.name for thread in process.threads if thread.name}
         for name in process.names:
             tid = global_tid(process.pid, name.tid)
             start = offset + max(name.time_ns, process.window.start_ns if process.window else 0) - self._origin_ns
@@ -327,9 +295,9 @@ class _Export:
                 rows.append((start, CATEGORY, name.id, name.text, tid, domain))
             elif name.kind == rec.THREAD:
                 rows.append((start, THREAD, None, name.text, global_tid(process.pid, name.id), domain))
-                threads[name.id] = name.text
         self._insert("NVTX_EVENTS", ("start", "eventType", "category", "text", "globalTid", "domainId"), rows)
-        thread_names = ((self._strings.id(name), global_tid(process.pid, tid)) for tid, name in threads.items())
+        names = _list_thread_names(process)
+        thread_names = ((self._strings.id(name), global_tid(process.pid, tid)) for tid, name in names.items())
         self._insert("ThreadNames", ("nameId", "globalTid"), thread_names)
 
     def _write_rows(self, rows: Rows, placed: PlacedProcess) -> None:
@@ -373,11 +341,17 @@ class _Export:
         # Timestamp of the target, from the injection.
         notes = zip(self._notes, self._note_pids, strict=True)
         diagnostics = [(0, 1, 1, WARNING, note.printed, pid) for note, pid in notes]
-        diagnostics += [(0, 1, 1, INFORMATION, info.printed, pid) for info, pid in self._infos]
+        diagnostics += [(0, 1, 1, INFORMATION, info.printed, None) for info in self._infos]
         columns = ("timestamp", "timestampType", "source", "severity", "text", "globalPid")
         self._insert("DIAGNOSTIC_EVENT", columns, diagnostics)
         self._insert("META_DATA_CAPTURE", ("name", "value"), list_capture_properties(processes))
         self._insert("META_DATA_EXPORT", ("name", "value"), list_export_properties(complete))
+
+
+def _list_thread_names(process: rec.ProcessRecording) -> dict[int, str]:
+    """Return the names of threads by tid: given through NVTX, else the OS's."""
+    names = {thread.tid: thread.name for thread in process.threads if thread.name}
+    return names | {name.id: name.text for name in process.names if name.kind == rec.THREAD}
 
 
 def list_machine_properties() -> list[tuple[str, int, str]]:

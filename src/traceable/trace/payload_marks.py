@@ -1,7 +1,7 @@
-"""Decoding of what annotations emit in addition to a name: identities, named fields, samples of counters.
+"""Payload marks: the identity and the named fields of ranges, matched to the ranges that they describe.
 
-The rules, with their reasons, are in `protocol.nvtx`, which this package may not import; a test compares the two.
-Marks are matched to the ranges that they describe. The tree is built in `analysis`.
+The rules of emission, with their reasons, are in `protocol.nvtx`. The tree of instances is built in `analysis`, which
+imports those rules from here.
 """
 
 from __future__ import annotations
@@ -11,40 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traceable.protocol.nvtx import ACTIVE_DOMAIN as ACTIVE_DOMAIN
+from traceable.protocol.nvtx import GENERATOR_DOMAIN, is_identity
+from traceable.protocol.nvtx import WINDOW_DOMAIN as WINDOW_DOMAIN
+from traceable.protocol.nvtx import unpack_instance as unpack_instance
+from traceable.protocol.nvtx import unpack_parent as unpack_parent
 from traceable.trace.model import NULL, Bool, Int32, Int64
 from traceable.trace.rows import distinct
-
-ACTIVE_DOMAIN = "traceable.active"
-"""The domain of the active segments of coroutines and async generators."""
-
-GENERATOR_DOMAIN = "traceable.generator"
-"""The domain of the active segments of plain generators."""
-
-PAYLOAD_DOMAIN = "traceable.payload"
-"""The domain of the marks that hold a range's fields or identity."""
-
-COUNTER_DOMAIN = "traceable.counter"
-"""The domain of the counters' samples."""
-
-WINDOW_DOMAIN = "traceable.window"
-"""The domain of what a window of steps emits: nsys's capture range, and in it a range that holds the window's id."""
-
-WINDOW_PREFIX = "window "
-"""How the name of that range begins; the id follows."""
-
-NO_FIELDS = "{}"
-"""The text of a mark that holds an identity only."""
-
-_TAG_BIT = 62
-_PARENT_BIT = 32
-_NUMBER_BITS = 0x3FFFFFFF
-_ZERO_BITS = 3 << 30
-
-
-def is_identity(payload: Int64) -> Bool:
-    """Return which payloads are identities of instances and not the user's numbers; NULL is neither."""
-    identity: Bool = (payload >> _TAG_BIT == 1) & (payload & _ZERO_BITS == 0) & (payload & _NUMBER_BITS != 0)
-    return identity
 
 
 def is_segment_domain(domain: Int32, number: Callable[[str], int]) -> Bool:
@@ -57,16 +30,6 @@ def is_segment_domain(domain: Int32, number: Callable[[str], int]) -> Bool:
     active: Bool = domain == number(ACTIVE_DOMAIN)
     generator = number(GENERATOR_DOMAIN)
     return active if generator < 0 else active | (domain == generator)
-
-
-def decode_number(identity: Int64) -> Int64:
-    """Return the instance's number in each identity."""
-    return identity & _NUMBER_BITS
-
-
-def decode_parent_number(identity: Int64) -> Int64:
-    """Return the number of the parent in each identity; 0 for none."""
-    return identity >> _PARENT_BIT & _NUMBER_BITS
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import sys
 
 from traceable.annotation import lookup
 from traceable.annotation.patterns import STEP_FUNCTION, Target, has_wildcard
-from traceable.decision import json_of
 from traceable.errors import Message
 from traceable.protocol import environment
+from traceable.protocol.json_text import to_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def save_report(patchings: Sequence[PatchSet], final: bool = False) -> None:
     try:
         # Not by the json module, whose functions the program may have named.
         with open(f"{path}.tmp", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-            file.write(json_of(_report(patchings, final)))
+            file.write(to_json(_report(patchings, final)))
         os.replace(f"{path}.tmp", path)  # noqa: PTH105
     except Exception as error:  # noqa: BLE001 - a full disk, no descriptor, no memory: the program goes on
         environment.warn_once("pattern_report_not_written", f"no report on the annotate patterns: {error}")

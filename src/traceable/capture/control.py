@@ -22,7 +22,7 @@ from collections import deque
 
 from traceable.annotation import engine, resumable
 from traceable.annotation.ranges import annotate
-from traceable.capture import flight, gates, process, step_times
+from traceable.capture import flight, gates, step_times
 from traceable.capture.schedule import NEVER, Schedule, age_s, elapsed_delay_s, first_range
 from traceable.capture.status import StatusWriter
 from traceable.errors import Message, UsageError, code_of
@@ -245,13 +245,11 @@ _GATES: dict[str, Callable[[], Gate]] = {
 
 
 def gate_from_environment() -> Gate:
-    """Return the gate of `TRACEABLE_GATE`, or the harmless default; `NoGate` in a process that is not recorded.
+    """Return the gate of `TRACEABLE_GATE`, or the harmless default.
 
     Raises:
         GateError: it can't work in this process.
     """
-    if not process.is_selected():
-        return gates.NoGate()
     name = os.environ.get(environment.GATE) or gates.NvtxGate.name
     if name not in _GATES:
         message = f"{environment.GATE}={name!r} is ignored; write one of {', '.join(_GATES)}"
@@ -275,7 +273,6 @@ class Session:
         self._start()
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._in_child)
-        process.on_change(self._in_child)
 
     def _start(self) -> None:
         """Begin at step 0, as a new process does and a forked child."""
@@ -638,7 +635,7 @@ class Session:
 
     def _open_status(self) -> StatusWriter:
         if self._status is None:
-            self._status = StatusWriter(os.environ.get(environment.RUN_DIR, "") if process.is_selected() else "")
+            self._status = StatusWriter(os.environ.get(environment.RUN_DIR, ""))
             if engine.requests is not None:
                 self._status.keep_requests(engine.requests.count)
             self._write()

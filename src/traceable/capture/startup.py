@@ -6,16 +6,12 @@ import os
 import sys
 
 from traceable.annotation import engine
-from traceable.capture import process
 from traceable.protocol import environment
 
 
 def start_timed_capture() -> None:
     """Record the program once the launcher's conditions are met, even if it takes no steps."""
     if engine.disabled or is_our_command():
-        return
-    if not process.is_selected():
-        process.call_when_selected(start_timed_capture)
         return
     from traceable.capture.control import session
 
@@ -27,9 +23,6 @@ def listen_from_environment() -> None:
     from traceable.capture.triggers import DUMP, on_signal
 
     if engine.disabled or is_our_command():
-        return
-    if not process.is_selected():
-        process.call_when_selected(listen_from_environment)
         return
     run_dir = os.environ.get(environment.RUN_DIR, "")
     if environment.read_flag(environment.CONTROL):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 
 from traceable.capture import process
-from traceable.decision import json_of
 from traceable.protocol import environment
+from traceable.protocol.json_text import to_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class StatusWriter:
         try:
             part = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}.part"  # noqa: PTH119, PTH120
             with open(part, "w", encoding="ascii", opener=_open_no_follow) as file:
-                file.write(json_of({"schema": SCHEMA, "process": process.describe_process(), **content}))
+                file.write(to_json({"schema": SCHEMA, "process": process.describe_process(), **content}))
             os.replace(part, f"{self._path}.json")  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             environment.warn_once("status_not_written", f"the status of this process is not written: {error}")

@@ -332,13 +332,10 @@ def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targe
             _measure_overhead(finished.run_dir)
         for note in annotate.find_unmatched(targets, finished.run_dir):
             log(note)
-        if arguments.part_of is None:
-            outcome = _show(finished, arguments)
-            ranks.report_process_notes(finished.run_dir, log)
-            if not arguments.quiet:
-                flight.report_dumps(finished.run_dir, log)
-        elif finished.problem:
-            log(finished.problem)
+        outcome = _show(finished, arguments)
+        ranks.report_missing_processes(finished.run_dir, log)
+        if not arguments.quiet:
+            flight.report_dumps(finished.run_dir, log)
     except TraceableError as error:
         # The program has ended as it has; what we make of it changes neither its exit code nor the recording.
         log(error.message)

@@ -30,7 +30,6 @@ from traceable.launch import (
     memory_limit,
     overhead,
     process_watcher,
-    processes,
     provenance,
     range_counts,
     ranks,
@@ -42,9 +41,9 @@ from traceable.launch import (
 from traceable.launch.exit_release import ExitReleaser
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment, redact, untrusted
+from traceable.protocol.ranks import Rank
 from traceable.protocol.start_conditions import NO_CONDITIONS as NO_CONDITIONS
 from traceable.protocol.start_conditions import Conditions
-from traceable.selection import Rank
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,6 @@ class RunRequest:
             of each is its text.
         rank: the rank that this run records; None for none.
         grouped: its directory is inside one for all ranks.
-        process_filter: which of its processes are recorded; None for all.
     """
 
     target: target.Target
@@ -92,7 +90,6 @@ class RunRequest:
     settings: Mapping[str, object] = field(default_factory=dict)
     rank: Rank | None = None
     grouped: bool = False
-    process_filter: ranks.ProcessFilter | None = None
 
     @property
     def stem(self) -> str:
@@ -272,7 +269,6 @@ def _start(
     if not request.quiet:
         run.log(f"collector {collector.name} ({choice.reason}); run directory {format_path(run.directory)}")
     run.manifest["collector"] = {"requested": request.collector, "name": collector.name, "reason": choice.reason}
-    run.manifest[ranks.SELECTION_KEY] = ranks.make_selection_entry(request.process_filter, collector.name)
     notes = [*_find_unused_settings(request, collector.name), *plan.notes]
     for note in notes:
         run.log(note)
@@ -325,11 +321,7 @@ def _plan(collector: Collector, request: RunRequest, directory: Path) -> tuple[P
         own[environment.STEPS] = request.steps
     if request.measure_overhead:
         own[environment.STEP_TIMES] = "1"
-    variables = {**request.variables, **plan.environment, **own}
-    if request.process_filter is not None:
-        plan = request.process_filter.adapt_plan(plan, command, variables, collector.name)
-        return plan, plan.environment
-    return plan, variables
+    return plan, {**request.variables, **plan.environment, **own}
 
 
 def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
@@ -345,7 +337,6 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         },
         "stem": request.stem,
         ranks.RANK_KEY: ranks.make_rank_entry(request.rank, grouped=request.grouped),
-        ranks.SELECTION_KEY: None,
         expectations.EXPECT_KEY: list(request.expect),
         windows.WINDOW_KEY: windows.make_window_entry(
             request.steps,
@@ -401,15 +392,11 @@ def _finish(
         words = f"the program deleted {format_path(run.directory)} with the recording in it"
         problem = Message("run_dir_deleted", words)
     else:
-        in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
             run_dir.check_not_replaced(run.directory)
             memory_limit.check_memory_limit(run.directory)
             with finalize_signals.stage("reading the recording back"):
-                if in_parts:
-                    recorded = processes.load_recorded_parts(run.directory)
-                else:
-                    recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
+                recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
         except finalize_progress.NotAwaited:
             words = (
                 f"reading back was interrupted; the recording is kept: `traceable report {format_path(run.directory)}`"

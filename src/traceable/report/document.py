@@ -46,7 +46,9 @@ def build_header(recording: Recording) -> dict[str, Any]:
             "collector": trace.source.product or None,
             "collector_version": trace.source.version or None,
             "schema_version": trace.source.schema or None,
-            "processes": [{"pid": process.pid, "name": process.name or None} for process in trace.processes],
+            "processes": [
+                {"pid": process.pid, "name": process.name or None, "rank": process.rank} for process in trace.processes
+            ],
             "threads": len(trace.threads),
             "range_instances": len(trace.ranges),
             "marks": len(trace.marks),

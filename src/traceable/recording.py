@@ -127,7 +127,7 @@ def _load_raw(
     report(f"opening {path}")
     if path.is_dir():
         # This import takes longer than reading a small file.
-        from traceable.launch import ranks
+        from traceable.launch import ranks, run_dir
 
         if runs := ranks.list_rank_runs(path):
             from traceable.rank_recordings import load_ranks
@@ -138,6 +138,7 @@ def _load_raw(
             recording = Recording(trace, report)
             recording.windows = windows
             recording.completeness = complete
+            recording.command = _read_command(run_dir.load_manifest(runs[0]))
             return recording
     with open_report(path) as database:
         manifest = find_manifest(directory)
@@ -156,8 +157,7 @@ def _load_raw(
     trace = join_traces(traces)
     from traceable.launch import range_counts
 
-    run_dir = directory if manifest is not None else None
-    complete = range_counts.evaluate_completeness(run_dir, manifest, trace, files)
+    complete = range_counts.evaluate_completeness(directory if manifest is not None else None, manifest, trace, files)
     if manifest is not None:
         from traceable.rank_recordings import label_processes
 
@@ -174,8 +174,13 @@ def _load_raw(
 
         request = load_capture_request(directory, manifest)
         recording.windows = None if request is None else _evaluate_windows(request, traces)
+        recording.command = _read_command(manifest)
         recording.overhead = manifest[OVERHEAD_KEY] if isinstance(manifest.get(OVERHEAD_KEY), dict) else None
     return recording
+
+
+def _read_command(manifest: Mapping[str, Any]) -> tuple[str, ...] | None:
+    return tuple(map(str, manifest.get("argv") or ())) or None
 
 
 def _evaluate_windows(request: CaptureRequest, traces: Sequence[Trace]) -> CaptureResult:
@@ -206,6 +211,7 @@ class Recording:
         flight: the recorded interval of each process of a flight recorder, as in `report.json`; else empty.
         overhead: the measured overhead of recording, as in `report.json`; None if it was not measured.
         completeness: whether it contains all that the processes emitted (docs/report.md); for a part, of the whole.
+        command: the command line of the run, without secrets; None for a recording without a run.
     """
 
     def __init__(self, trace: Trace, progress: ProgressCallback | None = None, names: RangeNames | None = None) -> None:
@@ -216,6 +222,7 @@ class Recording:
         self.flight: list[dict[str, Any]] = []
         self.overhead: dict[str, Any] | None = None
         self.completeness = Completeness()
+        self.command: tuple[str, ...] | None = None
         self._report = progress or _ignore_progress
         self._cache: dict[tuple[str, str], Table] = {}
         self._containing: tuple[Recording, ...] = ()
@@ -536,7 +543,7 @@ class Recording:
         """Return a recording of the same run."""
         other = Recording(trace, self._report, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
-        other.completeness = self.completeness
+        other.completeness, other.command = self.completeness, self.command
         return other
 
     @cached_property

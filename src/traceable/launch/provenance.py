@@ -25,7 +25,7 @@ def collect_provenance() -> dict[str, Any]:
     """Return the provenance, as stored in `run.json`."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         gpus = pool.submit(_query_gpus)
-        commit = read_git_state()
+        commit = _read_git_state()
     return {
         "cwd": str(Path.cwd()),
         "python": {
@@ -45,18 +45,13 @@ def collect_provenance() -> dict[str, Any]:
     }
 
 
-def read_git_state() -> dict[str, Any] | None:
+def _read_git_state() -> dict[str, Any] | None:
     """Return the commit of the working directory, and whether tracked files differ from it; None without git."""
     with ThreadPoolExecutor(max_workers=2) as pool:
         commit = pool.submit(_run_query, ["git", "rev-parse", "HEAD"], GIT_SECONDS)
         changes = pool.submit(_run_query, ["git", "status", "--porcelain", "--untracked-files=no"], GIT_SECONDS)
         head, status = commit.result(), changes.result()
     return {"commit": head.strip(), "dirty": None if status is None else bool(status)} if head else None
-
-
-def get_versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages in the manifest."""
-    return {"python": platform.python_version(), **{name: get_package_version(name) for name in PACKAGES}}
 
 
 def get_package_version(package: str) -> str | None:

@@ -339,6 +339,8 @@ def format_header(report: Mapping[str, Any]) -> list[str]:
         lines.append(_coverage_line(coverage))
     if report["selection"] is not None:
         lines.append(_selection_line(report["selection"]))
+    if source["command"] is not None:
+        lines.append(f"run by: {source['command']}")
     return lines
 
 

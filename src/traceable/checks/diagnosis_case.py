@@ -224,7 +224,7 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         step_statuses=windows.load_statuses(directory),
         profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_inspect_same_machine(manifest),
-        has_importer=_has_importer(),
+        has_importer=collector != NSYS or _has_importer(),
         completeness=range_counts.evaluate_completeness(directory, manifest, None)
         if recording is None
         else recording.completeness,

@@ -134,9 +134,11 @@ class _Run:
     log: Callable[[str], None]
     failed: bool = field(default=False)
     release: ExitReleaser | None = None
+    queries: provenance.BackgroundQueries = field(default_factory=provenance.BackgroundQueries)
 
     def save(self) -> None:
         """Write the manifest. A disk that fills up during the run must not end it."""
+        self.manifest |= self.queries.get_results()
         try:
             run_dir.write_json(self.directory / run_dir.MANIFEST, self.manifest)
         except OSError as error:
@@ -210,6 +212,7 @@ def run_program(request: RunRequest, log: Callable[[str], None], worker: Worker)
         words = f"{others}, so others can replace the files of this run; choose a directory of your own with -o"
         log(Message(others.code, words))
     run = _Run(directory, _make_manifest(request, directory), log)
+    run.queries.start()
     if request.measure_overhead:
         _run_plain(request, run)
     with finalize_progress.FinalizeSignals(log) as finalize_signals:
@@ -287,7 +290,10 @@ def _start(
     def started(pid: int) -> None:
         finalize_signals.set_started()
         watcher.start(pid)
-        run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(supervisor.find_collector_processes(run.directory))
+        # The program runs from here on: nothing may keep the launcher from supervising it.
+        with contextlib.suppress(OSError):
+            pids = supervisor.find_collector_processes(run.directory)
+            run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(pids)
         run.started(pid)
 
     try:
@@ -377,6 +383,7 @@ def _finish(
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 and is_own_code else None,
     }
+    run.queries.wait()
     # The launcher may be killed from here on, by whoever gives it ten seconds: save how the program ended.
     run.save()
     recorded, problem, readable = None, None, True

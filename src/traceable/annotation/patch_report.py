@@ -155,9 +155,7 @@ def collect_warnings(run_dir: str | os.PathLike[str], targets: Iterable[Target])
     import json
     from pathlib import Path
 
-    # Under nsys each selected process is a run of its own, one folder below.
-    paths = [path for glob in ("annotate.*.json", "*/annotate.*.json") for path in sorted(Path(run_dir).glob(glob))]
-    reports = [json.loads(path.read_text("utf-8")) for path in paths]
+    reports = [json.loads(path.read_text("utf-8")) for path in sorted(Path(run_dir).glob("annotate.*.json"))]
     active = () if environment.read_flag(environment.DISABLE) else tuple(targets)
     if active and not reports:
         text = (

@@ -65,6 +65,7 @@ def test_what_is_selected_twice_is_said_of_the_part_of_a_part(recording: Recordi
     part = recording.select(device=1, time_ns=(0, 4_000_000)).select(process=71, time_ns=(1_000_000, None))
     assert part.selection == {
         "processes": ["71"],
+        "ranks": None,
         "devices": [1],
         "start_ns": 1_000_000,
         "end_ns": 4_000_000,

@@ -170,8 +170,8 @@ def _is_set(*names: str) -> bool:
 _support_libraries()
 if _is_set(_environment.GC, _environment.LOOP_PAUSES):
     _begin("traceable.annotation.pauses", "record_from_environment")
-if _os.environ.get(_environment.COLLECTOR) == "nsys" and _is_set(_environment.RUN_DIR):
-    _begin("traceable.capture.process", "report_forks")
+if _is_set(_environment.RUN_DIR):
+    _begin("traceable.capture.process", "record_identity")
 _begin("traceable.capture.process_record", "write_record")
 if _is_set(*_environment.CONDITIONS):
     _begin("traceable.capture.startup", "start_timed_capture")

@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from traceable.recording import Recording
 
 
-def name_processes(trace: Trace, directory: Path) -> Trace:
-    """Return the trace of a run with processes named by rank, or as they were named at their start."""
-    labels = processes.load_labels(directory, run_dir.load_manifest(directory))
-    if not labels:
-        return trace
-    return replace(trace, processes=tuple(replace(one, name=labels.get(one.pid, one.name)) for one in trace.processes))
+def label_processes(trace: Trace, directory: Path) -> Trace:
+    """Return the trace of a run with the ranks of its processes, which are named by rank, or as they were started."""
+    manifest = run_dir.load_manifest(directory)
+    labels = processes.load_labels(directory, manifest)
+    ranks = processes.load_rank_numbers(directory, manifest, [one.pid for one in trace.processes])
+    return replace(
+        trace,
+        processes=tuple(
+            replace(one, name=labels.get(one.pid, one.name), rank=ranks[one.pid]) for one in trace.processes
+        ),
+    )
 
 
 def load_ranks(

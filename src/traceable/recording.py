@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -127,17 +127,18 @@ def _load_raw(
     report(f"opening {path}")
     if path.is_dir():
         # This import takes longer than reading a small file.
-        from traceable.launch import processes
+        from traceable.launch import ranks, run_dir
 
-        if parts := processes.list_parts(path):
+        if runs := ranks.list_rank_runs(path):
             from traceable.rank_recordings import load_ranks
 
             trace, windows, complete = load_ranks(
-                path, parts, lambda part: load(part, progress=progress, raw_names=True)
+                path, runs, lambda part: load(part, progress=progress, raw_names=True)
             )
             recording = Recording(trace, report)
             recording.windows = windows
             recording.completeness = complete
+            recording.command = _read_command(run_dir.load_manifest(runs[0]))
             return recording
     with open_report(path) as database:
         manifest = find_manifest(directory)
@@ -157,12 +158,11 @@ def _load_raw(
     trace = join_traces(traces)
     from traceable.launch import range_counts
 
-    run_dir = directory if manifest is not None else None
-    complete = range_counts.evaluate_completeness(run_dir, manifest, trace, files)
+    complete = range_counts.evaluate_completeness(directory if manifest is not None else None, manifest, trace, files)
     if manifest is not None:
-        from traceable.rank_recordings import name_processes
+        from traceable.rank_recordings import label_processes
 
-        trace = name_processes(trace, directory)
+        trace = label_processes(trace, directory)
     if path.is_file() and len(files) == 1:
         # A .nsys-rep was read through a temporary export.
         trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, path=str(path)))
@@ -174,8 +174,13 @@ def _load_raw(
 
         request = load_capture_request(directory, manifest)
         recording.windows = None if request is None else _evaluate_windows(request, traces)
+        recording.command = _read_command(manifest)
         recording.overhead = manifest["overhead"] if isinstance(manifest.get("overhead"), dict) else None
     return recording
+
+
+def _read_command(manifest: Mapping[str, Any]) -> tuple[str, ...] | None:
+    return tuple(map(str, manifest.get("argv") or ())) or None
 
 
 def _evaluate_windows(request: CaptureRequest, traces: Sequence[Trace]) -> CaptureResult:
@@ -206,6 +211,7 @@ class Recording:
         flight: the recorded interval of each process of a flight recorder, as in `report.json`; else empty.
         overhead: the measured overhead of recording, as in `report.json`; None if it was not measured.
         completeness: whether it contains all that the processes emitted (docs/report.md); for a part, of the whole.
+        command: the command line of the run, without secrets; None for a recording without a run.
     """
 
     def __init__(self, trace: Trace, progress: ProgressCallback | None = None, names: RangeNames | None = None) -> None:
@@ -216,6 +222,7 @@ class Recording:
         self.flight: list[dict[str, Any]] = []
         self.overhead: dict[str, Any] | None = None
         self.completeness = Completeness()
+        self.command: tuple[str, ...] | None = None
         self._report = progress or _ignore_progress
         self._cache: dict[tuple[str, str], Table] = {}
         self._containing: tuple[Recording, ...] = ()
@@ -395,16 +402,18 @@ class Recording:
         self,
         *,
         process: int | str | Sequence[int | str] | None = None,
+        ranks: str | None = None,
         device: int | Sequence[int] | None = None,
         time_ns: tuple[int | None, int | None] | None = None,
         steady: bool = False,
         step_range: str | None = None,
         step_kernel: str | None = None,
     ) -> Recording:
-        """Return the part of the recording of these processes and GPUs in this time.
+        """Return the part of the recording of these processes, ranks and GPUs in this time.
 
         Args:
             process: pids, or globs over names of processes (`python*`); None for all.
+            ranks: `0,3`, `0-3`, or `!1` for all but 1 (docs/ranks.md); None for all.
             device: numbers of GPUs, as nsys counts them; None for all.
             time_ns: start and stop, from the start of the collection; None on a side leaves it open. Operations across
                 an edge count with the part inside (docs/report.md).
@@ -412,15 +421,21 @@ class Recording:
             step_range, step_kernel: the definition of a step, as for `steps`.
 
         Raises:
-            MissingDataError: one of the processes or GPUs is not in the recording, all of it lies outside the time,
-                or it has no steps.
+            UsageError: `ranks` is not a list of ranks.
+            MissingDataError: one of the processes or GPUs is not in the recording, none of the ranks is, all of it lies
+                outside the time, or it has no steps.
         """
         from traceable.analysis.select import select_part
+        from traceable.launch.ranks import check_ranks_option
+        from traceable.protocol.ranks import matches_rank
 
         processes = None if process is None else [str(one) for one in _as_list(process)]
+        is_selected = None if ranks is None else partial(matches_rank, check_ranks_option(ranks))
         devices = None if device is None else _as_list(device)
-        part = self._part(select_part(self.trace, processes=processes, devices=devices, time_ns=time_ns))
-        part.selection = _merge_selection(self.selection, processes, devices, time_ns or (None, None), None)
+        part = self._part(
+            select_part(self.trace, processes=processes, ranks=is_selected, devices=devices, time_ns=time_ns)
+        )
+        part.selection = _merge_selection(self.selection, processes, ranks, devices, time_ns or (None, None), None)
         return part._steady(step_range, step_kernel) if steady else part
 
     def _part(self, trace: Trace) -> Recording:
@@ -511,7 +526,7 @@ class Recording:
         first, last = find_steady_interval(steps)
         part = self._part(select_part(self.trace, time_ns=(first, last)))
         part.selection = _merge_selection(
-            self.selection, None, None, (first, last), [note.as_dict for note in steps.notes]
+            self.selection, None, None, None, (first, last), [note.as_dict for note in steps.notes]
         )
         return part
 
@@ -529,7 +544,7 @@ class Recording:
         """Return a recording of the same run."""
         other = Recording(trace, self._report, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
-        other.completeness = self.completeness
+        other.completeness, other.command = self.completeness, self.command
         return other
 
     @cached_property
@@ -562,18 +577,20 @@ def _as_list(one_or_more: Any) -> list[Any]:
 def _merge_selection(
     before: dict[str, Any] | None,
     processes: list[str] | None,
+    ranks: str | None,
     devices: list[int] | None,
     time_ns: tuple[int | None, int | None],
     steady: list[dict[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return the selection of a part of a selection; the last processes and GPUs override earlier ones."""
-    old = before or dict.fromkeys(("processes", "devices", "start_ns", "end_ns", "steady"))
+    """Return the selection of a part of a selection; the last processes, ranks and GPUs override earlier ones."""
+    old = before or dict.fromkeys(("processes", "ranks", "devices", "start_ns", "end_ns", "steady"))
     starts, ends = (
         [time for time in (old[key], requested) if time is not None]
         for key, requested in zip(("start_ns", "end_ns"), time_ns, strict=True)
     )
     return {
         "processes": old["processes"] if processes is None else processes,
+        "ranks": old["ranks"] if ranks is None else ranks,
         "devices": old["devices"] if devices is None else devices,
         "start_ns": max(starts, default=None),
         "end_ns": min(ends, default=None),

@@ -1,16 +1,16 @@
-"""The identity of a process in its status file, and the patterns that select processes."""
+"""The identity of a process in its status file and its record, and lists of ranks."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.capture.conftest import Ran
 
-from traceable.selection import from_text, name_asked, program_of, rank_asked, rank_of, ranks_in, to_text
+from traceable.capture.process import find_program_name
+from traceable.protocol.ranks import matches_rank, parse_ranks, read_rank
 
 Program = Callable[..., Ran]
 
@@ -64,7 +64,34 @@ def test_a_child_of_a_plain_fork_is_known_as_one(program: Program) -> None:
     assert program(code + STEPPING).status["process"]["start"] == "fork"
 
 
-# ---- ranks, as those who start them say
+FORKING = """
+import multiprocessing, os, sys, traceable
+def idle(): pass
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("fork").Process(target=idle, name="worker-7")
+    worker.start()
+    worker.join()
+    if not os.fork(): os._exit(0)
+    os.wait()
+"""
+
+
+def test_each_process_has_a_record_even_without_steps(program: Program, tmp_path) -> None:
+    script = tmp_path / "app.py"
+    script.write_text(FORKING)
+    code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, {str(script)!r}]))"
+    ran = program(code, RANK="2", WORLD_SIZE="4")
+    assert ran.done.returncode == 0, ran.done.stderr
+    records = [json.loads(path.read_text()) for path in ran.run_dir.glob("process.*.json")]
+    found = {(one["name"], one["start"], one["forked"], one["program"], one["rank"]) for one in records}
+    assert found == {
+        (None, "main", False, "app", 2),
+        ("worker-7", "fork", True, "app", 2),
+        (None, "fork", True, "app", 2),
+    }
+
+
+# ---- ranks, as their launchers set them
 
 
 @pytest.mark.parametrize(
@@ -86,7 +113,7 @@ def test_a_child_of_a_plain_fork_is_known_as_one(program: Program) -> None:
     ],
 )
 def test_each_launcher_of_ranks_is_understood(environ, expected) -> None:
-    rank = rank_of(environ)
+    rank = read_rank(environ)
     assert rank is not None
     assert (rank.rank, rank.local_rank, rank.world_size, rank.by) == expected
 
@@ -102,48 +129,29 @@ def test_each_launcher_of_ranks_is_understood(environ, expected) -> None:
     ],
 )
 def test_what_is_no_rank_is_none(environ) -> None:
-    assert rank_of(environ) is None
+    assert read_rank(environ) is None
 
 
 def test_torchruns_default_role_is_no_name() -> None:
     environ = {"RANK": "0", "WORLD_SIZE": "2", "ROLE_NAME": "default"}
-    assert getattr(rank_of(environ), "role", "") is None
+    assert getattr(read_rank(environ), "role", "") is None
 
 
-# ---- selection
+# ---- lists of ranks
 
 
 @pytest.mark.parametrize(
-    ("text", "chosen"),
+    ("text", "selected"),
     [("0,3", [0, 3]), ("1-3", [1, 2, 3]), ("!1", [0, 2, 3, 4]), ("0-3,!2", [0, 1, 3]), (" 4 , 0 ", [0, 4])],
 )
-def test_ranks_are_numbers_ranges_and_exceptions(text: str, chosen: list[int]) -> None:
-    assert [rank for rank in range(5) if rank_asked(text, rank)] == chosen
+def test_ranks_are_numbers_ranges_and_exceptions(text: str, selected: list[int]) -> None:
+    assert [rank for rank in range(5) if matches_rank(text, rank)] == selected
 
 
 @pytest.mark.parametrize("text", ["a", "", "0,", "3-1", "-1", "1.5", "!", "٣"])
 def test_what_is_no_rank_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):
-        ranks_in(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "chosen"),
-    [
-        ("worker*", ["worker-1", "worker-2"]),
-        ("worker*,!worker-1", ["worker-2"]),
-        ("!worker*", ["app"]),
-        ("app,*-2", ["app", "worker-2"]),
-        ("Worker*", []),
-    ],
-)
-def test_processes_are_patterns_and_exceptions(text: str, chosen: list[str]) -> None:
-    assert [name for name in ("app", "worker-1", "worker-2") if name_asked(text, name)] == chosen
-
-
-@given(st.dictionaries(st.from_regex(r"[A-Z_]+", fullmatch=True), st.text().filter(lambda text: "\0" not in text)))
-def test_variables_pass_through_one(variables: dict[str, str]) -> None:
-    assert from_text(to_text(variables)) == variables
+        parse_ranks(text)
 
 
 @pytest.mark.parametrize(
@@ -160,4 +168,4 @@ def test_variables_pass_through_one(variables: dict[str, str]) -> None:
     ],
 )
 def test_a_program_is_called_after_its_command_line(words: list[str], name: str) -> None:
-    assert program_of([sys.executable, *words])[0] == name
+    assert find_program_name([sys.executable, *words]) == name

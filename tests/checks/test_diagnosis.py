@@ -60,17 +60,6 @@ subprocess.run([sys.executable, "-c", child], env=environment, check=True)
 
 SILENT = "import nvtx\nfor _ in range(5):\n    with nvtx.annotate('alpha'): pass\n"
 
-WORKERS = """
-import multiprocessing, traceable
-def work():
-    with traceable.annotate("work"): pass
-if __name__ == "__main__":
-    with traceable.annotate("main"): pass
-    workers = [multiprocessing.get_context("spawn").Process(target=work, name=f"worker-{n}") for n in range(2)]
-    for one in workers: one.start()
-    for one in workers: one.join()
-"""
-
 UNREGISTERED = """
 import traceable
 for number in range(5000):  # more than the core registers
@@ -154,13 +143,6 @@ def test_workers_that_only_load_data_are_no_cause(nsys, run, tmp_path):
     by_cause = {one.code: one for one in diagnosed(tmp_path / "out").findings}
     # On a busy machine nsys may hear nothing at all.
     assert by_cause["forked_child"].certainty == ("likely" if "nsys_never_attached" in by_cause else "possible")
-
-
-def test_processes_that_were_left_out_are_not_missing(run, tmp_path):
-    (tmp_path / "app.py").write_text(WORKERS)
-    done = run("recorder", "", "--processes", "worker-1")
-    assert "fix:" not in done.stderr
-    assert diagnosed(tmp_path / "out").findings == ()
 
 
 def test_ranges_before_an_exec(nsys, run, tmp_path):

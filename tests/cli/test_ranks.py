@@ -1,4 +1,4 @@
-"""--ranks and --processes: bad input, and what is said where nothing was chosen."""
+"""--ranks of `run`: invalid input, and ranks that do not exist."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ def run(tmp_path: Path) -> Command:
     (tmp_path / "app.py").write_text(PROGRAM)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
 
-    def call(*options: str, flags: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, *flags, "-m", "traceable", "run", "--collector", "recorder", "-o", "out", *options]
+    def call(
+        *options: str, program: tuple[str, ...] = ("app.py",), **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "traceable", "run", "--collector", "recorder", "-o", "out", *options]
         return subprocess.run(
-            [*words, "app.py"], capture_output=True, text=True, cwd=tmp_path, env={**clean, **variables}
+            [*words, *program], capture_output=True, text=True, cwd=tmp_path, env={**clean, **variables}
         )
 
     return call
@@ -40,7 +42,6 @@ def run(tmp_path: Path) -> Command:
     [
         (("--ranks", "a"), "ranks_invalid"),
         (("--ranks", "3-1"), "ranks_invalid"),
-        (("--processes", "worker*,"), "processes_invalid"),
     ],
 )
 def test_what_can_not_be_chosen_is_one_line(run: Command, tmp_path: Path, options: tuple[str, ...], code: str) -> None:
@@ -51,18 +52,19 @@ def test_what_can_not_be_chosen_is_one_line(run: Command, tmp_path: Path, option
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interpreter_that_can_not_be_reached_is_refused(run: Command) -> None:
-    done = run("--processes", "app", flags=("-E",))
-    assert done.returncode == 2
-    assert "-E" in message(done.stderr, "python_isolated")
-
-
-def test_ranks_without_a_rank_record_nothing_and_say_so(run: Command) -> None:
+def test_ranks_without_a_rank_are_refused_before_anything_starts(run: Command, tmp_path: Path) -> None:
     done = run("--ranks", "0")
-    assert done.returncode == 0
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith("traceable: --ranks 0: ") and line.endswith("[no_process_has_rank]")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("traceable: --ranks 0 ") and line.endswith("[launcher_without_rank]")
     assert "(RANK, OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID)" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_launcher_around_the_launcher_of_ranks_has_no_rank(run: Command) -> None:
+    done = run("--ranks", "0", program=("--", "mpirun", "-n", "2", "python", "app.py"), RANK="0", WORLD_SIZE="2")
+    assert done.returncode == 2
+    assert "traceable report --ranks" in message(done.stderr, "launcher_without_rank")
 
 
 def test_a_rank_that_there_is_not_beside_one_that_there_is_is_named(run: Command) -> None:
@@ -70,19 +72,6 @@ def test_a_rank_that_there_is_not_beside_one_that_there_is_is_named(run: Command
     assert done.returncode == 0, done.stderr
     line = done.stderr.splitlines()[0]
     assert line.startswith("traceable: --ranks 0,7-8: ") and line.endswith(" 7, 8 [ranks_absent]")
-
-
-def test_names_that_there_are_not_are_answered_with_those_that_there_are(run: Command) -> None:
-    done = run("--processes", "worker*", "--steps", "5:9", "--strict")
-    assert done.returncode == 3
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith("traceable: --processes 'worker*' ") and line.endswith(": app [no_process_name_matches]")
-
-
-def test_a_program_is_chosen_by_its_own_name(run: Command) -> None:
-    done = run("--processes", "app", "--steps", "5:9", "--strict")
-    assert done.returncode == 0, done.stderr
-    assert "requested steps 5-9, captured 4 of 4" in done.stderr.splitlines()
 
 
 def test_a_rank_that_is_not_asked_for_shows_its_command_line_in_a_dry_run(run: Command) -> None:

@@ -200,3 +200,19 @@ def test_the_launcher_spends_no_numpy_before_the_program(tmp_path):
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert ended.stdout == "0 []\n", ended.stderr
+
+
+def test_a_report_has_the_command_line_of_its_run_to_be_pasted(run, tmp_path):
+    (tmp_path / "app.py").write_text("import sys, traceable\nwith traceable.annotate('work'): print(sys.argv[1:])\n")
+    first = run("--collector", "recorder", "-o", "one", "--force", "app.py", "it's", "a\nb\u2028", "--api-key", "k")
+    assert first.returncode == 0, first.stderr
+    command = [sys.executable, "-m", "traceable", "report", "one"]
+    text, document = (
+        subprocess.run([*command, *options], capture_output=True, text=True, cwd=tmp_path).stdout
+        for options in ((), ("--json",))
+    )
+    line = json.loads(document)["source"]["command"]
+    assert f"run by: {line}" in text.splitlines()
+    assert " --api-key '***'" in line and "-m traceable run --collector recorder " in line
+    pasted = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path)
+    assert pasted.stdout == first.stdout.replace("'k'", "'***'")

@@ -162,6 +162,7 @@ def test_process_device_and_time_narrow_what_is_read(database: Path) -> None:
     narrowed = document(database, "--time", "1ms:2ms", "--process", "70")
     assert narrowed["selection"] == {
         "processes": ["70"],
+        "ranks": None,
         "devices": None,
         "start_ns": 1_000_000,
         "end_ns": 2_000_000,

@@ -35,7 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_recorder_library() is None:
         skip_unless_ci("the embedded recorder is missing")
     folder = tmp_path_factory.mktemp("recorded")
-    options = ["--collector", "recorder", "--processes", "app", "--steps", "5:10,20:30", "-o", "run", "--name", "app"]
+    options = ["--collector", "recorder", "--steps", "5:10,20:30", "-o", "run", "--name", "app"]
     (folder / "app.py").write_text(PROGRAM)
     words = [sys.executable, "-m", "traceable", "run", *options, "--expect", "pack", "app.py"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}

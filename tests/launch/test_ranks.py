@@ -1,4 +1,4 @@
-"""Ranks and workers, started by what really starts them: which are recorded, under which name, which are not touched.
+"""Ranks and workers, started by what really starts them: which are recorded, and how a report names and filters them.
 
 `mpirun` and `srun` are stood in for by a program that starts real processes with the variables that Open MPI sets.
 """
@@ -23,7 +23,8 @@ from tests.skips import skip_unless_ci
 
 import traceable
 from traceable._native import find_recorder_library
-from traceable.launch.processes import list_parts, load_labels
+from traceable.launch.processes import load_labels
+from traceable.launch.ranks import list_rank_runs
 from traceable.launch.run_dir import load_manifest
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
@@ -138,7 +139,7 @@ def test_without_ranks_all_are_recorded_and_none_collides(launch: Launch, tmp_pa
     done = launch(*[word for word in inside() if word not in ("-o", "out")])
     assert done.returncode == 0, done.stderr
     (group,) = (tmp_path / "traceable-runs").iterdir()
-    assert [part.name for part in list_parts(group)] == ["app_0", "app_1", "app_2"]
+    assert [part.name for part in list_rank_runs(group)] == ["app_0", "app_1", "app_2"]
     assert names(group) == ["app_0", "app_1", "app_2"]
 
 
@@ -218,67 +219,60 @@ def test_under_nsys_the_report_is_named_after_role_and_rank(launch: Launch, tmp_
     assert names(tmp_path / "out") == ["decode_1"]
 
 
-# ---- outside: the processes decide
+def test_a_report_of_all_ranks_can_be_narrowed_to_some(launch: Launch, tmp_path: Path) -> None:
+    assert launch(*inside()).returncode == 0
+    report = launch("python", "-m", "traceable", "report", "out", "--ranks", "!1", "--by", "process", "--json")
+    document = json.loads(report.stdout)
+    ranks = {one["name"]: one["rank"] for one in document["source"]["processes"]}
+    assert ranks == {"app_0": 0, "app_1": 1, "app_2": 2}
+    assert document["selection"]["ranks"] == "!1"
+    assert {row["process"] for row in document["ranges_by_process"]["rows"]} == {"app_0", "app_2"}
+    absent_rank = launch("python", "-m", "traceable", "report", "out", "--ranks", "7")
+    assert absent_rank.returncode == 2
+    assert message(absent_rank.stderr, "rank_not_in_trace").endswith(" 0, 1, 2")
 
 
-def test_ranks_that_the_program_starts_decide_for_themselves(launch: Launch, tmp_path: Path) -> None:
-    done = launch(
-        *outside("--ranks", "1", "--steps", "5:9", program=("python", "mpirun.py", "2", sys.executable, "app.py"))
-    )
+# ---- outside: one launcher around all processes, which are all recorded
+
+
+def test_ranks_that_the_program_starts_are_all_recorded_and_told_apart(launch: Launch, tmp_path: Path) -> None:
+    done = launch(*outside("--steps", "5:9", program=("python", "mpirun.py", "2", sys.executable, "app.py")))
     assert done.returncode == 0, done.stderr
-    assert "requested steps 5-9, captured 4 of 4" in done.stderr.splitlines()
-    assert names(tmp_path / "out") == ["app_1"]
-    # The other rank holds what its own children are to decide by, and no collector.
-    assert (tmp_path / "seen.0").read_text() == "- TRACEABLE_CHOSEN TRACEABLE_RANKS"
-    assert "NVTX_INJECTION64_PATH" in (tmp_path / "seen.1").read_text()
+    assert "requested steps 5-9, captured 8 of 8 in 2 of 2 windows" in done.stderr
+    assert names(tmp_path / "out") == ["app_0", "app_1"]
+    (row,) = traceable.load(tmp_path / "out").select(ranks="1").ranges(by="process", range="work").rows()
+    assert row["process"] == "app_1"
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_of_multiprocessing_are_chosen_by_name(launch: Launch, tmp_path: Path, method: str) -> None:
-    done = launch(*outside("--processes", "worker-*,!worker-0", program=("python", "workers.py", method)))
+def test_workers_of_multiprocessing_are_all_recorded_under_their_names(
+    launch: Launch, tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "workers.py").write_text(WORKERS.replace("traceable.steps(range(20))", "range(20)"))
+    done = launch(*outside(program=("python", "workers.py", method)))
     assert done.returncode == 0, done.stderr
-    assert names(tmp_path / "out") == ["worker-1", "worker-2"]
-    found = {str(row["name"]) for row in traceable.load(tmp_path / "out").ranges(by="name").rows()}
-    assert found == {"step", "step.wait", "work"}  # and not what the parent had open
+    assert names(tmp_path / "out") == ["worker-0", "worker-1", "worker-2"]
+    chosen = traceable.load(tmp_path / "out").select(process="worker-[12]")
+    assert sorted(str(row["process"]) for row in chosen.ranges(by="process").rows()) == ["worker-1", "worker-2"]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_windows_are_opened_in_chosen_workers_only(launch: Launch, tmp_path: Path, method: str) -> None:
-    options = ("--processes", "worker-1", "--steps", "5:9", "--strict")
-    done = launch(*outside(*options, program=("python", "workers.py", method)))
+def test_windows_are_opened_in_every_worker(launch: Launch, tmp_path: Path, method: str) -> None:
+    done = launch(*outside("--steps", "5:9", "--strict", program=("python", "workers.py", method)))
     assert done.returncode == 0, done.stderr
-    assert "requested steps 5-9, captured 4 of 4" in done.stderr.splitlines()
-    assert names(tmp_path / "out") == ["worker-1"]
-    assert [status["process"]["name"] for status in load_records(tmp_path / "out", "status")] == ["worker-1"]
-
-
-def test_the_parent_can_be_chosen_and_its_forked_workers_not(launch: Launch, tmp_path: Path) -> None:
-    done = launch(*outside("--processes", "workers", program=("python", "workers.py", "fork")))
-    assert done.returncode == 0, done.stderr
-    found = {str(row["name"]) for row in traceable.load(tmp_path / "out").ranges(by="name").rows()}
-    assert found == {"parent"}
+    assert "requested steps 5-9, captured 12 of 12 in 3 of 3 windows" in done.stderr
+    assert names(tmp_path / "out") == ["worker-0", "worker-1", "worker-2"]
 
 
 def test_under_nsys_a_worker_without_steps_keeps_its_name(launch: Launch, tmp_path: Path, nsys: str) -> None:
     (tmp_path / "workers.py").write_text(WORKERS.replace("traceable.steps(range(20))", "range(20)"))
-    done = launch(*outside("--processes", "worker-1", collector="nsys", program=("python", "workers.py", "spawn")))
+    done = launch(*outside(collector="nsys", program=("python", "workers.py", "spawn")))
     assert done.returncode == 0, done.stderr
-    assert names(tmp_path / "out") == ["worker-1"]
+    assert names(tmp_path / "out") == ["worker-0", "worker-1", "worker-2"]
 
 
-def test_under_nsys_each_chosen_worker_becomes_a_run(launch: Launch, tmp_path: Path, nsys: str) -> None:
-    options = ("--processes", "worker-1", "--steps", "5:9", "--strict")
-    done = launch(*outside(*options, collector="nsys", program=("python", "workers.py", "spawn")))
-    assert done.returncode == 0, done.stderr
-    assert [part.name for part in list_parts(tmp_path / "out")] == ["worker-1"]
-    assert (tmp_path / "out" / "worker-1" / "worker-1.nsys-rep").exists()
-    assert "requested steps 5-9, captured 4 of 4" in done.stderr.splitlines()
-    assert names(tmp_path / "out") == ["worker-1"]
-
-
-@pytest.mark.parametrize("options", [(), ("--processes", "worker-*")], ids=["all", "chosen"])
-def test_under_nsys_forked_workers_are_named_as_lost(launch: Launch, options: tuple[str, ...], nsys: str) -> None:
-    done = launch(*outside(*options, collector="nsys", program=("python", "workers.py", "fork")))
+def test_under_nsys_forked_workers_are_named_as_lost(launch: Launch, nsys: str) -> None:
+    done = launch(*outside(collector="nsys", program=("python", "workers.py", "fork")))
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.endswith("[forked_not_recorded]")]
     assert line.startswith("traceable: worker-0 (pid ")
@@ -292,24 +286,6 @@ BOOTING = """
 import os, traceable
 with traceable.annotate("boot"): pass
 """
-
-GUNICORN = """
-workers = 3
-def post_worker_init(worker):
-    with open("ready", "w") as fifo: fifo.write("x")
-"""
-
-
-def test_workers_of_gunicorn_have_the_number_that_gunicorn_gives_them(launch: Launch, start, tmp_path: Path) -> None:
-    gunicorn = Path(sys.executable).with_name("gunicorn")
-    if not gunicorn.exists():
-        skip_unless_ci("gunicorn is missing")
-    (tmp_path / "wsgi.py").write_text(BOOTING + "def app(environ, start_response): return []\n")
-    (tmp_path / "conf.py").write_text(GUNICORN)
-    program = (str(gunicorn), "-c", "conf.py", "-b", "unix:socket", "wsgi:app")
-    serve(outside("--processes", "worker-2", program=program), start, tmp_path, workers=3)
-    assert names(tmp_path / "out", with_range="boot") == ["worker-2"]
-
 
 ASGI = """
 async def app(scope, receive, send):
@@ -327,8 +303,8 @@ def test_workers_of_uvicorn_are_those_of_multiprocessing(launch: Launch, start, 
     pytest.importorskip("uvicorn")
     (tmp_path / "asgi.py").write_text(BOOTING + ASGI)
     program = ("python", "-m", "uvicorn", "--workers", "2", "--uds", "socket", "--log-level", "error", "asgi:app")
-    serve(outside("--processes", "SpawnProcess-1", program=program), start, tmp_path, workers=2)
-    assert names(tmp_path / "out", with_range="boot") == ["SpawnProcess-1"]
+    serve(outside(program=program), start, tmp_path, workers=2)
+    assert names(tmp_path / "out", with_range="boot") == ["SpawnProcess-1", "SpawnProcess-2"]
 
 
 def serve(words: list[str], start: Any, directory: Path, workers: int) -> None:
@@ -340,7 +316,3 @@ def serve(words: list[str], start: Any, directory: Path, workers: int) -> None:
         ready += len((directory / "ready").read_bytes())
     server.send_signal(signal.SIGTERM)
     assert server.wait(timeout=60) in (0, -signal.SIGTERM)
-
-
-def load_records(directory: Path, what: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(directory.glob(f"{what}.*.json"))]

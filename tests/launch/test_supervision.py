@@ -466,3 +466,21 @@ def test_a_program_that_deletes_the_run_directory_ends_as_it_ends(collector, com
     assert "Traceback" not in ended.stderr
     assert len(ended.stderr.splitlines()) == 2, ended.stderr  # the collector's, and this
     assert ended.stderr.endswith("[run_dir_deleted]\n")
+
+
+WITHOUT_THREADS = """
+import sys, threading
+from traceable.cli.main import main
+
+def refuse(self):
+    raise RuntimeError("can't start new thread")
+
+threading.Thread.start = refuse
+sys.exit(main(["run", "--collector", "none", "-o", "out", "-c", "print('ran'); raise SystemExit(7)"]))
+"""
+
+
+def test_a_program_is_supervised_where_no_thread_can_be_started(tmp_path):
+    done = subprocess.run([sys.executable, "-c", WITHOUT_THREADS], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "ran\n"), done.stderr
+    assert "Traceback" not in done.stderr

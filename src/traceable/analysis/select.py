@@ -9,7 +9,7 @@ are those of the whole (`analysis.context`), which the part refers to.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from fnmatch import fnmatchcase
@@ -68,13 +68,15 @@ def select_part(
     trace: Trace,
     *,
     processes: Sequence[str] | None = None,
+    ranks: Callable[[int], bool] | None = None,
     devices: Sequence[int] | None = None,
     time_ns: tuple[int | None, int | None] | None = None,
 ) -> Trace:
-    """Return the part of `trace` that is of these processes and of these GPUs and in this time; None is for all.
+    """Return the part of `trace` of these processes, ranks and GPUs in this time; None is for all.
 
     Args:
         processes: pids, or globs over the name of the process or its last part (`python*`). All else goes.
+        ranks: whether a rank is selected. Processes without a rank go.
         devices: nsys's numbers of GPUs (`Device.number`). Operations, allocations and synchronizations of others go;
             calls and ranges stay. A synchronization whose GPU was not recorded stays.
         time_ns: from A until before B, an open side None. Events with a duration stay as far as they lie in it,
@@ -82,13 +84,15 @@ def select_part(
             in proportion. Graph nodes and windows stay.
 
     Raises:
-        MissingDataError: a process or GPU that is selected is not in the trace, or all of it lies outside the time.
+        MissingDataError: a selected process, rank or GPU is not in the trace, or all of it lies outside the time.
     """
     cut = trace.cut
     if cut is not None:
         trace = cut.whole
     if processes is not None:
         trace = _select_processes(trace, _match_processes(trace, processes))
+    if ranks is not None:
+        trace = _select_processes(trace, _match_ranks(trace, ranks))
     if devices is not None:
         trace = _select_devices(trace, devices)
     if cut is None and time_ns is None:
@@ -138,6 +142,21 @@ def _match_processes(trace: Trace, patterns: Sequence[str]) -> Bool:
                 f"processes in the trace: {there or 'none'}",
             )
         selected[matches] = True
+    return selected
+
+
+def _match_ranks(trace: Trace, is_selected: Callable[[int], bool]) -> Bool:
+    """Return which processes belong to these ranks; at least one must."""
+    selected = np.zeros(len(trace.processes) + 1, np.bool_)
+    for index, process in enumerate(trace.processes):
+        selected[index] = process.rank is not None and is_selected(process.rank)
+    if not selected.any():
+        existing = sorted({process.rank for process in trace.processes if process.rank is not None})
+        raise MissingDataError(
+            "rank_not_in_trace",
+            "no process of these ranks in the trace",
+            f"ranks in the trace: {', '.join(map(str, existing[:20])) or 'none'}",
+        )
     return selected
 
 

@@ -12,8 +12,8 @@ import os
 import time
 
 from traceable.annotation import engine
-from traceable.decision import json_of
 from traceable.protocol import environment
+from traceable.protocol.json_text import to_json
 
 SCHEMA = "traceable.expect/1"
 
@@ -58,7 +58,7 @@ def _write(run_dir: str, pid: int, names: list[str]) -> None:
         file_name = f"expect.{pid}.{time.time_ns()}-{_number()}.json"
         part = f"{run_dir}/.{file_name}.part"
         with open(part, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-            file.write(json_of({"schema": SCHEMA, "pid": pid, "names": names}))
+            file.write(to_json({"schema": SCHEMA, "pid": pid, "names": names}))
         os.replace(part, f"{run_dir}/{file_name}")  # noqa: PTH105
     except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
         environment.warn_once("expectation_not_written", f"the expected ranges are not recorded: {error}")

@@ -25,7 +25,6 @@ import sys
 import time
 from typing import Any
 
-from traceable import decision
 from traceable.protocol import environment
 
 MAGIC = b"TRCBLEMT"
@@ -96,8 +95,6 @@ class RangeCounts:
             core.set_count_callbacks(self.get_slot, self.open)
         self.open()
         os.register_at_fork(after_in_child=self._in_child)
-        if decision.current is not None:
-            decision.current.changed.append(self._selection_changed)
 
     # ---- what is counted
 
@@ -129,11 +126,7 @@ class RangeCounts:
             memoryview(self._map).cast("q")[slot + 1] += 1
 
     def set_recording(self, certain: bool) -> None:
-        """Note that the collector records, or that from here on it is not certain to.
-
-        Of a process that is not selected nothing is recorded, in windows neither.
-        """
-        certain = certain and (decision.current is None or decision.current.chosen)
+        """Note that the collector records, or that from here on it is not certain to."""
         if certain != self._recording:
             self._recording = certain
             self._update_table()
@@ -226,18 +219,11 @@ class RangeCounts:
             if sys._getframe(1).f_globals.get("__name__") == "subprocess":
                 return
             self._recording = self._recording and not self._gated
-            if decision.current is not None:
-                self._recording = not self._gated and decision.current.chosen
             self._map, self._room = None, 0
             if self._core is None:
                 self.table = _Unopened(self)
         except Exception as error:  # noqa: BLE001 - the child is the user's
             environment.warn_once("status_not_written", f"the launcher gets no status of this process: {error}")
-
-    def _selection_changed(self) -> None:
-        assert decision.current is not None
-        if not (self._gated and decision.current.chosen):
-            self.set_recording(decision.current.chosen)
 
 
 def _state_of_environment() -> tuple[bool, bool]:
@@ -248,8 +234,7 @@ def _state_of_environment() -> tuple[bool, bool]:
     gated = environment.read_flag(environment.RECORDING_GATED) or bool(os.environ.get(environment.FLIGHT_RECORDER))
     if collector == "nsys":
         gated = bool(os.environ.get(environment.GATE))
-    chosen = decision.current is None or decision.current.chosen
-    return gated, chosen and not gated
+    return gated, not gated
 
 
 def is_requested() -> bool:

@@ -10,7 +10,6 @@ import atexit
 import os
 import sys
 
-from traceable.capture import process
 from traceable.capture.counter import StepCounter
 from traceable.capture.schedule import Schedule
 from traceable.capture.status import Publisher
@@ -39,7 +38,7 @@ def _end() -> None:
 
 
 def _restart() -> None:
-    """Start again in a forked child, and when the selection of this process changes."""
+    """Start again in a forked child."""
     schedule.restart()
     publisher.restart()
     windows.restart()
@@ -55,4 +54,3 @@ counter = StepCounter(windows, publisher)
 timed_window = TimedWindow(schedule, windows, publisher, _timer)
 atexit.register(_end)
 os.register_at_fork(after_in_child=_restart)
-process.on_change(_restart)

@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 
-from traceable.capture import flight, process
+from traceable.capture import flight
 from traceable.capture.control import publisher, windows
 from traceable.capture.schedule import WindowRequest
 from traceable.capture.timer import should_stop_for_fork
@@ -156,8 +156,6 @@ class Server:
         self._listener.close()
         for descriptor in (self._directory, self._woken, self._wake):
             os.close(descriptor)
-        if not process.is_selected():
-            return
         try:
             self.start()
         except (OSError, RuntimeError) as error:

@@ -18,7 +18,7 @@ import sys
 import time
 from _thread import RLock
 
-from traceable.capture import kineto, process
+from traceable.capture import kineto
 from traceable.capture.gates import GateError, RecorderGate
 from traceable.errors import code_of
 from traceable.protocol import environment
@@ -76,9 +76,8 @@ class GpuProfiler(kineto.Kineto):
 
     def _on_cuda_init(self) -> None:
         try:
-            # A forked child inherits the request of its parent, and may not be selected itself.
             with self._lock:
-                if self._is_requested and process.is_selected() and not self.running:
+                if self._is_requested and not self.running:
                     super().start()
         except Exception as error:  # noqa: BLE001 - torch would make the program's first use of CUDA fail
             self._report_failure(error)

@@ -1,26 +1,30 @@
-"""The identity of this process: its rank, its name, how it was started; and whether it is selected for recording.
+"""The identity of this process: its rank, its name, and how it was started; recorded in the run directory.
 
-`decision` evaluates the selection, if there is one. This module provides the result to the rest of the package, and to
-the launcher in the status file. Nothing here starts or stops a profiler.
+`process.<pid>.json` has it for each process of a run that imports traceable and for each child that it forks, so that a
+report can name and filter processes. nsys can't trace a forked process: there it is what remains of one.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
-from traceable import decision, selection
 from traceable.protocol import environment
-from traceable.protocol.python_command import parse_python_command
+from traceable.protocol.json_text import to_json
+from traceable.protocol.ranks import read_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 MAIN, SPAWN, FORK, FORKSERVER = "main", "spawn", "fork", "forkserver"
 """How a process was started; `main`: by another program or from a shell."""
 
+SCHEMA = "traceable.process/1"
+
+_SPAWN_OPTION = "--multiprocessing-fork"
+"""In the command line of a worker that multiprocessing spawned."""
 
 _FORKED_WITHOUT_EXEC = 0x40
 """PF_FORKNOEXEC in the flags of /proc/PID/stat (linux/sched.h)."""
@@ -36,56 +40,14 @@ def is_forked() -> bool:
         return False
 
 
-class _Forked:
-    """What a forked child knows of the fork; empty in a process that was not forked since traceable was loaded."""
-
-    def __init__(self) -> None:
-        self.pid = 0
-        self.name: str | None = None
-        os.register_at_fork(after_in_child=self._in_child)
-
-    def _in_child(self) -> None:
-        self.pid = os.getpid()
-        try:
-            self.name = selection.name_while_started(sys._getframe(1))
-        except Exception:  # noqa: BLE001 - only a name is lost
-            self.name = None
-
-
-_forked = _Forked()
-
-
-def is_selected() -> bool:
-    """Whether this process is recorded: it is unless `run --ranks` or `--processes` excludes it."""
-    return decision.current is None or decision.current.chosen
-
-
-def on_change(callback: Callable[[], None]) -> None:
-    """Call `callback` when the selection of this process changes while it runs (a child of a forkserver)."""
-    if decision.current is not None:
-        decision.current.changed.append(callback)
-
-
-def call_when_selected(begin: Callable[[], None]) -> None:
-    """Call `begin` once this process becomes selected, and in each forked child that is selected."""
-
-    def begin_if_selected() -> None:
-        if is_selected():
-            begin()
-
-    on_change(begin_if_selected)
-    os.register_at_fork(after_in_child=begin_if_selected)
-
-
 def describe_process() -> dict[str, Any]:
     """Return the identity of this process as in the status file (docs/ranks.md); None for unknown values."""
-    rank = selection.rank_of(os.environ)
-    name, start = _name_and_start()
-    program = parse_python_command(sys.orig_argv).name
+    rank = read_rank(os.environ)
+    name, start = _find_name_and_start()
     return {
         "name": name,
         "start": start,
-        "program": program,
+        "program": find_program_name(sys.orig_argv),
         "rank": rank.rank if rank else None,
         "local_rank": rank.local_rank if rank else None,
         "world_size": rank.world_size if rank else None,
@@ -93,66 +55,104 @@ def describe_process() -> dict[str, Any]:
     }
 
 
-def _name_and_start() -> tuple[str | None, str]:
-    """Return the name that this process was given when it was started, if any, and how it was started."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        method = process.current_process()._start_method  # None for the program's default method
-        return process.current_process().name, method or _find_worker_start()
-    if _forked.pid == os.getpid():
-        name = decision.current.name if decision.current else None
-        return _forked.name or name, FORK
-    return None, MAIN
+def find_program_name(words: list[str]) -> str:
+    """Return a name for the program of an interpreter's command line: `train`, `package.module`, `gunicorn`."""
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-" or not word.startswith("-"):
+            name = word.replace("\\", "/").rstrip("/").rpartition("/")[2]
+            return name.removesuffix(".py") if name != "-" else "python"
+        if word.startswith("--"):  # --check-hash-based-pycs takes a word
+            next(rest, None)
+            continue
+        for position, letter in enumerate(word[1:], 1):
+            if letter == "m":
+                return word[position + 1 :] or next(rest, "")
+            if letter == "c":
+                return "python"
+            if letter in "WX":
+                if position == len(word) - 1:
+                    next(rest, None)
+                break
+    return "python"
 
 
-def _find_worker_start() -> str:
-    if _forked.pid == os.getpid():
-        return FORK
-    return SPAWN if "--multiprocessing-fork" in sys.orig_argv else FORKSERVER
+class _Recorder:
+    """Records the identity of this process. multiprocessing names a worker that it forks only after the fork."""
 
+    def __init__(self) -> None:
+        self.forked_pid = self.worker_pid = 0
+        self._run_dir = ""
+        self._is_watching_workers = False
+        os.register_at_fork(after_in_child=self._in_child)
 
-def report_forks() -> None:
-    """Record forked children, which nsys can't trace, in the run directory, with their names.
-
-    For a process that nsys records, which may be such a child itself: in gunicorn only the workers import the
-    application. A fork by `subprocess`, which only starts another program, is not recorded.
-    """
-    run_dir = os.environ.get(environment.RUN_DIR, "")
-    if run_dir and decision.current is None:
-        reporter = _ForkReporter(run_dir)
-        os.register_at_fork(after_in_child=reporter.in_child)
-        if is_forked():
-            reporter.write(_find_forked_name())
-
-
-def _find_forked_name() -> str | None:
-    """Return the name of this process, which was forked before traceable was imported; None if it has none."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        return str(process.current_process().name)
-    return selection.name_while_started(sys._getframe(1))
-
-
-class _ForkReporter:
-    """Writes `process.<pid>.json` in a forked child."""
-
-    def __init__(self, run_dir: str) -> None:
+    def begin(self, run_dir: str) -> None:
+        """Record this process and each child that it forks."""
         self._run_dir = run_dir
+        self._record()
+        if _SPAWN_OPTION in sys.orig_argv and "multiprocessing.process" not in sys.modules:
+            # An interpreter that loads traceable at its start learns its name later.
+            atexit.register(_write_identity, run_dir)
 
-    def in_child(self) -> None:
+    def _in_child(self) -> None:
+        self.forked_pid = os.getpid()
         try:
-            frame = sys._getframe(1)
-            if frame.f_globals.get("__name__") == "subprocess":
-                return
-        except Exception:  # noqa: BLE001 - the user's child process goes on
+            # A fork by subprocess only starts another program.
+            if self._run_dir and sys._getframe(1).f_globals.get("__name__") != "subprocess":
+                self._record()
+        except Exception:  # noqa: BLE001 - the child is the user's: only its record is lost
             return
-        self.write(_forked.name)
 
-    def write(self, name: str | None) -> None:
-        """Write it for this process."""
-        try:
-            record = decision.Selection(os.environ, run_dir=self._run_dir)
-            record.name, record.start, record.lost = name or f"{record.program}-fork", FORK, "forked"
-            record.tell()
-        except Exception as error:  # noqa: BLE001 - the user's process goes on
-            environment.warn_once("fork_not_reported", f"a forked process is not recorded for the launcher: {error}")
+    def _in_worker(self) -> None:
+        self.worker_pid = os.getpid()
+        _write_identity(self._run_dir)
+
+    def _record(self) -> None:
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None and not self._is_watching_workers:
+            util.register_after_fork(self, _Recorder._in_worker)
+            self._is_watching_workers = True
+        _write_identity(self._run_dir)
+
+
+_recorder = _Recorder()
+
+
+def record_identity() -> None:
+    """Record the identity of this process, and of each child that it forks, in the run directory."""
+    _recorder.begin(os.environ[environment.RUN_DIR])
+
+
+def _find_name_and_start() -> tuple[str | None, str]:
+    """Return the name that this process was given when it was started, if any, and how it was started."""
+    was_forked = _recorder.forked_pid == os.getpid()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and _SPAWN_OPTION in sys.orig_argv and not was_forked:
+        return process.current_process().name, SPAWN
+    # A child that a worker forks by itself still has the worker's name in multiprocessing.
+    is_worker = _recorder.worker_pid == os.getpid() or not was_forked
+    if is_worker and process is not None and process.parent_process() is not None:
+        worker = process.current_process()
+        return worker.name, worker._start_method or (FORK if was_forked else FORKSERVER)
+    return None, FORK if was_forked or is_forked() else MAIN
+
+
+def _open_no_follow(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _write_identity(run_dir: str) -> None:
+    try:
+        content = {
+            "schema": SCHEMA,
+            "pid": os.getpid(),
+            "parent_pid": os.getppid(),
+            "forked": is_forked(),
+            **describe_process(),
+        }
+        path = f"{run_dir}/process.{os.getpid()}.json"
+        with open(f"{path}.part", "w", encoding="ascii", opener=_open_no_follow) as file:
+            file.write(to_json(content))
+        os.replace(f"{path}.part", path)  # noqa: PTH105
+    except Exception:  # noqa: BLE001 - a run directory that is gone or full: the program goes on
+        return

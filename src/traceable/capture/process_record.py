@@ -15,8 +15,8 @@ import sys
 import time
 
 from traceable.annotation import engine
-from traceable.decision import json_of
 from traceable.protocol import environment
+from traceable.protocol.json_text import to_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class _ProcessRecord:
 
     def _write(self, content: dict[str, Any]) -> None:
         try:
-            line = json_of(content).encode("ascii") + b"\n"
+            line = to_json(content).encode("ascii") + b"\n"
             descriptor = os.open(
                 f"{self._run_dir}/status.{self._pid}.lives",
                 os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,

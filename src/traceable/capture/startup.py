@@ -6,7 +6,6 @@ import os
 import sys
 
 from traceable.annotation import engine
-from traceable.capture import process
 from traceable.protocol import environment
 from traceable.protocol.python_command import MODULE, parse_python_command
 
@@ -14,9 +13,6 @@ from traceable.protocol.python_command import MODULE, parse_python_command
 def start_timed_capture() -> None:
     """Record the program once the launcher's conditions are met, even if it takes no steps."""
     if engine.disabled or is_our_command():
-        return
-    if not process.is_selected():
-        process.call_when_selected(start_timed_capture)
         return
     from traceable.capture.control import timed_window
 
@@ -28,9 +24,6 @@ def listen_from_environment() -> None:
     from traceable.capture.triggers import DUMP, on_signal
 
     if engine.disabled or is_our_command():
-        return
-    if not process.is_selected():
-        process.call_when_selected(listen_from_environment)
         return
     run_dir = os.environ.get(environment.RUN_DIR, "")
     if environment.read_flag(environment.CONTROL):

@@ -13,8 +13,8 @@ import time
 from _thread import RLock
 
 from traceable.capture import process
-from traceable.decision import json_of
 from traceable.protocol import environment
+from traceable.protocol.json_text import to_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Publisher:
         """Create the files: with the first step, or before a window that needs none."""
         with self._writing:
             if self._files is None:
-                run_dir = os.environ.get(environment.RUN_DIR, "") if process.is_selected() else ""
+                run_dir = os.environ.get(environment.RUN_DIR, "")
                 self._files = _StatusFiles(run_dir)
                 self.write()
             return self._files
@@ -156,7 +156,7 @@ class _StatusFiles:
         try:
             part = f"{os.path.dirname(self._path)}/.{os.path.basename(self._path)}.part"  # noqa: PTH119, PTH120
             with open(part, "w", encoding="ascii", opener=_open_no_follow) as file:
-                file.write(json_of({"schema": SCHEMA, "process": process.describe_process(), **content}))
+                file.write(to_json({"schema": SCHEMA, "process": process.describe_process(), **content}))
             os.replace(part, f"{self._path}.json")  # noqa: PTH105
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             environment.warn_once("status_not_written", f"the status of this process is not written: {error}")

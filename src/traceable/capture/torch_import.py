@@ -25,11 +25,6 @@ def begin() -> None:
     """Record until the process ends, unless windows are requested."""
     if environment.read_flag(environment.DISABLE):
         return
-    from traceable.capture import process
-
-    if not process.is_selected():
-        process.call_when_selected(begin)
-        return
     profiler_name = "torch.profiler"
     try:
         whole = os.environ.get(environment.TORCH) == WHOLE

@@ -18,7 +18,7 @@ from threading import Condition
 
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
-from traceable.capture import flight, gates, process
+from traceable.capture import flight, gates
 from traceable.capture.schedule import NEVER, first_range
 from traceable.errors import Message, UsageError, code_of
 from traceable.protocol import environment
@@ -149,7 +149,7 @@ _GATES: dict[str, Callable[[], Gate]] = {
 
 
 def make_gate() -> Gate:
-    """Return the gate of `TRACEABLE_GATE`, or the harmless default; `NoGate` in a process that is not recorded.
+    """Return the gate of `TRACEABLE_GATE`, or the harmless default.
 
     The launcher sets the variable for its collector. The default is the NVTX capture range, which has no effect unless
     a profiler is configured for it.
@@ -157,8 +157,6 @@ def make_gate() -> Gate:
     Raises:
         GateError: it can't work in this process.
     """
-    if not process.is_selected():
-        return gates.NoGate()
     name = os.environ.get(environment.GATE) or gates.NvtxGate.name
     if name not in _GATES:
         message = f"{environment.GATE}={name!r} is ignored; write one of {', '.join(_GATES)}"

@@ -94,10 +94,10 @@ class Case:
         messages: what the collector logged in the report: texts of nsys, messages with codes of the recorder.
         options: how it was recorded, according to the report (META_DATA_CAPTURE, since 2023).
         system: where it was recorded, according to the report: `kernel`, and `wsl`, a process that only WSL has.
-        process_records: of the selected processes that imported traceable within the run.
+        process_records: of the processes that imported traceable within the run.
         without_environment: pid and name of each process that the launcher saw load traceable without the environment
             of the run.
-        process_files: what processes reported about being recorded or not (`process.<pid>.json`).
+        process_files: the identities of the processes (`process.<pid>.json`).
         step_statuses: what processes reported about their steps.
         profilers: names of the processes that used GPU counters, or could, when the run began.
         machine: this system, if the run was recorded on it; else None.
@@ -201,11 +201,9 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
     database = _find_database(directory, manifest)
     messages, options, system = _read_database(database)
     process_files = tuple(processes.load_process_records(directory))
-    # Processes that `run --ranks` or `--processes` excluded are not missing.
-    excluded = {one["pid"] for one in process_files if one.get("chosen") is False}
-    process_records = tuple(one for one in _load_process_records(directory) if one.pid not in excluded)
+    process_records = tuple(_load_process_records(directory))
     # A process that set the variables itself before it imported traceable has a record.
-    known = {*excluded, *(one.pid for one in process_records), *(one["pid"] for one in process_files)}
+    known = {*(one.pid for one in process_records), *(one["pid"] for one in process_files)}
     return Case(
         path=directory,
         directory=directory,
@@ -224,10 +222,10 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
             one for one in process_watcher.read_processes_without_environment(directory) if one[0] not in known
         ),
         process_files=process_files,
-        step_statuses=tuple(one for one in windows.load_statuses(directory) if one.pid not in excluded),
+        step_statuses=windows.load_statuses(directory),
         profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_inspect_same_machine(manifest),
-        has_importer=_has_importer(),
+        has_importer=collector != NSYS or _has_importer(),
         completeness=range_counts.evaluate_completeness(directory, manifest, None)
         if recording is None
         else recording.completeness,

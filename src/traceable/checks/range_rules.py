@@ -21,6 +21,7 @@ from traceable.checks.finding import (
 from traceable.collectors import base
 from traceable.collectors.recorder import collector as recorder
 from traceable.launch import local_client
+from traceable.launch.processes import format_process
 from traceable.launch.windows import TIMED_WINDOW_KEY
 from traceable.protocol import environment
 
@@ -115,7 +116,7 @@ def diagnose_fork(case: Case) -> RuleResult:
         return None
     recorded = case.ranges_by_pid
     counts = {one.pid: one for one in case.completeness.processes if one.missing}
-    of_forks = [one for one in case.process_files if one.get("lost") == "forked" and one["pid"] not in recorded]
+    of_forks = [one for one in case.process_files if one.get("forked") and one["pid"] not in recorded]
     lost = [one for one in of_forks if case.completeness.count_missing(one["pid"]) != 0]
     if not lost:
         reason = (
@@ -130,7 +131,7 @@ def diagnose_fork(case: Case) -> RuleResult:
     ]
     of_counts = [one["pid"] for one in lost if one["pid"] in counts and one["pid"] not in names_by_pid]
     evidence += [f"process {pid} counted {counts[pid].emitted} ranges" for pid in of_counts]
-    who = join_first([f"{one.get('label') or 'a process'} (pid {one['pid']})" for one in lost])
+    who = join_first([format_process(one) for one in lost])
     # Workers that only load data have no ranges; only one that imported traceable itself reports its ranges.
     idle = case.range_count and not evidence
     return Finding(

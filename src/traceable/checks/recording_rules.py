@@ -22,7 +22,6 @@ from traceable.checks.finding import (
     rule_out,
 )
 from traceable.checks.machine import CAP_PERFMON, CAP_SYS_ADMIN
-from traceable.launch.ranks import SELECTION_KEY
 
 _REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
 _NO_IMPORTER = r"importer binary|QdstrmImporter"
@@ -194,8 +193,6 @@ def diagnose_killed_collector(case: Case) -> RuleResult:
     """The collector nsys was killed or abandoned, and left no report."""
     if case.collector != NSYS or case.directory is None:
         return None
-    if ((case.manifest or {}).get(SELECTION_KEY) or {}).get("parts"):
-        return rule_out("nsys was not started around the program: each selected process is a run of its own")
     if case.recording is not None:
         return rule_out("nsys wrote its report")
     if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == ("Generated:",):

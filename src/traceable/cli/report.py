@@ -40,6 +40,7 @@ from traceable.cli.profile import (
 )
 from traceable.errors import Message, MissingDataError, TraceError, UsageError
 from traceable.launch import memory_limit
+from traceable.launch.ranks import check_ranks_option
 from traceable.report import Content
 from traceable.report.row_filter import Row, RowFilter, resolve_column
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
@@ -158,6 +159,9 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         "--process", metavar="P", action="append", help="only this process: its pid or a glob over its name; repeatable"
     )
     part.add_argument(
+        "--ranks", metavar="LIST", type=check_ranks_option, help="only these ranks: 0,3 or 0-3, or !1 to exclude one"
+    )
+    part.add_argument(
         "--device", metavar="N", action="append", type=parse_non_negative_int, help="only this GPU; repeatable"
     )
     part.add_argument("--time", metavar="A:B", help="only this time since the start, as in 1.5s:2s, 2s: or :500us")
@@ -246,7 +250,7 @@ def run(arguments: argparse.Namespace) -> int:
     if path.is_dir():
         from traceable.cli import flight, ranks
 
-        ranks.report_process_notes(path, log)
+        ranks.report_missing_processes(path, log)
         if not arguments.quiet:
             flight.report_dumps(path, log)
     if not has_table_output(arguments):
@@ -386,13 +390,14 @@ def select_requested_part(recording: Recording, arguments: argparse.Namespace) -
         UsageError: --time is invalid.
         MissingDataError: the recording has no such part.
     """
-    narrowing = (arguments.process, arguments.device, arguments.time)
+    narrowing = (arguments.process, arguments.ranks, arguments.device, arguments.time)
     if all(option is None for option in narrowing) and not arguments.steady:
         return recording
     from traceable.analysis.select import parse_time_span
 
     return recording.select(
         process=arguments.process,
+        ranks=arguments.ranks,
         device=arguments.device,
         time_ns=None if arguments.time is None else parse_time_span(arguments.time),
         steady=arguments.steady,

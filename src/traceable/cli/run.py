@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from traceable import collectors
-from traceable.cli import again, annotate, diagnosis, expectations, flight, nsys, overhead, profile, ranks
+from traceable.cli import annotate, diagnosis, expectations, flight, nsys, overhead, profile, ranks
 from traceable.cli.console import log, print_command
 from traceable.collectors.base import CollectorResult
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
@@ -96,7 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_steps_number,
         help=f"like --control, and record =STEPS steps ({SIGUSR2_STEPS}) at each SIGUSR2, or dump --flight-recorder",
     )
-    again.add_again_arguments(parser)
     flight.add_flight_arguments(parser)
     parser.add_argument("--record-gc", action="store_true", help="record garbage collections as ranges")
     parser.add_argument(
@@ -118,31 +117,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split `words` where the program begins, and complete both by the run that --again names.
+    """Split `words` at the first that is neither an option of ours nor its value, where the program begins.
 
     Raises:
-        UsageError: an unknown option is before the program, or that run can't be repeated.
-        TraceError: there is no such run.
+        UsageError: an unknown option is before the program.
     """
-    split = partial(_split, parser)
-    options, program = again.completed(parser, *split(words), split)
-    ours = [word for option in options for word in option]
-    parser.set_defaults(words=(*ours, *program))
-    return nsys.join_nsys_args(ours), program
-
-
-def _split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-    """Split `words` at the first that is neither an option of ours nor its value; return each option with its value."""
     position = 0
-    options: list[list[str]] = []
     while position < len(words):
         word = words[position]
         if word in ("-", "--") or not word.startswith("-") or (word[:2] in ("-m", "-c") and word[:2] != "--"):
             break
-        after = position + 1 + _values(parser, word)
-        options.append(list(words[position:after]))
-        position = after
-    return options, list(words[position:])
+        position += 1 + _values(parser, word)
+    parser.set_defaults(words=tuple(words))
+    return nsys.join_nsys_args(words[:position]), list(words[position:])
+
+
+def _read_own_command() -> tuple[str, ...]:
+    """Return the words of this process's command line before `run`."""
+    if Path(sys.argv[0]).name == "__main__.py":
+        return tuple(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
+    return (sys.argv[0],)
 
 
 def _steps(word: str) -> Spec:
@@ -225,8 +219,6 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, print its profile, and return its exit code or die of its signal."""
     profile.check_output_files(arguments)
-    if arguments.again is not None:
-        _restore_run(arguments)
     if ranks.exec_if_unselected(arguments):
         return 0
     _check_gpu(arguments)
@@ -237,7 +229,7 @@ def run(arguments: argparse.Namespace) -> int:
     conditions = _requested_conditions(arguments, steps=steps is not None, controlled=_allows_requests(arguments))
     request = launcher.RunRequest(
         target=target.parse_target(arguments.program),
-        argv=(sys.argv[0], "run", *arguments.words),
+        argv=(*_read_own_command(), "run", *arguments.words),
         collector=arguments.collector,
         directory=arguments.output,
         name=arguments.name,
@@ -328,13 +320,10 @@ def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targe
             overhead.save_overhead(finished.run_dir)
         for note in annotate.find_unmatched(targets, finished.run_dir):
             log(note)
-        if arguments.part_of is None:
-            outcome = _show(finished, arguments)
-            ranks.report_process_notes(finished.run_dir, log)
-            if not arguments.quiet:
-                flight.report_dumps(finished.run_dir, log)
-        elif finished.problem:
-            log(finished.problem)
+        outcome = _show(finished, arguments)
+        ranks.report_missing_processes(finished.run_dir, log)
+        if not arguments.quiet:
+            flight.report_dumps(finished.run_dir, log)
         if arguments.strict and arguments.gpu:
             outcome = replace(outcome, gpu_operations=count_gpu_operations(finished.recorded))
     except TraceableError as error:
@@ -343,15 +332,6 @@ def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targe
     except BrokenPipeError:
         sys.stdout = None
     return outcome
-
-
-def _restore_run(arguments: argparse.Namespace) -> None:
-    """Change to the directory of the earlier run, and log the differences."""
-    if arguments.output is not None:
-        arguments.output = arguments.output.absolute()
-    arguments.again = arguments.again.absolute()
-    for line in again.enter(arguments.again):
-        log(line)
 
 
 @dataclass(frozen=True)

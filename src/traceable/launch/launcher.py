@@ -28,7 +28,6 @@ from traceable.launch import (
     lost_run,
     memory_limit,
     process_watcher,
-    processes,
     provenance,
     range_counts,
     ranks,
@@ -40,9 +39,9 @@ from traceable.launch import (
 from traceable.launch.exit_release import ExitReleaser
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment, redact, untrusted
+from traceable.protocol.ranks import Rank
 from traceable.protocol.start_conditions import NO_CONDITIONS as NO_CONDITIONS
 from traceable.protocol.start_conditions import Conditions
-from traceable.selection import Rank
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,6 @@ class RunRequest:
             of each is its text.
         rank: the rank that this run records; None for none.
         grouped: its directory is inside one for all ranks.
-        process_filter: which of its processes are recorded; None for all.
     """
 
     target: target.Target
@@ -88,7 +86,6 @@ class RunRequest:
     settings: Mapping[str, object] = field(default_factory=dict)
     rank: Rank | None = None
     grouped: bool = False
-    process_filter: ranks.ProcessFilter | None = None
 
     @property
     def stem(self) -> str:
@@ -133,9 +130,11 @@ class _Run:
     log: Callable[[str], None]
     failed: bool = field(default=False)
     release: ExitReleaser | None = None
+    queries: provenance.BackgroundQueries = field(default_factory=provenance.BackgroundQueries)
 
     def save(self) -> None:
         """Write the manifest. A disk that fills up during the run must not end it."""
+        self.manifest |= self.queries.get_results()
         try:
             run_dir.write_json(self.directory / run_dir.MANIFEST, self.manifest)
         except OSError as error:
@@ -227,6 +226,7 @@ def run_program(
         words = f"{others}, so others can replace the files of this run; choose a directory of your own with -o"
         log(Message(others.code, words))
     run = _Run(directory, _make_manifest(request, directory), log)
+    run.queries.start()
     if prepare is not None:
         run.save()
         try:
@@ -274,7 +274,6 @@ def _start(
     if not request.quiet:
         run.log(f"collector {collector.name} ({choice.reason}); run directory {format_path(run.directory)}")
     run.manifest["collector"] = {"requested": request.collector, "name": collector.name, "reason": choice.reason}
-    run.manifest[ranks.SELECTION_KEY] = ranks.make_selection_entry(request.process_filter, collector.name)
     notes = [*_find_unused_settings(request, collector.name), *plan.notes]
     for note in notes:
         run.log(note)
@@ -293,7 +292,10 @@ def _start(
     def started(pid: int) -> None:
         finalize_signals.set_started()
         watcher.start(pid)
-        run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(supervisor.find_collector_processes(run.directory))
+        # The program runs from here on: nothing may keep the launcher from supervising it.
+        with contextlib.suppress(OSError):
+            pids = supervisor.find_collector_processes(run.directory)
+            run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(pids)
         run.started(pid)
 
     try:
@@ -325,11 +327,7 @@ def _plan(collector: Collector, request: RunRequest, directory: Path) -> tuple[P
     own = {environment.RUN_DIR: str(directory), environment.COLLECTOR: collector.name}
     if request.steps is not None:
         own[environment.STEPS] = request.steps
-    variables = {**request.variables, **plan.environment, **own}
-    if request.process_filter is not None:
-        plan = request.process_filter.adapt_plan(plan, command, variables, collector.name)
-        return plan, plan.environment
-    return plan, variables
+    return plan, {**request.variables, **plan.environment, **own}
 
 
 def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
@@ -345,7 +343,6 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         },
         "stem": request.stem,
         ranks.RANK_KEY: ranks.make_rank_entry(request.rank, grouped=request.grouped),
-        ranks.SELECTION_KEY: None,
         expectations.EXPECT_KEY: list(request.expect),
         windows.WINDOW_KEY: windows.make_window_entry(
             request.steps,
@@ -386,6 +383,7 @@ def _finish(
         "exit_code": code if code >= 0 else None,
         "signal": -code if code < 0 and is_own_code else None,
     }
+    run.queries.wait()
     # The launcher may be killed from here on, by whoever gives it ten seconds: save how the program ended.
     run.save()
     recorded, problem, readable = None, None, True
@@ -401,15 +399,11 @@ def _finish(
         words = f"the program deleted {format_path(run.directory)} with the recording in it"
         problem = Message("run_dir_deleted", words)
     else:
-        in_parts = run.manifest[ranks.SELECTION_KEY] and run.manifest[ranks.SELECTION_KEY]["parts"]
         try:
             run_dir.check_not_replaced(run.directory)
             memory_limit.check_memory_limit(run.directory)
             with finalize_signals.stage("reading the recording back"):
-                if in_parts:
-                    recorded = processes.load_recorded_parts(run.directory)
-                else:
-                    recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
+                recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
         except finalize_progress.NotAwaited:
             words = (
                 f"reading back was interrupted; the recording is kept: `traceable report {format_path(run.directory)}`"

@@ -57,9 +57,11 @@ class ProcessWatcher:
         self._sockets = local_client.SocketWatcher()
 
     def start(self, pid: int) -> None:
-        """Begin to watch the program and its descendants."""
-        self._thread = threading.Thread(target=self._run, args=(pid,), name="traceable-watcher", daemon=True)
-        self._thread.start()
+        """Begin to watch the program and its descendants. Without a thread only evidence is lost."""
+        thread = threading.Thread(target=self._run, args=(pid,), name="traceable-watcher", daemon=True)
+        with contextlib.suppress(RuntimeError, MemoryError):  # the limit on threads is reached
+            thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
         """Stop watching."""

@@ -1,31 +1,35 @@
-"""The provenance of a run in its manifest: versions, git, host, GPUs.
+"""The provenance of a run in its manifest: versions, host, git, GPUs.
 
-Each query has a short time limit and is null if it fails: the program must not wait for a slow file system or a driver.
-Only names of environment variables are stored, never a value.
+git and nvidia-smi are run in the background while the program runs, each with a short time limit, and are null where
+they fail or are late: nothing waits for a slow file system or driver. Only names of environment variables are stored,
+never a value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
+import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
-GIT_SECONDS = 2.0
-GPU_SECONDS = 5.0
+from traceable.collectors import gpu_device
+
+QUERY_SECONDS = 0.2
+"""How long git and nvidia-smi may take."""
 
 PACKAGES = ("traceable", "nvtx", "numpy", "torch")
 
 
 def collect_provenance() -> dict[str, Any]:
-    """Return the provenance, as stored in `run.json`."""
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        gpus = pool.submit(_query_gpus)
-        commit = read_git_state()
+    """Return the provenance, as stored in `run.json`, as far as it is known without another program."""
+    system = os.uname()
     return {
         "cwd": str(Path.cwd()),
         "python": {
@@ -34,29 +38,64 @@ def collect_provenance() -> dict[str, Any]:
             "implementation": platform.python_implementation(),
         },
         "versions": {name: get_package_version(name) for name in PACKAGES},
-        "git": commit,
+        "git": None,
         "host": {
-            "name": os.uname().nodename,
-            "system": platform.platform(),
+            "name": system.nodename,
+            "system": f"{system.sysname}-{system.release}-{system.machine}",
             "cpus": os.cpu_count(),
         },
-        "gpus": gpus.result(),
+        "gpus": None,
         "environment_names": sorted(os.environ),
     }
 
 
-def read_git_state() -> dict[str, Any] | None:
-    """Return the commit of the working directory, and whether tracked files differ from it; None without git."""
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        commit = pool.submit(_run_query, ["git", "rev-parse", "HEAD"], GIT_SECONDS)
-        changes = pool.submit(_run_query, ["git", "status", "--porcelain", "--untracked-files=no"], GIT_SECONDS)
-        head, status = commit.result(), changes.result()
-    return {"commit": head.strip(), "dirty": None if status is None else bool(status)} if head else None
+class BackgroundQueries:
+    """What git and nvidia-smi print about this directory and machine, queried in threads."""
 
+    def __init__(self) -> None:
+        self._outputs: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
+        self._deadline_s = 0.0
 
-def get_versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages in the manifest."""
-    return {"python": platform.python_version(), **{name: get_package_version(name) for name in PACKAGES}}
+    def start(self) -> None:
+        """Start the queries. No thread of theirs takes a signal that is meant for the launcher."""
+        self._deadline_s = time.monotonic() + QUERY_SECONDS
+        queries = {
+            "head": ("git", "rev-parse", "HEAD"),
+            "changes": ("git", "status", "--porcelain", "--untracked-files=no"),
+        }
+        if gpu_device.list_device_files():
+            queries["gpus"] = ("nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            for name, words in queries.items():
+                thread = threading.Thread(target=self._run, args=(name, words), name="traceable-facts", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread can be started
+                    thread.start()
+                    self._threads.append(thread)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def get_results(self) -> dict[str, Any]:
+        """Return `git` and `gpus` of the manifest: None where a query failed or has not ended yet."""
+        outputs = dict(self._outputs)
+        head, changes, gpus = (outputs.get(name) for name in ("head", "changes", "gpus"))
+        dirty = None if changes is None else bool(changes)
+        return {
+            "git": {"commit": head.strip(), "dirty": dirty} if head else None,
+            "gpus": None if gpus is None else _parse_gpus(gpus),
+        }
+
+    def wait(self) -> None:
+        """Wait until each query has ended or is late."""
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline_s - time.monotonic()))
+
+    def _run(self, name: str, words: tuple[str, ...]) -> None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            output = _run_query(words)
+            if output is not None:
+                self._outputs[name] = output
 
 
 def get_package_version(package: str) -> str | None:
@@ -67,31 +106,32 @@ def get_package_version(package: str) -> str | None:
         return None
 
 
-def _query_gpus() -> list[dict[str, str]] | None:
-    """Return index, name, driver and memory of each GPU; None where there is no nvidia-smi or no driver."""
-    fields = ("index", "name", "driver_version", "memory.total")
-    output = _run_query(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"], GPU_SECONDS)
-    if output is None:
-        return None
+_GPU_FIELDS = ("index", "name", "driver_version", "memory.total")
+
+
+def _parse_gpus(output: str) -> list[dict[str, str]]:
+    """Return index, name, driver and memory of each GPU."""
     rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
     names = ("index", "name", "driver", "memory")
     return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
 
 
-def _run_query(words: list[str], seconds: float) -> str | None:
-    try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=True,
-            # `git status` would otherwise refresh the index under a lock that the user's own git may want.
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
+def _run_query(words: tuple[str, ...]) -> str | None:
+    """Return the output of a program; None where it fails, or is late and killed."""
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        # `git status` would otherwise refresh the index under a lock that the user's own git may want.
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=QUERY_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None
+    return None if process.returncode else output

@@ -1,37 +1,26 @@
-"""Ranks and workers: which rank this launcher belongs to, and which processes of a run are selected.
+"""A launcher for each rank: `torchrun ... traceable run train.py` is a run of one rank, next to those of the others.
 
-There are two ways. Inside: the ranks' own launcher starts `traceable run`, which is a run of one rank, with a directory
-of its own next to those of the other ranks. Outside: `traceable run` starts the ranks' launcher, and each process
-decides for itself whether it is recorded (`decision.py`). `processes.py` reads the outcome of both.
+Which rank this launcher belongs to, whether `--ranks` selects it, where its run directory is, and which run directories
+belong together.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceable import selection
-from traceable.annotation.bootstrap import make_bootstrap_path
-from traceable.collectors.base import Plan
-from traceable.errors import Message, UsageError
+from traceable.errors import Message, TraceError, UsageError
 from traceable.launch import run_dir
 from traceable.launch.target import COMMAND, MODULE, Target
-from traceable.protocol import environment
-from traceable.selection import Rank, rank_asked, ranks_in
+from traceable.protocol import untrusted
+from traceable.protocol.ranks import VARIABLES, Rank, matches_rank, parse_ranks
 
 RANK_KEY = "rank"
 """Key of the run's rank in `run.json`; null for none."""
-
-SELECTION_KEY = "selection"
-"""Key of the selected processes; null for all."""
-
-NSYS = "nsys"
 
 _RANK_LAUNCHERS = frozenset(
     {"torchrun", "mpirun", "mpiexec", "orterun", "prterun", "srun", "accelerate", "deepspeed", "horovodrun"}
@@ -40,54 +29,6 @@ _RANK_LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.
 _ABSENT_MAX = 8
 _RANGE_MAX = 10_000
 _RANKS_FORM = "use numbers and ranges such as 0,3 or 0-3, and !1 to exclude one"
-_PROCESSES_FORM = "use comma-separated patterns such as 'worker*', and '!worker-1' to exclude one"
-
-
-# ---- options
-
-
-@dataclass(frozen=True)
-class ProcessFilter:
-    """Which processes of a run are recorded.
-
-    Attributes:
-        ranks: in the syntax of `--ranks`; None for all.
-        processes: in the syntax of `--processes`; None for all.
-        name: the base name of ranks; None for torchrun's role, or the program.
-        options: command-line options to pass on to the run of a selected process under nsys.
-    """
-
-    ranks: str | None = None
-    processes: str | None = None
-    name: str | None = None
-    options: tuple[str, ...] = ()
-
-    def adapt_plan(self, plan: Plan, command: Iterable[str], variables: Mapping[str, str], collector: str) -> Plan:
-        """Return how to start the program so that each of its processes decides whether it is recorded.
-
-        Args:
-            plan: the collector's.
-            command: the program's own command line.
-            variables: the variables for a recorded process.
-            collector: its name. Under nsys each selected process becomes a run of its own.
-        """
-        # PYTHONPATH is set for all processes, below.
-        selected_variables = {name: value for name, value in variables.items() if name != "PYTHONPATH"}
-        argv = plan.argv
-        if collector == NSYS:
-            argv = tuple(command)
-            selected_variables[selection.LAUNCHER] = "\n".join(
-                (sys.executable, str(Path(__file__).parents[2]), *self.options)
-            )
-        if self.name is not None:
-            selected_variables[selection.NAME] = self.name
-        options = {environment.RANKS: self.ranks, environment.PROCESSES: self.processes}
-        decision_variables = {
-            **{name: text for name, text in options.items() if text is not None},
-            environment.CHOSEN: selection.to_text(selected_variables),
-            "PYTHONPATH": make_bootstrap_path(os.environ),
-        }
-        return replace(plan, argv=argv, environment=decision_variables, detached=False)
 
 
 def check_ranks_option(text: str) -> str:
@@ -97,27 +38,12 @@ def check_ranks_option(text: str) -> str:
         UsageError: a word is not a rank.
     """
     try:
-        ranks_in(text)
+        parse_ranks(text)
     except ValueError as error:
         raise UsageError(
             "ranks_invalid", f"invalid rank {str(error)[:20]!r} in --ranks {text[:60]!r}", _RANKS_FORM
         ) from None
     return "".join(text.split())
-
-
-def check_processes_option(text: str) -> str:
-    """Check the value of --processes, and return it without spaces.
-
-    Raises:
-        UsageError: a pattern is empty.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.removeprefix("!") for word in words):
-        raise UsageError("processes_invalid", f"empty pattern in --processes {text[:60]!r}", _PROCESSES_FORM)
-    return ",".join(words)
-
-
-# ---- a launcher that is started once for each rank
 
 
 def is_rank_launcher(target: Target) -> bool:
@@ -130,25 +56,33 @@ def is_rank_launcher(target: Target) -> bool:
     return target.kind == MODULE and target.program in _RANK_LAUNCHER_MODULES
 
 
-def is_requested_for(rank: Rank, text: str) -> bool:
-    """Whether --ranks selects this rank.
+def is_selected(rank: Rank | None, text: str) -> bool:
+    """Whether --ranks selects the rank of this launcher.
 
     Raises:
-        UsageError: it selects no rank that exists.
+        UsageError: this launcher has no rank, or --ranks selects no rank that exists.
     """
+    if rank is None:
+        raise UsageError(
+            "launcher_without_rank",
+            f"--ranks {text} needs a launcher in each rank, and this one has no rank ({', '.join(VARIABLES)})",
+            "start traceable by torchrun, mpirun or srun, or record all and type `traceable report --ranks`",
+        )
     world = rank.world_size
-    if world is not None and not any(rank_asked(text, one) for one in range(world)):
+    if world is not None and not any(matches_rank(text, one) for one in range(world)):
         existing = f"ranks 0 to {world - 1}" if world > 1 else "rank 0 only"
         raise UsageError(
             "no_rank_matches", f"--ranks {text} matches no rank: {rank.by} started {existing}", "select one of these"
         )
-    return rank_asked(text, rank.rank)
+    return matches_rank(text, rank.rank)
 
 
 def find_absent_ranks(text: str, existing: Collection[int]) -> Message | None:
     """Return a message on the ranks in --ranks that do not exist; None where all do."""
     selected = (
-        range(low, min(high, low + _RANGE_MAX) + 1) for takes, low, high in ranks_in(text) if takes and existing
+        range(low, min(high, low + _RANGE_MAX) + 1)
+        for includes, low, high in parse_ranks(text)
+        if includes and existing
     )
     missing = sorted({rank for ranks in selected for rank in ranks} - set(existing))
     if not missing:
@@ -238,13 +172,56 @@ def make_rank_entry(rank: Rank | None, *, grouped: bool) -> dict[str, Any] | Non
     }
 
 
-def make_selection_entry(process_filter: ProcessFilter | None, collector: str | None) -> dict[str, Any] | None:
-    """Return the manifest's entry for the selected processes; None for all.
+def get_rank_number(manifest: Mapping[str, Any]) -> int | None:
+    """Return the rank of a run; None where it is not the run of a rank."""
+    rank = (manifest.get(RANK_KEY) or {}).get("rank")
+    return rank if isinstance(rank, int) else None
 
-    Args:
-        process_filter: the selection.
-        collector: the collector's name. Under nsys each process is a run of its own, below this one's directory.
+
+def list_rank_runs(directory: Path) -> tuple[Path, ...]:
+    """Return the run directories of the ranks inside `directory`, by rank; empty where it is not a directory of ranks.
+
+    Raises:
+        TraceError: they belong to different jobs.
     """
-    if process_filter is None:
-        return None
-    return {"ranks": process_filter.ranks, "processes": process_filter.processes, "parts": collector == NSYS}
+    try:
+        if untrusted.exists(directory / run_dir.MANIFEST):
+            return ()
+        entries = [
+            entry
+            for entry in directory.iterdir()
+            if untrusted.is_directory(entry) and untrusted.is_regular(entry / run_dir.MANIFEST)
+        ]
+    except OSError:
+        return ()
+    runs = [(entry, _load_manifest_or_empty(entry)) for entry in sorted(entries)]
+    runs = [
+        (entry, manifest)
+        for entry, manifest in runs
+        # An earlier run that --force renamed keeps its name in its manifest.
+        if Path(str(manifest.get("run_dir"))).name == entry.name and (manifest.get(RANK_KEY) or {}).get("grouped")
+    ]
+    _check_one_job(directory, runs)
+    return tuple(entry for entry, _ in sorted(runs, key=lambda run: (get_rank_number(run[1]) or 0, run[0].name)))
+
+
+def _load_manifest_or_empty(directory: Path) -> dict[str, Any]:
+    try:
+        return run_dir.load_manifest(directory)
+    except TraceError:
+        return {}
+
+
+def _check_one_job(directory: Path, runs: list[tuple[Path, dict[str, Any]]]) -> None:
+    first: dict[str, tuple[int, str]] = {}
+    for entry, manifest in runs:
+        host, started = (manifest.get("host") or {}).get("name"), manifest[RANK_KEY].get("launcher_started_ns")
+        if host is None or started is None:
+            continue
+        other = first.setdefault(host, (started, entry.name))
+        if other[0] != started:
+            raise TraceError(
+                "ranks_of_different_jobs",
+                f"{directory} contains ranks of different jobs: {other[1]} and {entry.name}",
+                "give one of them, or record into another directory with -o",
+            )

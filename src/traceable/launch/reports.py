@@ -113,10 +113,10 @@ def find_manifest(path: Path) -> dict[str, Any] | None:
         return run_dir.load_manifest(run)
     if not path.is_dir() or _has_torch_traces(path):
         return None
-    from traceable.launch import processes
+    from traceable.launch import ranks
 
-    parts = () if (path / run_dir.MANIFEST).exists() else processes.list_parts(path)
-    return run_dir.load_manifest(parts[0] if parts else path)
+    runs = ranks.list_rank_runs(path)
+    return run_dir.load_manifest(runs[0] if runs else path)
 
 
 def _has_torch_traces(directory: Path) -> bool:

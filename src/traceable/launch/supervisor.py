@@ -208,7 +208,7 @@ class _Detached:
         self.signals = {*FORWARDED_SIGNALS, *TERMINAL_SIGNALS, signal.SIGCHLD}
         self.program = Path(plan.argv[0]).name
         planned = {**plan.environment, environment.RUN_DIR: str(run_dir)}
-        self.handover = StdioHandoff(
+        self.handoff = StdioHandoff(
             run_dir, full, make_collector_environment(full, planned), before, plan.collector_environment
         )
         self.log_path = run_dir / plan.log
@@ -230,7 +230,7 @@ class _Detached:
             complete = self._wait()
             return ProgramExit(self._status(), self.pid, complete)
         finally:
-            self.handover.close()
+            self.handoff.close()
             if self.pidfd is not None:
                 os.close(self.pidfd)
 
@@ -240,7 +240,7 @@ class _Detached:
             return os.posix_spawnp(
                 plan.argv[0],
                 plan.argv,
-                self.handover.environment,
+                self.handoff.environment,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, str(self.log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
@@ -251,7 +251,7 @@ class _Detached:
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, *FORWARDED_SIGNALS],
             )
         except OSError as error:
-            self.handover.close()
+            self.handoff.close()
             problem = f"can't execute {plan.argv[0]}: {error.strerror}"
             raise NeverStartedError("tool_not_started", problem, "reinstall it") from None
 
@@ -260,12 +260,12 @@ class _Detached:
         seconds = finalize_progress.read_seconds(environment.START_SECONDS, 60.0)
         deadline: finalize_progress.Deadline | None = finalize_progress.Deadline(seconds)
         pending: list[int] = []
-        while (pid := self.handover.read_program_pid()) is None:
+        while (pid := self.handoff.read_program_pid()) is None:
             number = _next_signal(self.signals, POLL_SECONDS)
             if number == signal.SIGCHLD:
                 self._reap()
             elif number in FORWARDED_SIGNALS:
-                if self.handover.withdraw():
+                if self.handoff.withdraw():
                     self._kill_collector()
                     return signal.Signals(number)
                 pending.append(number)
@@ -279,7 +279,7 @@ class _Detached:
             if self.collector is None and deadline is None:
                 pid = self._await_program_pid()
                 break
-        self.handover.release()
+        self.handoff.release()
         self.pid = pid
         with contextlib.suppress(OSError):  # already gone, or a kernel without pidfds
             self.pidfd = os.pidfd_open(pid)
@@ -296,7 +296,7 @@ class _Detached:
         Raises:
             NeverStartedError: the program was not started and never will be.
         """
-        if not self.handover.withdraw():
+        if not self.handoff.withdraw():
             return
         self._kill_collector()
         remedy = f"see {self.run_dir}, or use another --collector"
@@ -322,7 +322,7 @@ class _Detached:
 
     def _await_program_pid(self) -> int:
         deadline = finalize_progress.Deadline(GRACE_SECONDS)
-        while (pid := self.handover.read_program_pid()) is None:
+        while (pid := self.handoff.read_program_pid()) is None:
             if deadline.has_passed():
                 raise CollectorError(
                     "collector_ended_at_start",
@@ -363,7 +363,7 @@ class _Detached:
                 self.collector, self.collector_status = None, status
 
     def _has_program_ended(self) -> bool:
-        if self.handover.read_wait_status() is not None:
+        if self.handoff.read_wait_status() is not None:
             return True
         if self.pidfd is None:
             assert self.pid is not None
@@ -392,8 +392,8 @@ class _Detached:
     def _status(self) -> int:
         """Return the program's wait status from its parent; the collector's if that parent was killed."""
         deadline = finalize_progress.Deadline(GRACE_SECONDS)
-        while (ended := self.handover.read_wait_status()) is None:
-            if self.handover.is_closed() or deadline.has_passed():
+        while (ended := self.handoff.read_wait_status()) is None:
+            if self.handoff.is_closed() or deadline.has_passed():
                 words = (
                     f"the wrapper process between {self.program} and the program was killed: nothing was recorded "
                     f"after that; the exit code is {self.program}'s, since the program's is unknown"

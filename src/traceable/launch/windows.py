@@ -164,7 +164,7 @@ def write_captured_windows(directory: Path, captured: dict[str, Any]) -> None:
 def _load_status(path: Path, conditions: Conditions) -> ProcessStatus | None:
     try:
         content = untrusted.read_json_object(path, untrusted.STATUS)
-    except (OSError, ValueError):  # reported by `processes.find_damaged_records`
+    except (OSError, ValueError):  # reported by `processes.explain_missing_processes`
         return None
     if _STATUS.fullmatch(path.name) is None or content["schema"] != _SCHEMA:
         return None

@@ -135,19 +135,6 @@ by `run --sigusr2`."""
 CONTROL_TOKEN = "TRACEABLE_CONTROL_TOKEN"
 """The token of requests to `/start_profile`, for middlewares without their own token; without any they are off."""
 
-RANKS = "TRACEABLE_RANKS"
-"""Which ranks are recorded (`decision.py`): `0,3`, `0-3`, `!1`. Set by `run --ranks` where it starts the ranks,
-together with `annotation/bootstrap` on PYTHONPATH; each process decides for itself."""
-
-PROCESSES = "TRACEABLE_PROCESSES"
-"""Which processes are recorded, by name: `worker*,!worker-1`. Set by `run --processes`, as `TRACEABLE_RANKS`."""
-
-CHOSEN = "TRACEABLE_CHOSEN"
-"""The variables that a process gets if it is selected, one a line. Set with the two above."""
-
-PART_OF = "TRACEABLE_PART_OF"
-"""Absolute path of the run directory whose launcher prints the profile, for a `traceable run` within a run: under nsys
-each selected process is one."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})

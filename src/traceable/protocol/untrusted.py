@@ -443,7 +443,6 @@ MANIFEST = {
         "launcher": TEXT,
         "grouped": FLAG,
     },
-    "selection": {"ranks": TEXT, "processes": TEXT, "parts": FLAG},
     "expect": [TEXT],
     "window": {
         "requested": TEXT,
@@ -479,9 +478,8 @@ MANIFEST = {
 PROCESS = {
     "schema!": TEXT,
     "pid!": PID,
-    **dict.fromkeys(("name", "label", "program", "start", "lost"), TEXT),
-    "rank": COUNT,
-    "chosen": FLAG,
+    **_IDENTITY,
+    "forked": FLAG,
 }
 """`process.<pid>.json`."""
 

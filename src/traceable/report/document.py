@@ -18,6 +18,7 @@ from traceable.report import windows
 from traceable.report.expectations import build_expectation_rows as expectation_rows
 from traceable.report.json_output import to_json
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
+from traceable.report.text import format_command
 from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
@@ -42,11 +43,14 @@ def build_header(recording: Recording) -> dict[str, Any]:
         "schema": SCHEMA,
         "source": {
             "path": trace.source.path,
+            "command": None if recording.command is None else format_command(recording.command),
             "size_bytes": trace.source.size_bytes,
             "collector": trace.source.product or None,
             "collector_version": trace.source.version or None,
             "schema_version": trace.source.schema or None,
-            "processes": [{"pid": process.pid, "name": process.name or None} for process in trace.processes],
+            "processes": [
+                {"pid": process.pid, "name": process.name or None, "rank": process.rank} for process in trace.processes
+            ],
             "threads": len(trace.threads),
             "range_instances": len(trace.ranges),
             "marks": len(trace.marks),

@@ -266,6 +266,8 @@ def format_header(report: Mapping[str, Any]) -> list[str]:
         lines.append(_coverage_line(coverage))
     if report["selection"] is not None:
         lines.append(_selection_line(report["selection"]))
+    if source["command"] is not None:
+        lines.append(f"run by: {source['command']}")
     return lines
 
 
@@ -273,6 +275,7 @@ def _selection_line(selection: Mapping[str, Any]) -> str:
     first, last = selection["start_ns"], selection["end_ns"]
     parts = [
         *(f"process {one}" for one in selection["processes"] or ()),
+        *([f"ranks {selection['ranks']}"] if selection["ranks"] else ()),
         *(f"GPU {one}" for one in selection["devices"] or ()),
         *([f"from {format_timestamp(first)}"] if first is not None else []),
         *([f"until {format_timestamp(last)}"] if last is not None else []),

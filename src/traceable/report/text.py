@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from traceable.errors import Message
@@ -25,6 +26,30 @@ def message_from_dict(plain: Mapping[str, str]) -> Message:
     """Return the message that a document holds as this."""
     code, text = plain["code"], plain["text"]
     return Message(code, text)
+
+
+def format_command(words: Sequence[str]) -> str:
+    r"""Return a command line quoted for a shell, as one printable line.
+
+    Examples:
+        >>> format_command(["traceable", "run", "a b.py", "it's"])
+        'traceable run \'a b.py\' \'it\'"\'"\'s\''
+        >>> print(format_command(["-c", "a\nb"]))
+        -c $'a\x0ab'
+    """
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_escape_for_shell(word)}'" for word in words)
+
+
+def _escape_for_shell(word: str) -> str:
+    escaped = ""
+    for char in word:
+        if char.isprintable():
+            escaped += f"\\{char}" if char in "\\'" else char
+        else:
+            is_byte = "\udc80" <= char <= "\udcff"  # of a word that is not UTF-8
+            content = char.encode("utf-8", "surrogateescape" if is_byte else "replace")
+            escaped += "".join(f"\\x{byte:02x}" for byte in content)
+    return escaped
 
 
 def escape_name(name: str) -> str:

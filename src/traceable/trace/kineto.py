@@ -279,7 +279,7 @@ class _Merger:
             name = escape_text(file.events.process_names.get(pid, ""))
             if file.rank is not None:
                 name = f"rank {file.rank} ({name})" if name else f"rank {file.rank}"
-            self.processes[key] = model.Process((len(self.processes) + 1) << 24, parse_id(pid), name)
+            self.processes[key] = model.Process((len(self.processes) + 1) << 24, parse_id(pid), name, file.rank)
         return list(self.processes).index(key)
 
     def _thread(self, file: File, pid: Any, tid: Any) -> int:

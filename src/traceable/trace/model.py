@@ -314,11 +314,19 @@ class Device:
 
 @dataclass(frozen=True)
 class Process:
-    """One process with events in the trace. `name` is empty where it was not recorded."""
+    """One process with events in the trace.
+
+    Attributes:
+        global_id: unique among the processes of all hosts.
+        pid: its process id.
+        name: empty where it was not recorded.
+        rank: of a distributed job; None for none, or where it was not recorded.
+    """
 
     global_id: int
     pid: int
     name: str
+    rank: int | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ _PAUSES = ("TRACEABLE_GC", "TRACEABLE_LOOP_PAUSES")
 _TORCH = "TRACEABLE_TORCH"
 _STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
 _TIMING = ("TRACEABLE_DELAY", "TRACEABLE_DURATION")
-_SELECTION = ("TRACEABLE_RANKS", "TRACEABLE_PROCESSES")
 _PATH = "PYTHONPATH"
 """The names of `environment.py`, which would load the whole package."""
 
@@ -107,7 +106,7 @@ def _complete_environment(env: "Any") -> "Any":
     """Return a copy of `env` with our folder on its PYTHONPATH; `env` itself where it names no patterns."""
     try:
         for kind in (os.fsdecode, os.fsencode):
-            if any(kind(name) in env for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING, *_SELECTION)):
+            if any(kind(name) in env for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING)):
                 key = next((name for name in (kind(_PATH), _PATH, b"PYTHONPATH") if name in env), kind(_PATH))
                 path = os.fsdecode(env[key]) if key in env else None
                 return {**env, key: kind(_add_directory(path))}
@@ -211,25 +210,6 @@ def _load() -> None:
         _log("traceable_not_loaded", f"traceable is not loaded in {sys.executable}: {type(error).__name__}: {error}")
 
 
-def _select() -> None:
-    """Find out whether this process is to be recorded, and set the environment accordingly; may become `traceable`.
-
-    Before traceable is imported, which would choose a backend: so its module is loaded alone, from its file.
-    """
-    try:
-        package = os.path.dirname(os.path.dirname(_DIRECTORY))  # noqa: PTH120
-        for name in ("selection", "decision"):
-            module = type(sys)(f"traceable.{name}")
-            sys.modules[module.__name__] = module
-            type(__loader__)(module.__name__, f"{package}/{name}.py").exec_module(module)  # type: ignore[name-defined]
-        module.begin()
-    except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
-        _log(
-            "selection_failed",
-            f"whether to record process {os.getpid()} is unknown: {type(error).__name__}: {error}",
-        )
-
-
 def _report_if_idle(hook: "Any", pid: int) -> None:
     """Report a process that imported no module named by a pattern; its workers need not repeat it."""
     process = sys.modules.get("multiprocessing.process")
@@ -251,18 +231,12 @@ def _enabled() -> bool:
     return os.environ.get("TRACEABLE_DISABLE", "").strip().lower() not in ("1", "true", "yes", "on")
 
 
-def select() -> None:
-    """Decide whether this process is recorded, where that is requested; first of all, as it may become another."""
-    if _enabled() and any(os.environ.get(name) for name in _SELECTION):
-        _select()
-
-
 def begin() -> None:
     """Do what the environment requests, with our folder hidden."""
     global import_hook
     try:
         requested = [name for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING) if os.environ.get(name)]
-        if not _enabled() or not (requested or any(os.environ.get(name) for name in _SELECTION)):
+        if not _enabled() or not requested:
             return
         import_hook = _load_import_hook()
         _pass_on()

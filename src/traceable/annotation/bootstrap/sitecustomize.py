@@ -51,8 +51,6 @@ def _hide():  # type: ignore[no-untyped-def]
 
 _ours = sys.modules.pop("sitecustomize")  # still named: Python 2 empties a module that nothing refers to
 _hook = _load_hook()  # type: ignore[no-untyped-call]
-if _hook is not None:
-    _hook.select()
 try:
     _hide()  # type: ignore[no-untyped-call]
 except Exception:  # noqa: BLE001 - an interpreter that can't start because of us is the worst of all

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from traceable.annotation.external import lookup
 from traceable.annotation.external.patterns import STEP_FUNCTION, Target, has_wildcard
-from traceable.decision import json_of
 from traceable.errors import Message
 from traceable.protocol import environment
+from traceable.protocol.json_text import to_json
 
 if TYPE_CHECKING:
     from traceable.annotation.external.patching import PatchSet
@@ -54,7 +54,7 @@ def save_report(patchings: Sequence[PatchSet], final: bool = False) -> None:
     try:
         # Not by the json module, whose functions the program may have named.
         with open(f"{path}.tmp", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-            file.write(json_of(_report(patchings, final)))
+            file.write(to_json(_report(patchings, final)))
         os.replace(f"{path}.tmp", path)  # noqa: PTH105
     except Exception as error:  # noqa: BLE001 - a full disk, no descriptor, no memory: the program goes on
         environment.warn_once("pattern_report_not_written", f"no report on the annotate patterns: {error}")
@@ -153,9 +153,7 @@ def collect_warnings(run_dir: str | os.PathLike[str], targets: Iterable[Target])
     import json
     from pathlib import Path
 
-    # Under nsys each selected process is a run of its own, one folder below.
-    paths = [path for glob in ("annotate.*.json", "*/annotate.*.json") for path in sorted(Path(run_dir).glob(glob))]
-    reports = [json.loads(path.read_text("utf-8")) for path in paths]
+    reports = [json.loads(path.read_text("utf-8")) for path in sorted(Path(run_dir).glob("annotate.*.json"))]
     active = () if environment.read_flag(environment.DISABLE) else tuple(targets)
     if active and not reports:
         text = (

@@ -74,9 +74,13 @@ def explain_missing_processes(directory: Path, manifest: Mapping[str, Any]) -> l
         lost = [format_process(one) for one in load_process_records(directory) if one.get("forked")]
     if lost:
         verb = "was" if len(lost) == 1 else "were"
-        words = f"{_join(lost)} {verb} forked: {_format_nsys(manifest)} can't trace forked processes; "
-        words += "run with --collector recorder, or with the start method spawn"
-        messages.append(Message("forked_not_recorded", words))
+        messages.append(
+            Message(
+                "forked_not_recorded",
+                f"{_join(lost)} {verb} forked: {_format_nsys(manifest)} can't trace forked processes; "
+                "run with --collector recorder, or with the start method spawn",
+            )
+        )
     return messages
 
 

@@ -51,7 +51,7 @@ def said_of(found: windows.CaptureResult) -> list[tuple[str, str]]:
 def test_a_window_whose_steps_are_all_there_is_captured():
     found = evaluate_capture(ASKED, [WHOLE])
     assert found.ok
-    assert format_capture(capture_to_dict(found)) == ["requested steps 10-30, captured 20 of 20"]
+    assert format_capture(capture_to_dict(found)) == ["requested steps 10 to 29, captured 20 of 20"]
 
 
 PARENT = ProcessStatus(pid=6, begun_steps=2, ended_steps=2, nested_steps=0, end="exit", windows=())
@@ -60,7 +60,7 @@ PARENT = ProcessStatus(pid=6, begun_steps=2, ended_steps=2, nested_steps=0, end=
 def test_a_process_that_took_no_part_does_not_make_a_run_fail():
     found = evaluate_capture(replace(ASKED, processes=(PARENT, SAID)), [WHOLE])
     assert found.ok
-    assert format_capture(capture_to_dict(found))[0] == "requested steps 10-30, captured 20 of 20"
+    assert format_capture(capture_to_dict(found))[0] == "requested steps 10 to 29, captured 20 of 20"
     ((code, text),) = said_of(found)
     assert code == "process_without_requested_steps"
     assert "process 6 " in text and " 2 steps" in text
@@ -78,8 +78,8 @@ def test_each_rank_must_take_part():
     found = evaluate_capture(replace(ASKED, processes=(first, worker_of_first, second)), [WHOLE])
     assert not found.ok
     first_line, second_line, _ = format_capture(capture_to_dict(found))
-    assert first_line == "requested steps 10-30, captured 20 of 40 in 1 of 2 windows"
-    assert second_line.startswith("steps 10-30 of app_1: ")
+    assert first_line == "requested steps 10 to 29, captured 20 of 40 in 1 of 2 windows"
+    assert second_line.startswith("steps 10 to 29 of app_1: ")
     never, aside = said_of(found)
     assert never[0] == "window_never_reached" and " 2 steps" in never[1]
     assert aside[0] == "process_without_requested_steps"
@@ -96,7 +96,7 @@ def test_ranks_say_at_which_step_they_opened():
     found = windows.merge_capture_results(parts)
     said = format_capture(capture_to_dict(found))
     assert said[-2:] == ["ranks 0-2 opened at step 10", "rank 5 opened at step 12"]
-    assert [line for line in said if line.startswith("steps 10-30 of app_5: ")]
+    assert [line for line in said if line.startswith("steps 10 to 29 of app_5: ")]
     ((code, text),) = said_of(found)
     assert code == "window_opened_late" and text.endswith(" step 12")
 
@@ -196,8 +196,8 @@ def test_of_a_window_that_was_never_reached_the_number_of_steps_is_said():
     found = evaluate_capture(replace(ASKED, text="90:95", windows=((90, 95),), processes=(never,)), [])
     assert not found.ok
     first_line, second_line = format_capture(capture_to_dict(found))
-    assert first_line == "requested steps 90-95, captured 0 of 5"
-    assert second_line.startswith("steps 90-95: ")
+    assert first_line == "requested steps 90 to 94, captured 0 of 5"
+    assert second_line.startswith("steps 90 to 94: ")
     ((code, text),) = said_of(found)
     assert code == "window_never_reached" and " 50 steps" in text
 
@@ -206,7 +206,7 @@ def test_processes_that_step_are_judged_each():
     second = replace(SAID, pid=8, windows=(COMPLETE._replace(id="8-1"),))
     found = evaluate_capture(replace(ASKED, processes=(SAID, second)), [WHOLE])
     assert [(one.pid, one.outcome) for one in found.outcomes] == [(7, "captured"), (8, "missing_report")]
-    assert format_capture(capture_to_dict(found))[1].startswith("steps 10-30 of process 8: ")
+    assert format_capture(capture_to_dict(found))[1].startswith("steps 10 to 29 of process 8: ")
     ((code, text),) = said_of(found)
     assert code == "window_missing_report" and "8-1" in text
 
@@ -337,11 +337,11 @@ def test_steps_are_those_of_the_program_once_conditions_are_met():
     process = replace(SAID, windows=(moved,), counted_from=5)
     found = evaluate_capture(replace(HELD, processes=(process,)), [replace(WHOLE, steps=tuple(range(15, 35)))])
     assert format_capture(capture_to_dict(found)) == [
-        "requested steps 10-30 after 5 warm-up steps: the program's 15-35, captured 20 of 20"
+        "requested steps 10 to 29 after 5 warm-up steps: the program's 15 to 34, captured 20 of 20"
     ]
     later = evaluate_capture(replace(HELD, processes=(replace(process, windows=(), ended_steps=12),)), [])
     (line,) = format_capture(capture_to_dict(later))[1:]
-    assert line.startswith("steps 15-35: ")
+    assert line.startswith("steps 15 to 34: ")
     ((code, text),) = said_of(later)
     assert code == "window_never_reached" and " 12 steps" in text
 
@@ -358,7 +358,9 @@ def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
     )
     found = evaluate_capture(replace(HELD, processes=(process,)), [])
     lacking = "3 of 5 warm-up steps were over, 1 of 2 s were over"
-    assert format_capture(capture_to_dict(found))[0] == "requested steps 10-30 after 5 warm-up steps, captured 0 of 20"
+    assert (
+        format_capture(capture_to_dict(found))[0] == "requested steps 10 to 29 after 5 warm-up steps, captured 0 of 20"
+    )
     assert said_of(found) == [("warmup_not_over", lacking)]
     endless = evaluate_capture(replace(HELD, text="every:10:2", windows=None, processes=(process,)), [])
     (problem,) = endless.problems
@@ -370,7 +372,7 @@ def test_a_window_that_its_duration_ended_is_whole_up_to_there():
     ended = COMPLETE._replace(closed_step=20, reason="duration")
     held = replace(WHOLE, steps=tuple(range(10, 20)))
     found = evaluate_capture(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
-    assert format_capture(capture_to_dict(found)) == ["requested steps 10-30 for 2.5 s at most, captured 10 of 10"]
+    assert format_capture(capture_to_dict(found)) == ["requested steps 10 to 29 for 2.5 s at most, captured 10 of 10"]
     became, why = outcome(ended, replace(held, steps=tuple(range(10, 19))))
     assert (became, why.code) == (windows.MISSING_STEPS, "window_missing_steps")
     assert " 19 " in why
@@ -391,7 +393,7 @@ STEPS_40_60 = replace(WHOLE, steps=tuple(range(40, 60)))
 
 
 def test_a_window_of_time_holds_the_steps_that_there_were():
-    assert of_time(TIMED, STEPS_40_60) == ["requested 5 s after 2 s: the program's steps 40-60, captured 20 of 20"]
+    assert of_time(TIMED, STEPS_40_60) == ["requested 5 s after 2 s: the program's steps 40 to 59, captured 20 of 20"]
     (said,) = of_time(TIMED, replace(STEPS_40_60, steps=tuple(range(40, 58))))[1:]
     assert " 58-59 " in said and said.endswith("[window_missing_steps]")
     (said,) = of_time(TIMED, None)[1:]
@@ -411,7 +413,7 @@ def test_without_steps_it_is_the_time_that_counts():
 
 def test_until_the_end_of_the_program_any_end_will_do():
     endless = replace(OF_TIME, duration_s=0.0)
-    asked = "requested everything after 2 s: the program's steps 40-60, captured 20 of 20"
+    asked = "requested everything after 2 s: the program's steps 40 to 59, captured 20 of 20"
     assert of_time(TIMED._replace(reason="exit"), STEPS_40_60, endless) == [asked]
     killed = TIMED._replace(reason=None, closed_step=None, closed_wall_ns=None)
     assert of_time(killed, STEPS_40_60, replace(endless, end="SIGKILL"), end=None) == [asked]

@@ -96,7 +96,7 @@ def test_what_one_lacks_is_absent_and_never_0(report):
 def test_people_see_what_is_what_and_a_tree(report):
     ended = report("recorder", "nsys")
     lines = ended.stdout.splitlines()
-    assert lines[:3] == ["2 recordings compared", "A  recorder", "   requested steps 2-8, captured 6 of 6"]
+    assert lines[:3] == ["2 recordings compared", "A  recorder", "   requested steps 2 to 7, captured 6 of 6"]
     assert "B  nsys" in lines
     heading = next(line for line in lines if line.startswith("range "))
     assert " ".join(heading.split()) == "range A count A mean A p50 B count B mean B p50 mean B/A p50 B/A"
@@ -139,7 +139,7 @@ def test_rows_are_chosen_as_in_any_report(report):
         (row,) = csv.DictReader(io.StringIO(report("recorder", "nsys", "--csv", *words).stdout))
         assert (row["name"], row["a_count"]) == ("only here", "")
     said = [line for line in ended.stderr.splitlines() if "captured" in line]
-    assert said == [f"traceable: {one}: requested steps 2-8, captured 6 of 6" for one in ("recorder", "nsys")]
+    assert said == [f"traceable: {one}: requested steps 2 to 7, captured 6 of 6" for one in ("recorder", "nsys")]
 
 
 BAD = {

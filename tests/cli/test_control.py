@@ -198,7 +198,7 @@ def test_two_windows_of_a_run_are_captured_and_told(recording, launch, control):
         files += answer["files"]
     code, said = run.end()
     assert code == 0, said
-    assert "requested steps 3-5,10-13, captured 5 of 5 in 2 of 2 windows" in said
+    assert "requested steps 3 to 4, 10 to 12, captured 5 of 5 in 2 of 2 windows" in said
     assert all((run.directory / file).exists() for file in files)
     if recording == "nsys":
         held = [_steps(run.directory / name) for name in ("app.1.sqlite", "app.2.sqlite")]
@@ -262,7 +262,7 @@ def test_all_processes_of_a_run_answer_together(launch, control, tmp_path):
     assert [one["window"]["stop_step"] for one in answer["processes"]] == [2, 2]
     assert len(answer["files"]) == 2
     code, said = run.end()
-    assert "requested steps 0-2, captured 4 of 4 in 2 of 2 windows" in said
+    assert "requested steps 0 to 1, captured 4 of 4 in 2 of 2 windows" in said
 
 
 def test_a_second_controller_is_refused_and_the_first_goes_on(launch, control):
@@ -308,9 +308,9 @@ def test_a_program_that_is_killed_within_an_endless_window_leaves_the_steps_befo
     os.kill(run.pid, signal.SIGKILL)
     code, said = run.end()
     assert code == -signal.SIGKILL
-    assert "requested steps 0-3, captured 3 of 3" in said
+    assert "requested steps 0 to 2, captured 3 of 3" in said
     stopped = message(said, "window_stopped_early")
-    assert "steps 0-3" in stopped and "step 3 " in stopped and "SIGKILL" in stopped
+    assert "steps 0 to 2" in stopped and "step 3 " in stopped and "SIGKILL" in stopped
 
 
 def test_a_command_of_ours_within_the_run_does_not_listen_itself(launch, control):
@@ -408,7 +408,7 @@ def test_sigusr2_to_the_launcher_reaches_the_program(launch, control):
     run.steps(4)
     code, said = run.end()
     assert code == 0
-    assert "requested steps 0-2, captured 2 of 2" in said
+    assert "requested steps 0 to 1, captured 2 of 2" in said
 
 
 def test_a_condition_in_the_code_under_nsys(nsys, launch):
@@ -418,7 +418,7 @@ def test_a_condition_in_the_code_under_nsys(nsys, launch):
     run.steps(7)
     code, said = run.end()
     assert code == 0
-    assert "requested steps 3-5, captured 2 of 2" in said
+    assert "requested steps 3 to 4, captured 2 of 2" in said
 
 
 def test_the_example_server_is_captured_twice_under_load(recording, launch, control, tmp_path, environ):

@@ -62,7 +62,7 @@ def test_every_preset_ends_well_and_has_the_ranges(nsys, traceable, tmp_path, pr
 def test_the_users_options_win_and_the_windows_hold(nsys, traceable, tmp_path):
     words = ("--steps", "3:6", "--nsys-args", "-t nvtx,osrt --wait all", "--nsys-args=--stats=true")
     run = traceable("--collector", "nsys", *words, "-o", "out", "-c", PROGRAM)
-    assert "requested steps 3-6, captured 3 of 3" in run.stderr
+    assert "requested steps 3 to 5, captured 3 of 3" in run.stderr
     assert recorded(tmp_path) == {"step": 3, "step.wait": 2, "work": 3}
     argv = json.loads((tmp_path / "out" / "run.json").read_text())["plan"]["argv"]
     assert [argv[argv.index(word) + 1] for word in ("-t", "--wait")] == ["nvtx,osrt", "all"]

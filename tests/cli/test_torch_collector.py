@@ -198,7 +198,7 @@ def described(trace: Trace) -> dict[str, Counter[tuple[Any, ...]]]:
 def test_a_window_of_the_example_holds_exactly_its_steps_with_what_is_in_them(run: Runner) -> None:
     ran = run(TRAIN, "--steps", "10:30", "--", "--backend", "torch", "--steps", "40")
     assert ran.done.returncode == 0, ran.done.stderr
-    assert "requested steps 10-30, captured 20 of 20" in ran.done.stderr
+    assert "requested steps 10 to 29, captured 20 of 20" in ran.done.stderr
     assert "step 39: loss" in ran.done.stdout
     trace = ran.trace
     assert step_indices(trace) == list(range(10, 30))

@@ -17,7 +17,7 @@ from traceable._native import find_recorder_library
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 PROGRAM = "import traceable\nfor n in traceable.steps(range(50)):\n    with traceable.annotate('work'): pass\n"
-WHOLE = "requested steps 10-30, captured 20 of 20"
+WHOLE = "requested steps 10 to 29, captured 20 of 20"
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def test_report_judges_a_run_again(traceable):
     report = traceable("report", "out", "--strict")
     assert report.returncode == 3
     said = report.stdout.splitlines()
-    assert said[1] == "requested steps 40-60, captured 10 of 20"
-    assert "steps 40-60" in said[2] and "step 50 " in said[2] and said[2].endswith("[window_stopped_early]")
+    assert said[1] == "requested steps 40 to 59, captured 10 of 20"
+    assert "steps 40 to 59" in said[2] and "step 50 " in said[2] and said[2].endswith("[window_stopped_early]")
 
 
 def test_report_of_a_window_that_was_never_reached_says_that(traceable):
@@ -79,10 +79,10 @@ def test_report_of_a_window_that_was_never_reached_says_that(traceable):
     assert report.returncode == 2
     *lines, last = report.stderr.splitlines()
     assert lines == [
-        "traceable: requested steps 90-95, captured 0 of 5",
+        "traceable: requested steps 90 to 94, captured 0 of 5",
         f"traceable: {message(report.stderr, 'window_never_reached').printed}",
     ]
-    assert "steps 90-95" in lines[1] and "50 steps" in lines[1]
+    assert "steps 90 to 94" in lines[1] and "50 steps" in lines[1]
     assert "/out " in message(last, "no_recording")
     assert traceable("report", "out", "--strict").returncode == 3
 

@@ -129,7 +129,7 @@ def test_each_chosen_rank_is_a_run_of_its_own_and_all_are_read_as_one(launch: La
     report = launch("python", "-m", "traceable", "report", "out", "--strict")
     assert report.returncode == 0, report.stderr
     assert report.stdout.splitlines()[1:3] == [
-        "requested steps 5-9, captured 8 of 8 in 2 of 2 windows (2 reports)",
+        "requested steps 5 to 8, captured 8 of 8 in 2 of 2 windows (2 reports)",
         "ranks 0 and 2 opened at step 5",
     ]
     assert names(out) == ["app_0", "app_2"]
@@ -151,8 +151,8 @@ def test_a_rank_that_did_not_get_there_is_named(launch: Launch, tmp_path: Path) 
     report = launch("python", "-m", "traceable", "report", "out", "--strict")
     assert report.returncode == 3
     said = report.stdout.splitlines()
-    assert said[1] == "requested steps 5-9, captured 6 of 8 in 1 of 2 windows (2 reports)"
-    assert said[2].startswith("steps 5-9 of app_1: ") and said[2].endswith("[window_stopped_early]")
+    assert said[1] == "requested steps 5 to 8, captured 6 of 8 in 1 of 2 windows (2 reports)"
+    assert said[2].startswith("steps 5 to 8 of app_1: ") and said[2].endswith("[window_stopped_early]")
     assert " step 7 " in said[2]
 
 
@@ -238,7 +238,7 @@ def test_a_report_of_all_ranks_can_be_narrowed_to_some(launch: Launch, tmp_path:
 def test_ranks_that_the_program_starts_are_all_recorded_and_told_apart(launch: Launch, tmp_path: Path) -> None:
     done = launch(*outside("--steps", "5:9", program=("python", "mpirun.py", "2", sys.executable, "app.py")))
     assert done.returncode == 0, done.stderr
-    assert "requested steps 5-9, captured 8 of 8 in 2 of 2 windows" in done.stderr
+    assert "requested steps 5 to 8, captured 8 of 8 in 2 of 2 windows" in done.stderr
     assert names(tmp_path / "out") == ["app_0", "app_1"]
     (row,) = traceable.load(tmp_path / "out").select(ranks="1").ranges(by="process", range="work").rows()
     assert row["process"] == "app_1"
@@ -260,7 +260,7 @@ def test_workers_of_multiprocessing_are_all_recorded_under_their_names(
 def test_windows_are_opened_in_every_worker(launch: Launch, tmp_path: Path, method: str) -> None:
     done = launch(*outside("--steps", "5:9", "--strict", program=("python", "workers.py", method)))
     assert done.returncode == 0, done.stderr
-    assert "requested steps 5-9, captured 12 of 12 in 3 of 3 windows" in done.stderr
+    assert "requested steps 5 to 8, captured 12 of 12 in 3 of 3 windows" in done.stderr
     assert names(tmp_path / "out") == ["worker-0", "worker-1", "worker-2"]
 
 

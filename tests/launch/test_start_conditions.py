@@ -71,9 +71,9 @@ def test_a_delay_from_a_range_that_never_came_is_reported(ran):  # noqa: F811
 @pytest.mark.parametrize(
     ("options", "code", "start", "how_far"),
     [
-        (["--warmup-steps", "60", "--steps", "1:2"], "warmup_not_over", "steps 1-2: ", " 50 of 60 warm-up steps "),
+        (["--warmup-steps", "60", "--steps", "1:2"], "warmup_not_over", "step 1: ", " 50 of 60 warm-up steps "),
         (["--warmup-steps", "50"], "no_step_after_conditions", "", ""),
-        (["--warmup-steps", "45", "--steps", "10:12"], "window_never_reached", "steps 55-57: ", " 50 steps "),
+        (["--warmup-steps", "45", "--steps", "10:12"], "window_never_reached", "steps 55 to 56: ", " 50 steps "),
         (["--idle", "1000"], "no_idle_pause", "", " 1000 s "),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from traceable.report.text import escape_name
 
 _REPORTED_MIN_NS = 10_000_000
 """The time from which on the pauses by opening and closing are reported: less is not noticeable."""
+
+_WINDOW = re.compile(r"(?<![\w:])(\d+):(\d+)(?![\w:])")
+"""A window as in the request, but not a part of `every:1000:5`."""
 
 _LINES_MAX = 20
 _LISTED_MAX = 12
@@ -53,7 +57,11 @@ def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
     bad = [row for row in rows if row["outcome"] != CAPTURED]
     for row in bad[:_LINES_MAX]:
         of = f" of {escape_name(row['process']) if row['process'] else 'process ' + str(row['pid'])}" if several else ""
-        steps = "the window" if capture["requested"] == WHOLE_RUN else f"steps {row['start_step']}-{row['stop_step']}"
+        steps = (
+            "the window"
+            if capture["requested"] == WHOLE_RUN
+            else f"step{'s' if row['steps'] > 1 else ''} {_format_steps(row['start_step'], row['stop_step'])}"
+        )
         never = "never reached: " if row["outcome"] == "never_reached" else ""
         lines.append(_message(row["reason"], f"{steps}{of}: {never}"))
     if len(bad) > _LINES_MAX:
@@ -80,15 +88,20 @@ def _message(plain: Mapping[str, str], about: str = "") -> Message:
 
 
 def _request(capture: Mapping[str, Any]) -> str:
-    """Return the request, as `steps 10-30 after 5 warm-up steps`."""
+    """Return the request, as `steps 10 to 29 after 5 warm-up steps`."""
     words = capture["requested"]
     limit = f"{capture['duration_s']:g} s" if capture["duration_s"] else ""
     if words == WHOLE_RUN:
         request = limit or WHOLE_RUN
     else:
-        request = f"steps {words if words.startswith('every') else words.replace(':', '-')}"
+        request = f"steps {_WINDOW.sub(lambda match: _format_steps(*map(int, match.groups())), words)}"
         request += f" for {limit} at most" if limit else ""
     return f"{request} {capture['conditions']}" if capture["conditions"] else request
+
+
+def _format_steps(start: int, stop: int) -> str:
+    """Return the steps from `start` until before `stop`, as people write them: `10 to 29`."""
+    return f"{start} to {stop - 1}" if stop - start > 1 else str(start)
 
 
 def _of_the_program(capture: Mapping[str, Any]) -> str:
@@ -96,7 +109,7 @@ def _of_the_program(capture: Mapping[str, Any]) -> str:
     rows = [row for row in capture["windows"] if row["opened_step"] is not None and row["steps"]]
     if not any(row["counted_from_step"] or capture["requested"] == WHOLE_RUN for row in rows):
         return ""
-    own = list(dict.fromkeys(f"{row['start_step']}-{row['stop_step']}" for row in rows))
+    own = list(dict.fromkeys(_format_steps(row["start_step"], row["stop_step"]) for row in rows))
     more = f" and {len(own) - _LISTED_MAX} more" if len(own) > _LISTED_MAX else ""
     return (
         f": the program's {'steps ' if capture['requested'] == WHOLE_RUN else ''}{', '.join(own[:_LISTED_MAX])}{more}"

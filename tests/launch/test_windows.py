@@ -185,14 +185,14 @@ def test_a_program_that_ends_within_the_window_stops_it_early(recording, ran):
     run = ran(recording, "--steps", "40:60", "--strict")
     assert run.done.returncode == 3
     assert run.step_counts == (10, 20)
-    assert stopped_early(run.messages, "40-60", "step 50", "exit code 0")
+    assert stopped_early(run.messages, "40 to 59", "step 50", "exit code 0")
 
 
 def test_the_programs_own_exit_code_comes_before_that_of_strict(recording, ran):
     code = "import sys, traceable\nfor n in traceable.steps(range(50)):\n    if n == 5: sys.exit(7)\n"
     run = ran(recording, "--steps", "3:9", "--strict", code=code)
     assert run.done.returncode == 7
-    assert stopped_early(run.messages, "3-9", "step 6", "exit code 7")
+    assert stopped_early(run.messages, "3 to 8", "step 6", "exit code 7")
 
 
 def test_a_signal_in_the_middle_of_a_window_is_named_with_its_step(recording, command, start, tmp_path):
@@ -203,7 +203,7 @@ def test_a_signal_in_the_middle_of_a_window_is_named_with_its_step(recording, co
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == -signal.SIGTERM
-    assert stopped_early(stderr.decode().splitlines(), "10-30", "step 17", "SIGTERM")
+    assert stopped_early(stderr.decode().splitlines(), "10 to 29", "step 17", "SIGTERM")
     if recording == "recorder":
         captured = run_dir.load_manifest(tmp_path / "out")["window"]["captured"]
         assert (captured["captured_steps"], captured["windows"][0]["steps"]) == (7, 20)

@@ -94,7 +94,8 @@ def _request(capture: Mapping[str, Any]) -> str:
     if words == WHOLE_RUN:
         request = limit or WHOLE_RUN
     else:
-        request = f"steps {_WINDOW.sub(lambda match: _format_steps(*map(int, match.groups())), words)}"
+        steps = _WINDOW.sub(lambda match: _format_steps(*map(int, match.groups())), words).replace(",", ", ")
+        request = f"steps {steps}"
         request += f" for {limit} at most" if limit else ""
     return f"{request} {capture['conditions']}" if capture["conditions"] else request
 

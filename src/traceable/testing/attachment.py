@@ -26,7 +26,7 @@ _LOAD_FIRST = (
     "conftest.py that imports none of them at its top"
 )
 _NO_FLIGHT_RECORDER = "run the tests without --flight-recorder"
-_RELOADED = ("engine", "resumable", "ranges", "counters", "domains", "profile")
+_RELOADED = ("engine", "resumable", "ranges", "counters", "domains", "external.profile")
 """Modules of `annotation` that hold the choice of the backend, or a class made of it, in the order of their imports."""
 
 _state: _Attachment | None = None

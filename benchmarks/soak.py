@@ -118,7 +118,7 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "ns_per_range": measured["threads_seconds"] * 1e9 / (options.threads * options.ranges),
         "tasks_seconds": measured["tasks_seconds"],
         "recording_bytes": recording,
-        "finalise_seconds": seconds,
+        "finalize_seconds": seconds,
         "database_bytes": finalized.database.stat().st_size,
         "load_average": os.getloadavg(),
         "recorded": recorded,
@@ -146,7 +146,7 @@ def markdown(report: dict[str, Any]) -> str:
             f"| every thread and task exact, nothing dropped | {'yes' if report['complete'] else '**no**'} |",
             f"| recording the threads | {report['record_seconds']:.1f} s, {report['ns_per_range']:.0f} ns a range |",
             f"| recording, export | {on_disk[0]:.2f} GB, {on_disk[1]:.2f} GB |",
-            f"| finalise | {report['finalise_seconds']:.1f} s |",
+            f"| finalize | {report['finalize_seconds']:.1f} s |",
             f"| memory of the program, threads | {threads['settled_bytes'] / mib:.1f} MiB, at most "
             f"{threads['growth_bytes'] / mib:.1f} MiB more ({threads['samples']} samples) |",
             f"| memory of the program, tasks | at most {tasks['highest_bytes'] / mib:.1f} MiB with all tasks open |",

@@ -147,7 +147,7 @@ def test_json_in_a_file_does_not_mix_with_what_the_program_prints(run, tmp_path)
     assert "profile of out" in shown.stderr
     assert (tmp_path / "table.csv").read_text().startswith("path,name,")
     # That file is of that run alone; and a run that records nothing leaves no answer of an earlier one.
-    again = run("--again", "out", "--quiet", "-o", "again", "--json=answer.json", "-c", "pass")
+    again = run("--collector", "recorder", "--quiet", "-o", "again", "--json=answer.json", "-c", "pass")
     assert (again.returncode, again.stdout) == (0, "")
     assert "pack" in (tmp_path / "table.csv").read_text()
     assert not (tmp_path / "answer.json").exists()

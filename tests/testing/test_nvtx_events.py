@@ -419,10 +419,10 @@ def test_a_small_soak_finds_every_range_of_every_thread_and_task() -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)["found"]
-    assert list(found["ranges_by_thread"].values()) == [20_000] * 8
-    assert found["tasks_by_stretches"] == {"4": 1_000}
-    assert (found["tasks"], found["distinct_tasks"], found["unclosed"]) == (1_000, 1_000, 0)
+    recorded = json.loads(done.stdout)["recorded"]
+    assert list(recorded["ranges_by_thread"].values()) == [20_000] * 8
+    assert recorded["tasks_by_segments"] == {"4": 1_000}
+    assert (recorded["tasks"], recorded["distinct_tasks"], recorded["unclosed"]) == (1_000, 1_000, 0)
 
 
 def test_the_benchmark_measures_every_row_and_judges_every_target() -> None:

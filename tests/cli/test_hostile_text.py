@@ -111,7 +111,7 @@ def test_errors_doctor_control_and_help(database: Path, tmp_path: Path) -> None:
         ["run", "--annotate", HOSTILE, "-c", "pass"],
         ["run", "-o", script, "-c", "1"],
     ]
-    lines += [["run", "--again", directory], ["ncu", "--read", script], ["ncu", "--range", "x", "--", HOSTILE]]
+    lines += [["ncu", "--read", script], ["ncu", "--range", "x", "--", HOSTILE]]
     codes, printed = codes_of(lines, tmp_path)
     assert set(codes) == {2}, list(zip(lines, codes, strict=True))
     assert_harmless(printed)

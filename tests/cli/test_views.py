@@ -354,8 +354,16 @@ def test_a_report_of_a_file_loads_nothing_that_only_runs_need_and_no_other_reade
     loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
     assert {"traceable.trace.nsys", "traceable.launch.reports"} <= loaded
     of_runs = {f"traceable.launch.{name}" for name in ("launcher", "supervisor", "processes", "windows")}
-    of_collectors = {f"traceable.collectors.{name}" for name in ("nsys.install", "nsys.tables", "recorder.recording", "recorder.schema")}
-    assert not (of_runs | of_collectors | {"traceable.trace.kineto", "traceable.trace.recorder_gpu", "traceable.cli.ranks"}) & loaded
+    of_collectors = {
+        f"traceable.collectors.{name}"
+        for name in ("nsys.install", "nsys.tables", "recorder.recording", "recorder.schema")
+    }
+    assert (
+        not (
+            of_runs | of_collectors | {"traceable.trace.kineto", "traceable.trace.recorder_gpu", "traceable.cli.ranks"}
+        )
+        & loaded
+    )
 
 
 def test_a_report_starts_no_threads_for_linear_algebra(database: Path) -> None:

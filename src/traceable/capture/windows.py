@@ -226,28 +226,30 @@ class Windows:
 
     def open_due(self, index: int) -> None:
         """Open the window that contains step `index`, if there is one; record those that have passed as missed."""
-        with self.lock:
-            self._wait_for_gate()
-            opening = self._claim_due(index)
-            if opening is None:
-                return
-            self._mover = get_ident()
+        opening = closing = None
         is_open = False
         try:
+            with self.lock:
+                self._wait_for_gate()
+                opening = self._claim_due(index)
+                if opening is None:
+                    return
+                self._mover = get_ident()
             self._arm()
             assert self._gate is not None
             first_range.ignored_thread = get_ident()
             is_open = opening.open(self._gate, index)
         finally:
             first_range.ignored_thread = 0
-            with self.lock:
-                opening.state = OPEN
-                self._closes_at = opening.record.stop_step
-                stopping = self._stopping
-                if not is_open:
-                    self._release(opening)
-                self._release_gate()
-                closing = self._close_at_boundary(stopping) if is_open and stopping is not None else None
+            if opening is not None:  # also after Ctrl+C: a gate that seems to move would hold up other threads
+                with self.lock:
+                    opening.state = OPEN
+                    self._closes_at = opening.record.stop_step
+                    stopping = self._stopping
+                    if not is_open:
+                        self._release(opening)
+                    self._release_gate()
+                    closing = self._close_at_boundary(stopping) if is_open and stopping is not None else None
         self._publisher.write()
         if closing is not None:
             self.close(closing)

@@ -64,10 +64,10 @@ from traceable.analysis.name_patterns import (
 )
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.analysis.units import format_duration
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray
 from traceable.trace.rows import distinct
+from traceable.units import format_duration
 
 BUCKETS = (
     ("<1 us", 0, 1_000),

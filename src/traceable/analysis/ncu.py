@@ -14,10 +14,10 @@ from typing import Any, cast
 import numpy as np
 
 from traceable.analysis.table import Table, objects
-from traceable.analysis.units import format_percent
 from traceable.errors import TraceError
 from traceable.trace.model import Float64, NDArray
 from traceable.trace.ncu_csv import COMPUTE, DRAM, DURATION, MEMORY, OCCUPANCY, WAVES, Launch
+from traceable.units import format_percent
 
 BUSY = 0.80
 """A unit with at least this share of its peak limits the kernel by itself."""

@@ -45,11 +45,11 @@ from traceable.analysis.step_detection import (
     is_launched_in_spans,
 )
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.analysis.units import format_duration as time_text
 from traceable.analysis.windows import STEP
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray
 from traceable.trace.rows import distinct
+from traceable.units import format_duration as time_text
 
 WARM_UP_FACTOR = 1.5
 """A leading step is warm-up if it lasts longer than so many times the median of the later half."""

@@ -38,9 +38,9 @@ from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, find_memory_ope
 from traceable.analysis.name_patterns import SYNCHRONIZATION_CALLS, match_names
 from traceable.analysis.select import is_inside_cut
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.analysis.units import format_duration, format_occurrences
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Bool, Cut, Int64, NDArray, Trace
+from traceable.units import format_duration, format_occurrences
 
 _OUTSIDE, _NOTHING = -1, -2
 """Instead of the number of a range: no range launched it, and there was no operation."""

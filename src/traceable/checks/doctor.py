@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from traceable.analysis.units import format_bytes
 from traceable.checks import machine, probes
 from traceable.checks.finding import OK, Finding, Rule, note, ok, problem, warning
 from traceable.checks.machine import (
@@ -46,6 +45,7 @@ from traceable.collectors.running_profilers import RunningProfilers
 from traceable.errors import Message, TraceableError
 from traceable.launch.provenance import get_package_version
 from traceable.protocol import environment
+from traceable.units import format_bytes
 
 SECONDS = 13.0
 """How long to wait for the probes, so that everything is over in 15 s."""

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import traceable
 from traceable import _native
-from traceable.analysis.units import format_bytes
 from traceable.collectors import gpu_device
 from traceable.errors import Message
 from traceable.launch.provenance import get_package_version
 from traceable.protocol import environment
+from traceable.units import format_bytes
 
 ROOT = Path("/")
 _RECORDER = "_recorder"

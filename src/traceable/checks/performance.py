@@ -16,7 +16,6 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.table import Table, objects
-from traceable.analysis.units import format_duration
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.allocation_in_steady_state import ALLOCATION_IN_STEADY_STATE
 from traceable.checks.performance_rules.bimodal_steps import BIMODAL_STEPS
@@ -40,6 +39,7 @@ from traceable.checks.performance_rules.uneven_equal_steps import UNEVEN_EQUAL_S
 from traceable.checks.performance_rules.unified_memory_migration import UNIFIED_MEMORY_MIGRATION
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import NULL, NDArray
+from traceable.units import format_duration
 
 RULES: tuple[PerformanceRule, ...] = (
     *(SMALL_H2D_COPIES, PAGEABLE_COPIES, SYNC_IN_HOT_RANGE, ALLOCATION_IN_STEADY_STATE),

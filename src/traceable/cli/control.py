@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from traceable.analysis.units import format_duration as duration
 from traceable.cli.console import log, print_line
 from traceable.errors import Message, UsageError
 from traceable.launch import control_client
 from traceable.report.text import format_line
+from traceable.units import format_duration as duration
 
 SCHEMA = "traceable.control/1"
 _FORM = "write +N as in --steps +20: that many steps from the next one on"

@@ -288,8 +288,8 @@ def _load_symbols(recording: Recording, source: Path, top: TopKernels) -> list[s
 
 
 def _describe_kernels(arguments: argparse.Namespace, top: TopKernels, *, has_symbols: bool) -> list[str]:
-    from traceable.analysis.units import format_count, format_duration, format_percent
     from traceable.report.text import escape_name, truncate
+    from traceable.units import format_count, format_duration, format_percent
 
     share = sum(kernel.total_ns for kernel in top.kernels) / max(1, top.total_ns)
     lines = [

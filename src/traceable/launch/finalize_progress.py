@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from traceable.analysis.units import format_bytes
 from traceable.errors import Message
 from traceable.protocol import environment
+from traceable.units import format_bytes
 
 HEARTBEAT_SECONDS = 10.0
 TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

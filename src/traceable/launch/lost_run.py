@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from traceable.analysis.units import format_bytes
 from traceable.errors import TraceableError
 from traceable.protocol import untrusted
+from traceable.units import format_bytes
 
 STREAM_SUFFIX = ".qdstrm"
 STREAMS_KEY = "streams"

@@ -10,8 +10,8 @@ import resource
 import sys
 from pathlib import Path
 
-from traceable.analysis.units import format_bytes
 from traceable.errors import TraceError
+from traceable.units import format_bytes
 
 _IMPORT_NUMPY = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2); import numpy"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from traceable.analysis import units
+from traceable import units
 from traceable.report.layout import Cells
 from traceable.report.row_filter import Row
 from traceable.report.text import escape_name

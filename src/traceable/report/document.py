@@ -19,13 +19,13 @@ from traceable.report.expectations import build_expectation_rows as expectation_
 from traceable.report.json_output import to_json
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 from traceable.report.text import format_command
-from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.completeness import Completeness
     from traceable.analysis.expectations import ExpectationResult
     from traceable.recording import Recording
+    from traceable.trace.model import Trace
 
 SCHEMA = "traceable.report/2"
 """Name and version of the document. Keys are added within a version; a key that changes its meaning makes a new one."""

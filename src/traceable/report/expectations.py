@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from traceable.analysis.expectations import NEVER_ENTERED, WITHOUT_GPU_WORK, ExpectationResult
-from traceable.analysis.units import format_count
 from traceable.errors import Message
 from traceable.report.text import escape_name
+from traceable.units import format_count
 
 
 def build_expectation_rows(verdicts: Sequence[ExpectationResult]) -> list[dict[str, Any]]:

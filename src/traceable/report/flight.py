@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from traceable.analysis.units import format_duration
 from traceable.report.text import escape_name
+from traceable.units import format_duration
 
 _LINES_MAX = 4
 

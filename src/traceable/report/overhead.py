@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.errors import Message
+from traceable.units import format_count, format_duration, format_percent
 
 _WITHOUT = {
     "recorder": "without the recorder",

@@ -15,7 +15,6 @@ from traceable.analysis.attribution import INFERRED
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.profile import OUTLIVES, RangeProfile
 from traceable.analysis.table import Table
-from traceable.analysis.units import format_count, format_duration, format_percent, format_timestamp
 from traceable.checks.finding import Finding
 from traceable.errors import Message
 from traceable.report import flight, overhead, windows
@@ -33,6 +32,7 @@ from traceable.report.views import (
     View,
     ViewTable,
 )
+from traceable.units import format_count, format_duration, format_percent, format_timestamp
 
 _COUNTERS_MAX = 100
 _FINDINGS_BELOW_RANGES = 3

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from traceable.analysis.columns import FIELD_PREFIX
-from traceable.analysis.units import format_number
 from traceable.report.columns import Column, mark_excess
+from traceable.units import format_number
 
 ALL = "all"
 """The name for every view."""

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from traceable.analysis.units import format_count, format_duration
 from traceable.analysis.windows import CAPTURED, CaptureResult, WindowOutcome
 from traceable.errors import Message
 from traceable.protocol.capture_request import ON_REQUEST, WHOLE_RUN
 from traceable.report.text import escape_name
+from traceable.units import format_count, format_duration
 
 _REPORTED_MIN_NS = 10_000_000
 """The time from which on the pauses by opening and closing are reported: less is not noticeable."""

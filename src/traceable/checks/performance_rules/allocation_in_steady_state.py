@@ -9,7 +9,6 @@ from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import merge_intervals
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.name_patterns import ALLOCATION_CALLS
-from traceable.analysis.units import format_count, format_duration
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -27,6 +26,7 @@ from traceable.checks.performance_rules.evidence import (
 from traceable.errors import MissingDataError
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct
+from traceable.units import format_count, format_duration
 
 
 def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.grouping import sum_groups
-from traceable.analysis.units import format_count, format_duration
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -18,6 +17,7 @@ from traceable.checks.performance_rules.evidence import (
 )
 from traceable.trace.model import NULL, Bool, Float64, Int64
 from traceable.trace.rows import distinct
+from traceable.units import format_count, format_duration
 
 
 def find_bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.grouping import number_groups
-from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -20,6 +19,7 @@ from traceable.checks.performance_rules.evidence import (
 from traceable.errors import MissingDataError
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct
+from traceable.units import format_count, format_duration, format_percent
 
 
 def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -17,6 +16,7 @@ from traceable.checks.performance_rules.evidence import (
     union_ns,
 )
 from traceable.errors import MissingDataError
+from traceable.units import format_count, format_duration, format_percent
 
 GC_DOMAIN = "traceable.gc"
 """The domain of garbage collections, as `annotation.pauses` writes it."""

@@ -9,7 +9,6 @@ import numpy as np
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.operations import KERNEL
-from traceable.analysis.units import format_count, format_duration
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -25,6 +24,7 @@ from traceable.checks.performance_rules.evidence import (
 from traceable.errors import MissingDataError
 from traceable.trace.model import Bool
 from traceable.trace.rows import distinct
+from traceable.units import format_count, format_duration
 
 _LAUNCHING = (CAUSES.index("host_late"), CAUSES.index("launch_latency"))
 

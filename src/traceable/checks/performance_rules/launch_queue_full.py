@@ -7,7 +7,6 @@ import numpy as np
 from traceable.analysis.cached_queries import select_overheads
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_intervals, union_by_lane
 from traceable.analysis.name_patterns import QUEUE_FULL_OVERHEAD
-from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -20,6 +19,7 @@ from traceable.checks.performance_rules.evidence import (
 )
 from traceable.errors import MissingDataError
 from traceable.trace.rows import distinct
+from traceable.units import format_count, format_duration, format_percent
 
 
 def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.steps import find_loader_wait_instances
-from traceable.analysis.units import format_duration, format_occurrences, format_percent
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -21,6 +20,7 @@ from traceable.checks.performance_rules.evidence import (
 )
 from traceable.errors import MissingDataError
 from traceable.trace.rows import distinct
+from traceable.units import format_duration, format_occurrences, format_percent
 
 
 def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.units import format_bytes, format_count, format_duration, format_rate
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     D2H,
@@ -27,6 +26,7 @@ from traceable.checks.performance_rules.evidence import (
 )
 from traceable.errors import MissingDataError
 from traceable.trace.model import Int64
+from traceable.units import format_bytes, format_count, format_duration, format_rate
 
 _WORDS = {H2D: "host-to-device", D2H: "device-to-host"}
 

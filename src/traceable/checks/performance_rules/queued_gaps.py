@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from traceable.analysis.units import format_count, format_duration
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -14,6 +13,7 @@ from traceable.checks.performance_rules.evidence import (
     select_queued_gaps,
 )
 from traceable.trace.rows import distinct
+from traceable.units import format_count, format_duration
 
 
 def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:

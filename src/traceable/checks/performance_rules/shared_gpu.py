@@ -7,7 +7,6 @@ import numpy as np
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import Gaps
 from traceable.analysis.labels import label_operations
-from traceable.analysis.units import format_count, format_duration
 from traceable.checks.finding import LIKELY, Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -21,6 +20,7 @@ from traceable.checks.performance_rules.evidence import (
 )
 from traceable.trace.model import Bool, Int64
 from traceable.trace.rows import distinct
+from traceable.units import format_count, format_duration
 
 
 def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:

@@ -9,7 +9,6 @@ from traceable.analysis.intervals import Lanes, find_gaps, overlaps_any
 from traceable.analysis.loop_blocks import find_blocks
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.recording_gaps import find_unrecorded_spans
-from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -21,6 +20,7 @@ from traceable.checks.performance_rules.evidence import (
     make_share_threshold,
 )
 from traceable.trace.rows import distinct
+from traceable.units import format_count, format_duration, format_percent
 
 
 def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding]:

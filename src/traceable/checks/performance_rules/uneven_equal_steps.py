@@ -15,7 +15,6 @@ from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.labels import get_operation_name, label_operations
 from traceable.analysis.steps import infer_steps
-from traceable.analysis.units import format_count, format_duration, format_percent
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -28,6 +27,7 @@ from traceable.checks.performance_rules.evidence import (
 )
 from traceable.errors import MissingDataError
 from traceable.trace.model import Bool, Int64
+from traceable.units import format_count, format_duration, format_percent
 
 _SLOWER = 1.05
 """From which ratio on a kernel of the slow step took longer than the same of the fast step."""

@@ -14,7 +14,6 @@ from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import build_lanes, measure_covered_ns, merge_intervals, union_by_lane
 from traceable.analysis.name_patterns import match_names
 from traceable.analysis.operations import KERNEL
-from traceable.analysis.units import format_bytes, format_count, format_duration, format_percent
 from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
@@ -27,6 +26,7 @@ from traceable.checks.performance_rules.evidence import (
 )
 from traceable.errors import MissingDataError
 from traceable.trace.model import Bool, Int64
+from traceable.units import format_bytes, format_count, format_duration, format_percent
 
 _KINDS = {11: "to the GPU", 12: "to the host", 13: "between GPUs"}
 """CUPTI's kinds of copies that the driver makes of unified memory."""

@@ -44,7 +44,7 @@ def test_what_nsys_loses_is_reported_with_its_number(nsys: str, losses: ModuleTy
     assert cell.verdict == ""
     lost = cell.emitted - cell.recorded
     assert (cell.missing, cell.strict) == (lost, losses.STRICT if lost else 0)
-    missing = [line for line in cell.said.splitlines() if line.endswith(f" [{completeness.RANGES_MISSING}]")]
+    missing = [line for line in cell.stderr.splitlines() if line.endswith(f" [{completeness.RANGES_MISSING}]")]
     assert any(line.startswith("traceable: process ") for line in missing) or not lost
 
 
@@ -160,8 +160,8 @@ def test_a_recorder_that_lost_its_permission_says_so_and_not_that_the_disk_is_fu
     assert cell.verdict == ""
     assert cell.recorded < cell.emitted
     assert {"events_dropped", "permission", "ranges_missing"} == set(cell.codes)
-    assert "lost the permission" in cell.said
-    assert "disk" not in cell.said
+    assert "lost the permission" in cell.stderr
+    assert "disk" not in cell.stderr
 
 
 def test_a_collector_that_keeps_the_last_part_alone_is_not_compared(run, tmp_path: Path) -> None:

@@ -157,7 +157,11 @@ def decorate(range_: annotate, target: Any) -> Any:
     if range_._silent or not engine.can_emit():
         engine.has_skipped_annotations = engine.has_skipped_annotations or not engine.can_emit()
         return target
-    return _callable(_named(range_, target), target)
+    try:
+        return _callable(_named(range_, target), target)
+    except MemoryError:
+        arguments.log_lost_range()
+        return target
 
 
 def _class(range_: annotate, target: type) -> type:

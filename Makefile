@@ -1,6 +1,7 @@
 # make demo    install into .venv, run the example server under the profiler, print the profile
 # make test    install what the suite needs, run it all: lint, types, tests
-# make test-fast   the tests of data and of single processes of our own, in a minute: what to run while working
+# make test-fast   the tests of data and of single processes of our own: what to run while working. Under a minute on two
+#                cores, once pytest has compiled the tests (PYTHONDONTWRITEBYTECODE is unset for that)
 # make gpu-check   run what only a GPU can show, and print what is proven; needs no .venv, no network, no nsys
 # make clean   remove .venv and everything built
 #
@@ -25,7 +26,7 @@ test: lint
 
 # No nsys, no torch, no whole runs, no real captures: tests/conftest.py marks what is slow, and modules mark themselves.
 test-fast: .venv/.test
-	$(PY) -m pytest $(WORKERS) -m "not slow" --hypothesis-profile fast
+	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest $(WORKERS) -m "not slow" --hypothesis-profile fast
 
 lint: .venv/.test
 	$(PY) -m ruff check

@@ -26,7 +26,7 @@ from traceable.launch.supervisor import TRANSIENT_ERRORS
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 _WHOLE_RUNS = {
-    *("annotation/patching", "annotation/torch_", "benchmarks", "cli", "examples", "gpu_check", "launch", "testing"),
+    *("annotation/external", "annotation/torch_", "benchmarks", "cli", "examples", "gpu_check", "launch", "testing"),
 }
 """Folders of tests that run whole programs, under the launcher or with other packages in them."""
 

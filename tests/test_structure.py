@@ -72,10 +72,15 @@ def test_the_drawing_shows_which_room_imports_which(house, tmp_path):
     assert drawing.splitlines() == ["flowchart TD", "    cli --> late", "    late --> low", "    low -.-> late"]
 
 
-def test_the_drawing_of_the_architecture_is_that_of_the_sources():
-    drawing = structure.House.read(structure.PACKAGE).drawing(structure.allowed_imports(structure.TABLE))
+@pytest.fixture(scope="module")
+def sources() -> structure.House:
+    return structure.House.read(structure.PACKAGE)
+
+
+def test_the_drawing_of_the_architecture_is_that_of_the_sources(sources):
+    drawing = sources.drawing(structure.allowed_imports(structure.TABLE))
     assert drawing in structure.TABLE.read_text(encoding="utf-8"), "python scripts/structure.py --drawing"
 
 
-def test_no_modules_import_each_other_in_a_circle():
-    assert structure.House.read(structure.PACKAGE).circles() == []
+def test_no_modules_import_each_other_in_a_circle(sources):
+    assert sources.circles() == []

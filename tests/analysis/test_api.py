@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.analysis import sample_traces
 from tests.analysis.grouping_oracle import assert_same, expected
 from tests.analysis.sample_traces import NAMES, rows_of, table, trace_of, traces
+from tests.example_count import scale_examples
 
 from traceable.analysis.api import BY, KINDS, api, classify_call, get_error_name
 from traceable.analysis.context import Context
@@ -89,7 +90,7 @@ def in_range(context: Context, calls: list[dict[str, Any]], range_name: str | No
 
 
 @given(answered(), ranges)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scale_examples(80), deadline=None)
 def test_by_call_and_by_kind(trace: Trace, range_name: str | None) -> None:
     context = Context(trace)
     calls = in_range(context, calls_of(trace), range_name)
@@ -128,7 +129,7 @@ def test_by_call_and_by_kind(trace: Trace, range_name: str | None) -> None:
 
 
 @given(traces(busy=True), ranges)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scale_examples(80), deadline=None)
 def test_by_range(trace: Trace, range_name: str | None) -> None:
     context, calls = Context(trace), calls_of(trace)
     found = context.instances

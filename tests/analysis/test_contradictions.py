@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from tests.analysis.sample_traces import LAUNCH, WAIT, rows_of, table, trace_of, traces
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.contradictions import find_contradictions
@@ -50,7 +51,7 @@ def test_operations_that_begin_before_their_launch_are_counted() -> None:
     assert Recording(trace).select(time_ns=(3_000, 3_200)).notes == (note,)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scale_examples(50), deadline=None)
 @given(traces(busy=True))
 def test_early_operations_are_those_that_a_slow_comparison_finds(trace: Trace) -> None:
     calls, leads = rows_of(trace.calls), []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.analysis.fields import FIELDS_MAX, TEXT_MAX, VALUES_MAX, summarize_fields
@@ -37,7 +37,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-@settings(max_examples=100, deadline=None)
 @given(instances)
 def test_every_field_equals_the_oracle(carried: list[tuple[int, dict[str, Any] | None]]) -> None:
     found = summed([(group, None if fields is None else json.dumps(fields)) for group, fields in carried])

@@ -32,6 +32,7 @@ from tests.analysis.sample_gpu_traces import (
     operations_of,
 )
 from tests.analysis.sample_traces import LAUNCH, NAMES, WAIT, rows_of, table, trace_of
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import BUCKETS, CAUSES, gaps
@@ -178,7 +179,7 @@ def scenes(draw: Any) -> Trace:
     return trace_with(calls, kernels, copies, overheads)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=scale_examples(400), deadline=None)
 @given(
     st.one_of(gpu_traces(), scenes()),
     st.sampled_from([None, "a", "b"]),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.analysis import sample_traces
 from tests.analysis.grouping_oracle import assert_same, expected
 from tests.analysis.sample_traces import NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel, load_families
@@ -107,7 +108,7 @@ ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
 
 
 @given(traces(), ranges, st.sampled_from(["demangled", "short", "base"]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scale_examples(80), deadline=None)
 @pytest.mark.slow
 def test_by_kernel(ask: Callable[..., Any], trace: Trace, range_name: str | None, names: str) -> None:
     assume(len(trace.kernels))
@@ -181,7 +182,7 @@ def test_by_geometry(ask: Callable[..., Any], trace: Trace) -> None:
 
 
 @given(traces(busy=True))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scale_examples(80), deadline=None)
 def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
     oracle = Oracle(trace)
     links = [(kernel, call) for kernel in oracle.all for call in kernel["calls"]]
@@ -221,7 +222,7 @@ def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
 
 
 @given(traces(busy=True), ranges)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scale_examples(80), deadline=None)
 def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None) -> None:
     context, oracle = Context(trace), Oracle(trace)
     found = context.instances

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.analysis.messages import numbers
 from tests.analysis.sample_traces import ACTIVE, DOMAIN, GENERATOR, NAMES, packed, rows_of, table, trace_of, traces
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.loop_blocks import (
@@ -26,7 +27,7 @@ from traceable.errors import MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
 
-SLOWLY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOWLY = settings(max_examples=scale_examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LOOP_NAMES = tuple("traceable.loop" if i == DOMAIN else name for i, name in enumerate(NAMES))
 """The names of made-up traces, whose start/end ranges with a domain are then callbacks of a loop."""
 

@@ -22,6 +22,7 @@ from tests.analysis.sample_traces import (
     trace_of,
     traces,
 )
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.memory import (
@@ -256,7 +257,6 @@ def keyed(answer: Any, *columns: str) -> dict[Any, dict[str, Any]]:
     return rows
 
 
-@settings(max_examples=100, deadline=None)
 @given(moving_traces())
 def test_every_column_equals_the_oracle(trace: Trace) -> None:
     context = Context(trace)
@@ -288,7 +288,6 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
             compare(rows[at], values)
 
 
-@settings(max_examples=100, deadline=None)
 @given(moving_traces())
 def test_by_range_name_only_what_belongs_to_it_counts(trace: Trace) -> None:
     context = Context(trace)
@@ -410,7 +409,7 @@ class UsageOracle:
 PLACE = ("pid", "device", "memory_kind")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scale_examples(120), deadline=None)
 @given(allocating_traces())
 def test_memory_in_use_equals_the_oracle(trace: Trace) -> None:
     context = Context(trace)
@@ -490,7 +489,7 @@ def test_what_the_trace_lacks_is_said_with_what_to_record() -> None:
 
 
 @given(moving_traces())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=scale_examples(20), deadline=None)
 def test_without_allocations_the_answer_says_how_to_record_them(trace: Trace) -> None:
     trace = replace(trace, allocations=table(model.Allocations, []))
     if len(trace.copies) + len(trace.memsets):

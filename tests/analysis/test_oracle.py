@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.attribution_oracle import calls_around, is_before_recording, is_candidate
 from tests.analysis.sample_traces import (
@@ -432,7 +432,6 @@ def key_of(row: dict[str, Any], first: Any) -> Any:
     return first, domain, ("push_pop", "start_end").index(row["style"])
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.one_of(traces(), traces(busy=True), lossy_traces()))
 def test_every_column_equals_the_oracle(trace: Trace) -> None:
     found, oracle = profile_trace(trace), Oracle(trace)
@@ -447,7 +446,6 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
         compare(names_found[key], expected)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.one_of(traces(), lossy_traces()))
 def test_every_operation_is_attributed_or_listed_with_the_reason(trace: Trace) -> None:
     coverage, oracle = profile_trace(trace).coverage, Oracle(trace)
@@ -463,7 +461,6 @@ def test_every_operation_is_attributed_or_listed_with_the_reason(trace: Trace) -
     assert coverage.inferred.operations == sum(operation["rule"] in INFERRED for operation in oracle.operations)
 
 
-@settings(max_examples=100, deadline=None)
 @given(traces())
 def test_a_row_stands_below_the_rows_it_lies_inside(trace: Trace) -> None:
     seen: list[tuple[str, ...]] = []
@@ -505,7 +502,6 @@ samples = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(samples, max_size=12), st.lists(plain_ranges(), max_size=2))
 def test_counters_equal_the_oracle(said: list[dict[str, Any]], ranges: list[dict[str, int]]) -> None:
     trace = trace_of(counters=table(model.Counters, said), ranges=table(model.Ranges, ranges))

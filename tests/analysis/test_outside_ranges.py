@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.analysis.sample_traces import table, trace_of, traces
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.outside_ranges import measure_outside_ranges
@@ -19,7 +20,7 @@ from traceable.analysis.steps import find_loader_wait_instances, steps
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace, Windows
 
-SLOWLY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOWLY = settings(max_examples=scale_examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @SLOWLY

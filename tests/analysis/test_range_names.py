@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis import sample_traces
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.profile import profile_ranges, profile_trace
@@ -176,14 +177,14 @@ def strip_slowly(name: str, rules: NameRules) -> str:
     return name if name == before else strip_slowly(name, rules)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scale_examples(120), deadline=None)
 @given(generated, thresholds)
 def test_names_are_what_a_slow_reading_of_the_rules_gives(names: list[str], above: int) -> None:
     rules = replace(load_name_rules(), fold_above=above)
     assert dict(zip(names, normalized(names, rules), strict=True)) == read_slowly(names, rules)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scale_examples(120), deadline=None)
 @given(generated, thresholds)
 def test_normalizing_normalized_names_changes_nothing(names: list[str], above: int) -> None:
     rules = replace(load_name_rules(), fold_above=above)
@@ -200,7 +201,7 @@ RECORDED = (
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scale_examples(40), deadline=None)
 @given(sample_traces.traces(), st.sampled_from(RECORDED))
 def test_totals_by_recorded_names_add_up_to_those_by_normalized_names(trace: Trace, recorded: tuple[str, ...]) -> None:
     trace = replace(trace, names=(*recorded, *trace.names[3:]))
@@ -284,7 +285,7 @@ def test_a_payload_is_a_field_too_and_counts_before_one_of_the_name() -> None:
     assert by_field(mixed, "op_id") == [('[1, "x"]', "a", 1), ("é", "b", 1), (None, "c", 1)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scale_examples(50), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 3))), min_size=1, max_size=20))
 def test_by_field_counts_as_one_by_one(instances: list[tuple[str, int | None]]) -> None:
     names = [name if number is None else f"{name}, seq = {number}" for name, number in instances]

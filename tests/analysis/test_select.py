@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.sample_traces import LAUNCH, PROCESS_OF_THREAD, lossy_traces, rows_of, table, trace_of, traces
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.select import map_gpu_numbers, parse_time, parse_time_span, select_part
@@ -45,7 +46,6 @@ def test_every_table_is_compared() -> None:
     assert {"ranges", "calls", "overheads", "graph_nodes", *OPERATIONS} <= set(TABLES)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     traces(), st.sampled_from([(["100"], {0}), (["python*"], {0}), (["1*", "*.exe"], None), (["101", "py*"], {0, 1})])
 )
@@ -69,7 +69,6 @@ def test_only_what_is_of_the_processes_stays(trace: Trace, asked: tuple[list[str
     assert (part.names, part.threads, part.processes) == (trace.names, trace.threads, trace.processes)
 
 
-@settings(max_examples=100, deadline=None)
 @given(traces(busy=True), st.sampled_from([[0], [1], [0, 1]]))
 def test_only_what_is_of_the_gpus_stays(trace: Trace, devices: list[int]) -> None:
     trace = named(trace)
@@ -143,7 +142,6 @@ def part_of(trace: Trace, span: tuple[int | None, int | None]) -> Trace | None:
         return None
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.one_of(traces(), traces(busy=True)), spans)
 def test_a_time_is_cut_out(trace: Trace, span: tuple[int | None, int | None]) -> None:
     part, window = part_of(trace, span), Window(span)
@@ -158,7 +156,7 @@ def test_a_time_is_cut_out(trace: Trace, span: tuple[int | None, int | None]) ->
     assert part.extent_ns() == (whole and window.part(*whole))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scale_examples(50), deadline=None)
 @given(traces(busy=True), spans, spans, st.sampled_from([["0"], ["1"]]))
 @pytest.mark.slow
 def test_parts_of_parts_are_those_of_the_whole(
@@ -222,7 +220,6 @@ def owners(context: Context, window: Window) -> list[tuple[Any, ...]]:
     return rows
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.one_of(traces(busy=True), lossy_traces()), spans)
 def test_an_operation_belongs_to_the_same_ranges_in_the_part_as_in_the_whole(
     trace: Trace, span: tuple[int | None, int | None]
@@ -237,7 +234,7 @@ def test_an_operation_belongs_to_the_same_ranges_in_the_part_as_in_the_whole(
         assert sorted(led.tolist()) == sorted(set(cut.launches.call_of[cut.launches.call_of >= 0].tolist()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scale_examples(60), deadline=None)
 @given(traces(busy=True), spans)
 def test_a_call_lies_inside_of_the_same_ranges_in_the_part_as_in_the_whole(
     trace: Trace, span: tuple[int | None, int | None]
@@ -306,14 +303,14 @@ def parts_of(recording: Recording, edges: list[int]) -> list[Recording]:
     return [recording.select(time_ns=span) for span in spans]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scale_examples(50), deadline=None)
 @given(traces(busy=True), st.lists(st.integers(0, 60), min_size=1, max_size=3, unique=True).map(sorted))
 def test_adjoining_times_add_up_to_the_whole(trace: Trace, edges: list[int]) -> None:
     whole = Recording(trace)
     assert added(map(sums, parts_of(whole, edges))) == sums(whole)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=scale_examples(50), deadline=None)
 @given(traces(busy=True), st.lists(st.integers(0, 60), min_size=1, max_size=3, unique=True).map(sorted))
 def test_a_gpu_is_idle_in_adjoining_times_for_as_long_as_in_the_whole(trace: Trace, edges: list[int]) -> None:
     """But where it did nothing all of a time, which has no row then."""
@@ -334,7 +331,7 @@ def test_a_gpu_is_idle_in_adjoining_times_for_as_long_as_in_the_whole(trace: Tra
             assert sum(one["idle_ns"] for one in rows) == row["idle_ns"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=scale_examples(15), deadline=None)
 @given(traces(busy=True), spans)
 @pytest.mark.slow
 def test_every_question_can_be_asked_of_a_part(trace: Trace, span: tuple[int | None, int | None]) -> None:

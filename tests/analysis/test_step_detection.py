@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.analysis.sample_traces import LAUNCH, NAMES, PROCESS_OF_THREAD, rows_of, table, trace_of, traces
+from tests.example_count import scale_examples
 
 from traceable.analysis import step_detection
 from traceable.analysis.context import Context
@@ -104,7 +105,7 @@ def repetitions(draw: Any) -> list[int]:
     return label
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scale_examples(120), deadline=None)
 @given(repetitions(), st.booleans())
 @example([0] * 9, False)
 @example([*([0, 1, 2] * 700), 3, *([0, 1, 2] * 700)], True)
@@ -119,7 +120,7 @@ def test_an_exact_period_equals_that_by_hand(label: list[int], all_lags: bool) -
         assert result[1] == pytest.approx(expected[1])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scale_examples(120), deadline=None)
 @given(st.lists(st.integers(-3, 4), max_size=6), st.integers(1, 8), st.lists(st.integers(-3, 5), max_size=10))
 @example([1, 2, 3], 4, [])
 def test_an_approximate_period_equals_that_by_hand(unit: list[int], times: int, more: list[int]) -> None:
@@ -152,7 +153,6 @@ def test_a_long_sequence_repeats_where_a_few_operations_differ() -> None:
     assert find_exact_period(label) is None
 
 
-@settings(max_examples=100, deadline=None)
 @given(traces(), st.sampled_from(["a", "b", "c"]))
 @pytest.mark.slow
 def test_the_instances_of_a_named_range_are_the_steps(trace: Trace, name: str) -> None:
@@ -173,7 +173,6 @@ def test_the_instances_of_a_named_range_are_the_steps(trace: Trace, name: str) -
     assert {steps.labels[label] for label in steps.label.tolist()} == {name}
 
 
-@settings(max_examples=100, deadline=None)
 @given(traces(busy=True), st.sampled_from(["a", "[bc]", "*"]))
 def test_a_boundary_kernel_ends_the_step_of_its_process_and_device(trace: Trace, pattern: str) -> None:
     wanted = {"a": {0}, "[bc]": {1, 2}, "*": {0, 1, 2}}[pattern]
@@ -325,7 +324,6 @@ def test_what_cannot_be_found_is_said_with_what_to_do() -> None:
         found(trace_of(), "a", "a")
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.one_of(traces(), traces(busy=True)))
 def test_whatever_the_trace_holds_steps_are_found_or_not_twice_the_same(trace: Trace) -> None:
     first, second = outcome(trace), outcome(trace)
@@ -615,7 +613,6 @@ def test_a_windowed_capture_is_cut_where_the_gpu_waits_longest() -> None:
     assert (steps.source, len(steps), steps.labels) == ("repetition", 12, ("d",))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.sampled_from(["a", "b", "c", "d2h", "graph 1", "nodes 2 3"]), min_size=1, max_size=7),
     st.integers(3, 6),

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.messages import note_of
 from tests.analysis.sample_traces import LAUNCH, NAMES, WAIT, table, trace_of, traces
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
@@ -256,7 +257,7 @@ def compare(row: dict[str, Any], expected: dict[str, Any]) -> None:
 ASKED = st.sampled_from([{"range_name": "a"}, {"range_name": "b"}, {"step_kernel": "a"}, {"step_kernel": "*"}])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scale_examples(120), deadline=None)
 @given(busy_traces(), ASKED)
 @pytest.mark.slow
 def test_every_column_of_every_step_equals_the_oracle(trace: Trace, asked: dict[str, str]) -> None:
@@ -283,7 +284,6 @@ def test_every_column_of_every_step_equals_the_oracle(trace: Trace, asked: dict[
     compare_parts(table, oracle, rows)
 
 
-@settings(max_examples=100, deadline=None)
 @given(busy_traces(), sequences())
 def test_steps_without_a_range_around_them_have_what_was_launched_in_them(trace: Trace, found: Steps) -> None:
     context = Context(trace)
@@ -505,7 +505,7 @@ def wall_by_moment(trace: Trace, found: Steps, step: int) -> dict[Any, int]:
     return times
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scale_examples(60), deadline=None)
 @given(traces())
 def test_the_wall_time_of_a_step_by_range_equals_the_oracle(trace: Trace) -> None:
     bare = trace_of(ranges=trace.ranges)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.sample_gpu_traces import KINDS, gpu_traces, instants, is_nccl, operations_of
 from tests.analysis.sample_traces import trace_of
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.streams import streams
@@ -101,7 +102,7 @@ def with_contexts(draw: Any) -> Trace:
     return replace(trace, kernels=replace(trace.kernels, context=np.array(contexts, np.int32)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scale_examples(120), deadline=None)
 @given(with_contexts(), st.sampled_from([None, "a", "b"]))
 def test_every_table_equals_the_oracle(trace: Trace, name: str | None) -> None:
     context = Context(trace)

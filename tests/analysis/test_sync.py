@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.sample_traces import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT, rows_of, table, trace_of, traces
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.sync import _earliest_later_start, sync
@@ -270,7 +271,7 @@ WHO = ("range", "domain", "call")
 WHOM = (*WHO, "waited_for_range", "waited_for_domain")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scale_examples(120), deadline=None)
 @given(waiting_traces())
 def test_every_column_equals_the_oracle(trace: Trace) -> None:
     context = Context(trace)
@@ -297,7 +298,6 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
         assert totals == sorted(totals, reverse=True)
 
 
-@settings(max_examples=100, deadline=None)
 @given(waiting_traces())
 def test_by_range_name_only_the_waits_inside_count(trace: Trace) -> None:
     context = Context(trace)

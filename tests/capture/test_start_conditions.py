@@ -11,6 +11,8 @@ from traceable.capture.schedule import age_s
 from traceable.errors import UsageError
 from traceable.protocol.start_conditions import Conditions, parse_conditions
 
+pytestmark = pytest.mark.slow
+
 STEPS = "import traceable\nfor n in traceable.steps(range(50)): pass\n"
 
 

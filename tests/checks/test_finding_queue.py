@@ -11,7 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.messages import numbers
 from tests.analysis.sample_traces import table, trace_of
@@ -80,14 +80,12 @@ def check(rule: PerformanceRule, oracle: Any, trace: Trace, values: dict[str, fl
         assert any(alike(mine, one) for mine in found), (one, found)
 
 
-@settings(max_examples=100, deadline=None)
 @given(queues(), st.sampled_from([1, 3]), st.sampled_from([0, 0.1, 0.5]), st.sampled_from([0, 0.5, 1]))
 def test_a_shared_gpu_is_what_the_oracle_finds(trace: Trace, gaps_: int, spread: float, part: float) -> None:
     values = {"gaps": gaps_, "spread": spread, "alike": part, "recurs": 0.75}
     check(SHARED_GPU, shared_gpu, trace, values)
 
 
-@settings(max_examples=100, deadline=None)
 @given(phases(), st.sampled_from([1, 3]), st.sampled_from([0, 0.1, 0.5, 1]))
 def test_uneven_steps_are_those_that_the_oracle_finds(trace: Trace, fewest: int, spread: float) -> None:
     values = {"steps": fewest, "spread": spread}

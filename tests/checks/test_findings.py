@@ -17,6 +17,7 @@ from tests.analysis.messages import note_of, numbers
 from tests.analysis.sample_gpu_traces import gpu_traces
 from tests.analysis.sample_traces import NAMES, table, trace_of
 from tests.checks.finding_oracle import ORACLES, UNSUPPORTED, Facts, winnable
+from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps
@@ -40,7 +41,7 @@ UNITS = {
 }
 
 
-SLOWLY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOWLY = settings(max_examples=scale_examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Traces are drawn event by event, which on a busy machine takes longer than hypothesis likes."""
 
 
@@ -527,7 +528,6 @@ def run(program: list[tuple[str, int, bool]], latency: int, faster: bool) -> tup
     return made, calls
 
 
-@settings(max_examples=100, deadline=None)
 @given(programs(), st.integers(0, 3))
 def test_no_program_saves_more_than_the_bound_when_its_calls_take_no_time(program: Any, latency: int) -> None:
     before, calls = run(program, latency, faster=False)

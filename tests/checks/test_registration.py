@@ -15,6 +15,8 @@ import traceable
 from traceable.checks import diagnosis, doctor, performance
 from traceable.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 PERFORMANCE_RULE = """
 from traceable.checks.performance_rules.evidence import PerformanceRule, Threshold, make_finding, make_share_threshold
 

@@ -21,6 +21,8 @@ from traceable.collectors.nsys.collector import NsysCollector
 from traceable.errors import CollectorError
 from traceable.protocol import environment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.example_count import scale_examples
 from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
@@ -246,7 +247,7 @@ def in_order(rows: list[Row]) -> list[str]:
     return sorted(map(repr, rows))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scale_examples(40), deadline=None)
 @given(
     st.lists(process_of_threads, min_size=1, max_size=3),
     st.sampled_from([4, 5, 7, 16, 1 << 17]),

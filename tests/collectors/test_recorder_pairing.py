@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.example_count import scale_examples
 
 from traceable.collectors.recorder.rows import pair_ids, pair_push_pop
 
@@ -31,13 +32,13 @@ def paired(events: list[tuple[int, bool]]) -> list[int]:
     return pair_push_pop(domain, is_push).tolist()
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=scale_examples(1000), deadline=None)
 @given(EVENTS)
 def test_pairs_are_those_of_a_stack_a_domain(events: list[tuple[int, bool]]) -> None:
     assert paired(events) == stacks(events)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scale_examples(300), deadline=None)
 @given(EVENTS, st.integers(0, 200))
 def test_a_sequence_may_be_cut_anywhere_when_open_pushes_are_carried_over(
     events: list[tuple[int, bool]], cut: int
@@ -58,7 +59,7 @@ def test_a_very_deep_stack_pairs_first_with_last() -> None:
     assert (partner == np.arange(2 * depth)[::-1]).all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scale_examples(300), deadline=None)
 @given(st.lists(st.integers(1, 30), unique=True), st.lists(st.integers(1, 30)))
 def test_a_start_takes_the_first_end_of_its_id(starts: list[int], ends: list[int]) -> None:
     partner = pair_ids(np.array(starts, np.int64), np.array(ends, np.int64)).tolist()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.example_count import scale_examples
 
 from traceable.collectors.recorder import sqlite_pages
 from traceable.collectors.recorder.sqlite_pages import PAGE_BYTES, Column, TableWriter
@@ -62,7 +63,7 @@ def query(path: Path, text: str) -> list[tuple[Any, ...]]:
         return connection.execute(text).fetchall()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scale_examples(30), deadline=None)
 @given(batches, st.sampled_from([3, 4, 300]), st.sampled_from([0, 100, 16_300, 2**21 - 9, 2**28 - 500, 2**35 - 9]))
 def test_sqlite_reads_the_rows_and_finds_the_file_sound(parts: list[Batch], children: int, before: int) -> None:
     """`before`: so many rowids are taken, of which each some have a length of their own."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from tests.example_count import scale_examples
 from tests.printed_messages import message
 from tests.skips import skip_unless_ci
 
@@ -308,7 +309,7 @@ def hide_in_c(tmp_path_factory) -> Callable[[bytes, bool], bytes]:
 
 
 @hypothesis.given(LINES)
-@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.settings(max_examples=scale_examples(300), deadline=None)
 def test_the_recorder_hides_the_same_bytes_of_any_command_line(hide_in_c, line):
     words = [os.fsdecode(word.replace("\0", "").encode("utf-8", "surrogatepass")) for word in line]
     expected = b""

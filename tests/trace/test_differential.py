@@ -20,7 +20,7 @@ from traceable.trace.model import NULL
 from traceable.trace.rows import ColumnSpec, Rows
 from traceable.trace.sqlite import Database
 
-pytestmark = pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")]
 
 
 def read(path: Path, decode: bool, wanted: ColumnSpec = WANTED) -> Rows | TraceError:

@@ -24,7 +24,7 @@ from traceable.trace import load, pages
 from traceable.trace.rows import ColumnSpec
 from traceable.trace.sqlite import Database
 
-pytestmark = pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")]
 PAGE = 4096
 START = ColumnSpec(integers=("start",))
 

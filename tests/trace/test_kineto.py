@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.example_count import scale_examples
 from tests.trace.equality import differences
 from tests.trace.sample_kineto import (
     EPOCH_NS,
@@ -222,7 +223,7 @@ def documents(draw: Any) -> dict[str, Any]:
     return {"traceEvents": events, **({"baseTimeNanoseconds": T} if based else {})}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scale_examples(300), deadline=None)
 @given(document=documents(), packed=st.booleans(), seed=st.integers(0, 3))
 def test_every_row_is_that_of_the_plainest_reading(
     tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any], packed: bool, seed: int
@@ -239,7 +240,7 @@ def test_every_row_is_that_of_the_plainest_reading(
         assert (np.diff(start) >= 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scale_examples(60), deadline=None)
 @given(document=documents())
 def test_every_question_answers_or_says_why_not(
     tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]
@@ -618,7 +619,7 @@ def test_a_file_cut_off_anywhere_is_refused_in_one_line(tmp_path: Path, packed: 
             assert (found.code, found.remedy) == ("file_cut_off", kineto_json.TRUNCATED_HINT), (length, found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scale_examples(200), deadline=None)
 @given(data=st.data())
 def test_damage_is_read_or_refused_and_never_a_fault_of_ours(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

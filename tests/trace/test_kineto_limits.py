@@ -14,6 +14,8 @@ import pytest
 from traceable.errors import TraceError
 from traceable.trace import load
 
+pytestmark = pytest.mark.slow
+
 EVENT = {"ph": "X", "cat": "user_annotation", "name": "pack", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2.5}
 LINE = json.dumps(EVENT).encode()
 HEAD, TAIL = b'{"schemaVersion": 1, "traceEvents": [', b"]}"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.example_count import scale_examples
 
 from traceable.protocol.nvtx import INSTANCE_BITS, is_identity, pack_identity, unpack_instance, unpack_parent
 from traceable.trace import load
@@ -141,7 +142,7 @@ payloads = st.one_of(st.just(NULL), st.just(5), st.integers(1, 3).map(packed))
 places = st.tuples(st.integers(0, 12), st.integers(0, 2), payloads, st.booleans())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scale_examples(300), deadline=None)
 @given(st.lists(places, max_size=8), st.lists(places, max_size=8))
 def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None:
     """Each mark at a time; `where` is the thread, of which 0 and 1 are of one process."""

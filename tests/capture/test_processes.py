@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 
 import pytest
 from tests.capture.conftest import Ran
 
-from traceable.capture.process import find_program_name
 from traceable.protocol.ranks import matches_rank, parse_ranks, read_rank
 
 Program = Callable[..., Ran]
@@ -152,20 +150,3 @@ def test_ranks_are_numbers_ranges_and_exceptions(text: str, selected: list[int])
 def test_what_is_no_rank_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         parse_ranks(text)
-
-
-@pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        (["train.py", "--lr", "1"], "train"),
-        (["-u", "-X", "dev", "/srv/train.py"], "train"),
-        (["-Wd", "-m", "package.module"], "package.module"),
-        (["-m", "package"], "package"),
-        (["-uc", "pass"], "python"),
-        (["/venv/bin/gunicorn", "app:app"], "gunicorn"),
-        (["-"], "python"),
-        ([], "python"),
-    ],
-)
-def test_a_program_is_called_after_its_command_line(words: list[str], name: str) -> None:
-    assert find_program_name([sys.executable, *words]) == name

@@ -12,6 +12,7 @@ import sys
 
 from traceable.protocol import environment
 from traceable.protocol.json_text import to_json
+from traceable.protocol.python_command import parse_python_command
 from traceable.protocol.ranks import read_rank
 
 TYPE_CHECKING = False
@@ -47,34 +48,12 @@ def describe_process() -> dict[str, Any]:
     return {
         "name": name,
         "start": start,
-        "program": find_program_name(sys.orig_argv),
+        "program": parse_python_command(sys.orig_argv).name,
         "rank": rank.rank if rank else None,
         "local_rank": rank.local_rank if rank else None,
         "world_size": rank.world_size if rank else None,
         "role": rank.role if rank else None,
     }
-
-
-def find_program_name(words: list[str]) -> str:
-    """Return a name for the program of an interpreter's command line: `train`, `package.module`, `gunicorn`."""
-    rest = iter(words[1:])
-    for word in rest:
-        if word == "-" or not word.startswith("-"):
-            name = word.replace("\\", "/").rstrip("/").rpartition("/")[2]
-            return name.removesuffix(".py") if name != "-" else "python"
-        if word.startswith("--"):  # --check-hash-based-pycs takes a word
-            next(rest, None)
-            continue
-        for position, letter in enumerate(word[1:], 1):
-            if letter == "m":
-                return word[position + 1 :] or next(rest, "")
-            if letter == "c":
-                return "python"
-            if letter in "WX":
-                if position == len(word) - 1:
-                    next(rest, None)
-                break
-    return "python"
 
 
 class _Recorder:

@@ -24,7 +24,7 @@ CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LOG_IN_C = re.compile(r'\blog_message\(\s*"(?P<code>[^"]*)",\s*"(?P<text>[^"]*)"')
 _ROOTS = {"TraceableError", "CauseError"}
 _MAKERS = {"Message", "warn_once"}
-_BARE = {"say", "_say"}
+_BARE = {"_log"}
 _FINDINGS = {"Finding", "ok", "note", "warning", "problem"}
 _FINDING_FILES = "checks/*.py"
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from tests.printed_messages import message
 
-from traceable.cli.nsys import format_nsys_options
-from traceable.collectors.nsys.user_options import DEFAULT_PRESET, PRESETS, NsysRequest
+from traceable.collectors.nsys.user_options import DEFAULT_PRESET, PRESETS
 from traceable.protocol import environment
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -132,10 +131,3 @@ def test_where_there_is_no_nsys_they_have_no_effect(traceable, tmp_path):
     (line,) = [line for line in run.stderr.splitlines() if line.endswith("[option_without_effect]")]
     assert line.startswith("traceable: --trace-preset full ")
     assert recorded(tmp_path) == {"step": 10, "step.wait": 11, "work": 10}
-
-
-def test_what_is_asked_can_be_handed_on():
-    """As the launcher does to the chosen processes of a run, each of which becomes a run of its own."""
-    asked = NsysRequest("full", ("-t", "nvtx", "--env-var=A=1 2"))
-    assert format_nsys_options({"nsys": asked}) == ["--trace-preset", "full", "--nsys-args=-t nvtx '--env-var=A=1 2'"]
-    assert format_nsys_options({"nsys": NsysRequest(words=("-tnvtx",))}) == ["--nsys-args=-tnvtx"]

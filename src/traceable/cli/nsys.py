@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from traceable import collectors
 from traceable.collectors.nsys.user_options import DEFAULT_PRESET, PRESETS, NsysRequest
@@ -59,15 +59,6 @@ def parse_nsys_options(arguments: argparse.Namespace) -> dict[str, NsysRequest]:
             "leave one of them out",
         )
     return {NSYS: request}
-
-
-def format_nsys_options(settings: Mapping[str, object]) -> list[str]:
-    """Return the words of our command line that give the same `parse_nsys_options`."""
-    one = settings.get(NSYS)
-    if not isinstance(one, NsysRequest):
-        return []
-    words = [PRESET, one.preset] if one.preset else []
-    return words + ([f"{ARGUMENTS}={shlex.join(one.words)}"] if one.words else [])
 
 
 def _words(text: str) -> list[str]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from traceable.analysis.completeness import Completeness, merge_completeness
 from traceable.analysis.windows import CaptureResult, evaluate_capture, merge_capture_results
 from traceable.errors import Message, TraceableError, TraceError
-from traceable.launch import processes, range_counts, run_dir, windows
+from traceable.launch import processes, range_counts, windows
+from traceable.protocol import run_dir
 from traceable.trace.join import join_traces
 from traceable.trace.model import Trace
 

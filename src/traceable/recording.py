@@ -127,7 +127,8 @@ def _load_raw(
     report(f"opening {path}")
     if path.is_dir():
         # This import takes longer than reading a small file.
-        from traceable.launch import ranks, run_dir
+        from traceable.launch import ranks
+        from traceable.protocol import run_dir
 
         if runs := ranks.list_rank_runs(path):
             from traceable.rank_recordings import load_ranks

@@ -19,7 +19,7 @@ from tests.skips import skip_unless_ci
 import traceable
 from traceable import collectors
 from traceable.errors import Message
-from traceable.launch import run_dir
+from traceable.protocol import run_dir
 from traceable.trace import Trace, load
 
 TIMEOUT_S = 120

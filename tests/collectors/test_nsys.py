@@ -19,7 +19,7 @@ from traceable.collectors import exec_shim, gpu_device, tools
 from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys.collector import NsysCollector
 from traceable.errors import CollectorError
-from traceable.protocol import environment
+from traceable.protocol import environment, run_dir
 
 pytestmark = pytest.mark.slow
 
@@ -59,11 +59,13 @@ def ranges(database: Path) -> list[str]:
     return [name for (name,) in rows]
 
 
-def test_the_bystander_knows_the_names_of_environment_py():
+def test_the_exec_shim_uses_the_names_of_the_protocol():
     assert environment.HANDOVER == exec_shim.HANDOVER
+    assert run_dir.PID_FILE == exec_shim.PID_FILE
+    assert run_dir.EXIT_FILE == exec_shim.EXIT_FILE
 
 
-def test_the_bystander_imports_nothing_but_the_standard_library():
+def test_the_exec_shim_imports_nothing_but_the_standard_library():
     """It runs with -I -S, where nothing else can be imported."""
     tree = ast.parse(Path(exec_shim.__file__).read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -20,7 +20,7 @@ import traceable
 from traceable import collectors
 from traceable.analysis.table import Table
 from traceable.cli.main import main
-from traceable.launch import run_dir
+from traceable.protocol import run_dir
 
 TIMEOUT_S = 120
 

@@ -14,7 +14,8 @@ import pytest
 from tests.launch.nsys_losses import skip_what_nsys_lost
 
 from traceable.errors import TraceError
-from traceable.launch import reports, run_dir
+from traceable.launch import reports
+from traceable.protocol import run_dir
 
 PROGRAM = """
 import os, traceable

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.skips import skip_unless_ci
 
-from traceable.launch import run_dir
+from traceable.protocol import run_dir
 
 NOBODY = 65534
 # Python may lie in root's home: what may be read is not what is tried, but whose processes and sockets may be.

@@ -25,7 +25,7 @@ import traceable
 from traceable._native import find_recorder_library
 from traceable.launch.processes import load_labels
 from traceable.launch.ranks import list_rank_runs
-from traceable.launch.run_dir import load_manifest
+from traceable.protocol.run_dir import load_manifest
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from traceable.errors import TraceError, UsageError
-from traceable.launch import run_dir
+from traceable.protocol import run_dir
 
 
 def run(tmp_path, environ, *options: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,8 @@ import struct
 import pytest
 from tests.launch.test_windows import PROGRAM, ran, recording  # noqa: F401 - fixtures
 
-from traceable.launch import run_dir, windows
+from traceable.launch import windows
+from traceable.protocol import run_dir
 from traceable.protocol.start_conditions import Conditions
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import traceable
 from traceable import collectors
-from traceable.launch import run_dir
+from traceable.protocol import run_dir
 from traceable.trace import load
 
 PROGRAM = """

@@ -23,11 +23,10 @@ import numpy as np
 from traceable.analysis.completeness import Completeness
 from traceable.analysis.windows import CaptureResult
 from traceable.checks import machine
-from traceable.collectors.base import NSYS_LOG
 from traceable.collectors.nsys import install as nsys_install
 from traceable.errors import Message, TraceableError
-from traceable.launch import process_watcher, processes, range_counts, reports, run_dir, windows
-from traceable.protocol import untrusted
+from traceable.launch import process_watcher, processes, range_counts, reports, windows
+from traceable.protocol import run_dir, untrusted
 from traceable.protocol.capture_request import ProcessStatus
 
 TYPE_CHECKING = False
@@ -213,7 +212,7 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         error=error,
         windows=recording.windows if recording is not None else _evaluate_unrecorded_windows(directory, manifest),
         files=tuple(sorted(entry.name for entry in directory.iterdir())),
-        log=_read_lines(directory / NSYS_LOG),
+        log=_read_lines(directory / run_dir.NSYS_LOG),
         messages=_parse_messages(messages, collector),
         options=options,
         system=system,

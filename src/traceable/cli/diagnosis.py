@@ -48,7 +48,7 @@ class RunDiagnosis:
         from traceable.checks.case import build_run_case
         from traceable.checks.diagnosis import MANIFEST_KEY, diagnose
         from traceable.errors import TraceError
-        from traceable.launch import run_dir
+        from traceable.protocol import run_dir
 
         try:
             error = None

@@ -22,7 +22,7 @@ from traceable.checks import doctor
 from traceable.checks.finding import NOTE, OK, PROBLEM, SEVERITIES, WARNING, worst_severity
 from traceable.cli import diagnosis
 from traceable.cli.progress import Progress
-from traceable.launch import run_dir
+from traceable.protocol import run_dir
 from traceable.report.page import Page
 
 SCHEMA = "traceable.doctor/2"

@@ -63,7 +63,8 @@ def report_losses(complete: Completeness, log: Callable[[str], None]) -> None:
 
 def evaluate_unrecorded_run(directory: Path) -> Completeness:
     """Return the completeness of a run that recorded nothing."""
-    from traceable.launch import range_counts, run_dir
+    from traceable.launch import range_counts
+    from traceable.protocol import run_dir
 
     return range_counts.evaluate_completeness(directory, run_dir.load_manifest(directory), None)
 

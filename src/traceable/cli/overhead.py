@@ -20,8 +20,8 @@ from typing import Any
 from traceable.cli.console import log
 from traceable.collectors.none import NoneCollector
 from traceable.errors import Message, UsageError, format_one_line
-from traceable.launch import launcher, run_dir, supervisor, target, windows
-from traceable.protocol import environment, untrusted
+from traceable.launch import launcher, supervisor, target, windows
+from traceable.protocol import environment, run_dir, untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

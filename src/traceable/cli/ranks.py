@@ -11,7 +11,8 @@ from pathlib import Path
 
 from traceable.cli.console import print_command
 from traceable.errors import TraceError
-from traceable.launch import launcher, processes, ranks, run_dir, target
+from traceable.launch import launcher, processes, ranks, target
+from traceable.protocol import run_dir
 from traceable.protocol.ranks import Rank, matches_rank, read_rank
 
 

@@ -171,7 +171,7 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the views of PATH; return the exit code."""
     if not arguments.paths:
-        from traceable.launch.run_dir import find_latest_run
+        from traceable.protocol.run_dir import find_latest_run
 
         arguments.paths = [find_latest_run()]
     memory_limit.check_memory_limit(arguments.paths[0])
@@ -472,7 +472,7 @@ def _by(view: View) -> tuple[str, ...]:
 
 def _report_unread_windows(path: Path) -> bool:
     """Log the capture result of a run that is over and left nothing to read; whether it had windows."""
-    from traceable.launch import run_dir
+    from traceable.protocol import run_dir
 
     if (
         not path.is_dir()

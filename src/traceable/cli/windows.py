@@ -41,8 +41,8 @@ def evaluate_without_recording(run_directory: Path) -> CaptureResult | None:
         TraceError: it is not a run directory.
     """
     from traceable.analysis.windows import evaluate_capture
-    from traceable.launch import run_dir
     from traceable.launch.windows import load_capture_request
+    from traceable.protocol import run_dir
 
     request = load_capture_request(run_directory, run_dir.load_manifest(run_directory))
     return None if request is None else evaluate_capture(request, ())

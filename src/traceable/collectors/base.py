@@ -14,9 +14,6 @@ from typing import Protocol
 
 from traceable.errors import Message
 
-NSYS_LOG = "nsys.log"
-"""nsys's own output, in the run directory."""
-
 NOTHING_RECORDED = Message("nothing_recorded", "no range or mark was recorded")
 """The note on an empty recording."""
 

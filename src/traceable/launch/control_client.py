@@ -24,8 +24,8 @@ from typing import Any
 
 from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError
-from traceable.launch import flight, run_dir
-from traceable.protocol import environment, untrusted
+from traceable.launch import flight
+from traceable.protocol import environment, run_dir, untrusted
 
 REPLY_SECONDS = 30.0
 """How long to wait for the first event of a process. Under nsys opening and closing take up to about a second."""

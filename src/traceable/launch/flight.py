@@ -16,8 +16,7 @@ from typing import Any
 from traceable.collectors.recorder import collector as recorder
 from traceable.collectors.recorder.flight import METADATA, parse_flight_recorder
 from traceable.errors import CollectorError, TraceError, UsageError
-from traceable.launch import run_dir
-from traceable.protocol import environment, untrusted
+from traceable.protocol import environment, run_dir, untrusted
 
 FLIGHT_RECORDER_KEY = "flight_recorder"
 """Key of the requested limits, and of the recorded interval of each process, in `run.json`."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable import collectors
-from traceable.collectors import exec_shim, running_profilers
+from traceable.collectors import running_profilers
 from traceable.collectors.base import Collector, CollectorResult, Gating, Plan
 from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
@@ -31,14 +31,13 @@ from traceable.launch import (
     provenance,
     range_counts,
     ranks,
-    run_dir,
     supervisor,
     target,
     windows,
 )
 from traceable.launch.exit_release import ExitReleaser
 from traceable.launch.worker import Worker, WorkerDiedError
-from traceable.protocol import environment, redact, untrusted
+from traceable.protocol import environment, redact, run_dir, untrusted
 from traceable.protocol.ranks import Rank
 from traceable.protocol.start_conditions import NO_CONDITIONS as NO_CONDITIONS
 from traceable.protocol.start_conditions import Conditions
@@ -152,7 +151,7 @@ class _Run:
 def _read_start_ns(directory: Path) -> int:
     """Return the wall clock of the program's start. Call it when its pid is known: under nsys from the pid file."""
     try:
-        return (directory / exec_shim.PID_FILE).stat().st_mtime_ns
+        return (directory / run_dir.PID_FILE).stat().st_mtime_ns
     except OSError:
         return time.time_ns()
 
@@ -160,7 +159,7 @@ def _read_start_ns(directory: Path) -> int:
 def _read_end_ns(directory: Path) -> int:
     """Return the wall clock of the program's end. Call it when that is known: under nsys from the exit file."""
     try:
-        return int(untrusted.read_json_object(directory / exec_shim.EXIT_FILE, untrusted.EXIT)["end_ns"])
+        return int(untrusted.read_json_object(directory / run_dir.EXIT_FILE, untrusted.EXIT)["end_ns"])
     except (OSError, ValueError, KeyError):
         return time.time_ns()
 
@@ -433,7 +432,7 @@ def _finish(
     control_client.remove_stale_sockets(run.directory)
     run.manifest["files"] = list_run_files(run.directory)
     run.save()
-    for name in (exec_shim.PID_FILE, exec_shim.EXIT_FILE):
+    for name in (run_dir.PID_FILE, run_dir.EXIT_FILE):
         if not run.failed:
             with contextlib.suppress(OSError):
                 (run.directory / name).unlink()
@@ -451,7 +450,7 @@ def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[Collec
 
 def list_run_files(directory: Path) -> list[str]:
     """Return the names of the files in a run directory, without the manifest and the launcher's own files."""
-    own = {run_dir.MANIFEST, exec_shim.PID_FILE, exec_shim.EXIT_FILE}
+    own = {run_dir.MANIFEST, run_dir.PID_FILE, run_dir.EXIT_FILE}
     try:
         entries = list(directory.iterdir())
     except OSError:  # the program has deleted it

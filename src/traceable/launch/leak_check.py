@@ -15,8 +15,8 @@ from typing import Any
 from traceable.collectors.nsys import privacy
 from traceable.collectors.nsys.collector import REPORT_SUFFIXES
 from traceable.errors import Message, TraceError
-from traceable.launch import reports, run_dir
-from traceable.protocol import redact, untrusted
+from traceable.launch import reports
+from traceable.protocol import redact, run_dir, untrusted
 
 NAMES_SHOWN = 8
 

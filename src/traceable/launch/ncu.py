@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from traceable.collectors import exec_shim, ncu
+from traceable.collectors import ncu
 from traceable.collectors.base import Plan
 from traceable.errors import CollectorError, TraceableError, UsageError
-from traceable.launch import launcher, run_dir, supervisor, target
-from traceable.protocol import environment
+from traceable.launch import launcher, supervisor, target
+from traceable.protocol import environment, run_dir
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def run_ncu(request: NcuRequest, install: ncu.Install, log: Callable[[str], None
         end = supervisor.supervise(plan, environ, directory, lambda _pid: None, log)
     except supervisor.NeverStartedError:
         raise _explain_failure(directory, request) from None
-    for name in (exec_shim.PID_FILE, exec_shim.EXIT_FILE):
+    for name in (run_dir.PID_FILE, run_dir.EXIT_FILE):
         with contextlib.suppress(OSError):
             (directory / name).unlink()
     try:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from traceable.errors import Message, TraceError, UsageError
-from traceable.launch import run_dir
 from traceable.launch.target import COMMAND, MODULE, Target
-from traceable.protocol import untrusted
+from traceable.protocol import run_dir, untrusted
 from traceable.protocol.ranks import VARIABLES, Rank, matches_rank, parse_ranks
 
 RANK_KEY = "rank"

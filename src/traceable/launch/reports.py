@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from traceable.errors import CollectorError, TraceError
-from traceable.launch import flight, run_dir
-from traceable.protocol import untrusted
+from traceable.launch import flight
+from traceable.protocol import run_dir, untrusted
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")

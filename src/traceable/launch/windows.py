@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from traceable.errors import Message, TraceError
-from traceable.launch import processes, run_dir
-from traceable.protocol import untrusted
+from traceable.launch import processes
+from traceable.protocol import run_dir, untrusted
 from traceable.protocol.capture_request import ON_REQUEST, WHOLE_RUN, CaptureRequest, ProcessStatus
 from traceable.protocol.start_conditions import NO_CONDITIONS, Conditions, pluralize
 from traceable.protocol.windows import UNTIL_STOPPED, WindowRecord

@@ -21,13 +21,14 @@ from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 
-from traceable.collectors.base import NSYS_LOG, Availability, CollectorResult, Gating, Plan
+from traceable.collectors.base import Availability, CollectorResult, Gating, Plan
 from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys import privacy, user_options
 from traceable.collectors.nsys.tables import CLIPPED
 from traceable.errors import CollectorError, Message, UsageError
 from traceable.protocol import environment, untrusted
 from traceable.protocol.nvtx import CAPTURE_RANGE, WINDOW_DOMAIN
+from traceable.protocol.run_dir import NSYS_LOG
 
 EXEC_SHIM = Path(__file__).parents[1] / "exec_shim.py"
 

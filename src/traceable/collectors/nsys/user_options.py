@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from traceable.collectors.base import NSYS_LOG
 from traceable.errors import Message, UsageError
 from traceable.protocol.nvtx import WINDOW_DOMAIN
+from traceable.protocol.run_dir import NSYS_LOG
 
 _HEADER = re.compile(
     r"^[ \t]+(?:(?P<short>-\w), )?--(?P<name>[a-z][a-z0-9-]*)(?:\[(?P<either>[a-z|-]+)\])?"

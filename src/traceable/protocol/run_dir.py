@@ -16,13 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from traceable.collectors import exec_shim
-from traceable.collectors.base import NSYS_LOG
 from traceable.errors import Message, TraceError, UsageError
 from traceable.protocol import untrusted
 
 MANIFEST = "run.json"
 SCHEMA = "traceable.run/1"
+PID_FILE = "program.pid"
+EXIT_FILE = "program.exit"
+"""What `collectors/exec_shim.py` writes of the program: its pid, and how it ended."""
+
+NSYS_LOG = "nsys.log"
+"""nsys's own output."""
+
 PARENT = Path("traceable-runs")
 """Where run directories go when no -o is given, relative to the working directory."""
 
@@ -247,7 +252,7 @@ def load_manifest(directory: Path) -> dict[str, Any]:
 
 def is_over(manifest: dict[str, Any], directory: Path) -> bool:
     """Whether the program of the run in `directory` has ended, as far as this machine shows."""
-    if manifest.get("end") is not None or untrusted.is_regular(directory / exec_shim.EXIT_FILE):
+    if manifest.get("end") is not None or untrusted.is_regular(directory / EXIT_FILE):
         return True
     if (manifest.get("host") or {}).get("name") != os.uname().nodename:
         return False
@@ -262,7 +267,7 @@ def is_over(manifest: dict[str, Any], directory: Path) -> bool:
 def _read_published_pid(directory: Path) -> int | None:
     """Return the program's pid from its file: a killed launcher may not have written it into the manifest."""
     try:
-        pid = int(untrusted.read_file(directory / exec_shim.PID_FILE, 32))
+        pid = int(untrusted.read_file(directory / PID_FILE, 32))
     except (OSError, ValueError):
         return None
     return pid if 0 < pid < untrusted.PID_MAX else None

@@ -171,8 +171,7 @@ _support_libraries()
 if _is_set(_environment.GC, _environment.LOOP_PAUSES):
     _begin("traceable.annotation.pauses", "record_from_environment")
 if _is_set(_environment.RUN_DIR):
-    _begin("traceable.capture.process", "record_identity")
-_begin("traceable.capture.process_record", "write_record")
+    _begin("traceable.capture.process", "record_process")
 if _is_set(*_environment.CONDITIONS):
     _begin("traceable.capture.startup", "start_timed_capture")
 if _is_set(_environment.CONTROL, _environment.CONTROL_SIGNAL):

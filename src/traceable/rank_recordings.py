@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from traceable.analysis.completeness import Completeness, merge_completeness
 from traceable.analysis.windows import CaptureResult, evaluate_capture, merge_capture_results
 from traceable.errors import Message, TraceableError, TraceError
-from traceable.launch import processes, range_counts, windows
+from traceable.launch import range_counts, windows
 from traceable.protocol import run_dir
+from traceable.protocol.run_records import load_labels, load_rank_numbers
 from traceable.trace.join import join_traces
 from traceable.trace.model import Trace
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 def label_processes(trace: Trace, directory: Path) -> Trace:
     """Return the trace of a run with the ranks of its processes, which are named by rank, or as they were started."""
     manifest = run_dir.load_manifest(directory)
-    labels = processes.load_labels(directory, manifest)
-    ranks = processes.load_rank_numbers(directory, manifest, [one.pid for one in trace.processes])
+    labels = load_labels(directory, manifest)
+    ranks = load_rank_numbers(directory, manifest, [one.pid for one in trace.processes])
     return replace(
         trace,
         processes=tuple(

@@ -18,13 +18,13 @@ from traceable.analysis.completeness import (
     RANGES_MISSING,
     UNKNOWN,
     CollectorLoss,
-    EmittedCounts,
     check_completeness,
     count_recorded_ranges,
 )
-from traceable.annotation.range_counts import make_entry_key
 from traceable.errors import Message
 from traceable.protocol.nvtx import WINDOW_DOMAIN
+from traceable.protocol.process_counts import make_entry_key
+from traceable.protocol.run_records import EmittedCounts
 from traceable.trace.model import Trace
 
 

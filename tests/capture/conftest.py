@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,12 +16,15 @@ import pytest
 
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.protocol import environment
+from traceable.protocol.process_counts import STEPS_AT
+from traceable.protocol.process_record import COUNTS_SUFFIX
+from traceable.protocol.run_records import load_process_records
 from traceable.trace import Trace, load
 
 
 @dataclass(frozen=True)
 class Ran:
-    """The results of a program: its exit code and output, its status files and its recording."""
+    """The results of a program: its exit code and output, the records of its processes and its recording."""
 
     done: subprocess.CompletedProcess[str]
     run_dir: Path
@@ -31,8 +35,14 @@ class Ran:
         return [line for line in self.done.stderr.splitlines() if line.startswith("traceable: ")]
 
     @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records of all processes."""
+        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("process.*.json"))]
+
+    @property
     def statuses(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("status.*.json"))]
+        """What the processes with steps or windows recorded of these."""
+        return [one["steps"] for one in self.records if "steps" in one]
 
     @property
     def status(self) -> dict[str, Any]:
@@ -40,10 +50,18 @@ class Ran:
         return status
 
     @property
-    def counter(self) -> tuple[int, ...]:
-        (path,) = self.run_dir.glob("status.*.steps")
-        content = path.read_bytes()
-        return tuple(int.from_bytes(content[at : at + 8], "little") for at in (0, 8))
+    def record(self) -> dict[str, Any]:
+        """The record of the one process with steps or windows."""
+        (record,) = [one for one in self.records if "steps" in one]
+        return record
+
+    @property
+    def counter(self) -> tuple[int, int]:
+        """The numbers of steps begun and ended of the one process with steps, as its counts have them."""
+        (record,) = [one for one in load_process_records(self.run_dir) if one.steps is not None]
+        counts = record.stem.with_name(record.stem.name + COUNTS_SUFFIX).read_bytes()
+        assert (record.steps.begun, record.steps.ended) == struct.unpack_from("<qq", counts, STEPS_AT)
+        return record.steps.begun, record.steps.ended
 
     @property
     def trace(self) -> Trace:

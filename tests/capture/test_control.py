@@ -78,8 +78,9 @@ class Running:
 
     @property
     def status(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.run_dir / f"status.{self.process.pid}.json").read_text())
-        return content
+        content: dict[str, Any] = json.loads((self.run_dir / f"process.{self.process.pid}.json").read_text())
+        steps: dict[str, Any] = content["steps"]
+        return steps
 
     @property
     def recorded(self) -> tuple[list[int], list[str]]:

@@ -1,14 +1,14 @@
-"""The identity of a process in its status file and its record, and lists of ranks."""
+"""The identity of a process in its record, and lists of ranks."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
 from tests.capture.conftest import Ran
 
 from traceable.protocol.ranks import matches_rank, parse_ranks, read_rank
+from traceable.protocol.run_records import load_process_records
 
 Program = Callable[..., Ran]
 
@@ -27,8 +27,10 @@ if __name__ == "__main__":
 
 
 def test_a_program_is_itself(program: Program) -> None:
-    process = program("import traceable\n" + STEPPING).status["process"]
+    process = program("import traceable\n" + STEPPING).record["process"]
+    assert process.pop("parent_pid") > 0
     assert process == {
+        "forked": False,
         "name": None,
         "start": "main",
         "program": "python",
@@ -42,7 +44,7 @@ def test_a_program_is_itself(program: Program) -> None:
 def test_a_rank_says_which_and_its_role(program: Program) -> None:
     process = program(
         "import traceable\n" + STEPPING, RANK="3", LOCAL_RANK="1", WORLD_SIZE="8", ROLE_NAME="decode"
-    ).status["process"]
+    ).record["process"]
     assert (process["rank"], process["local_rank"], process["world_size"], process["role"]) == (3, 1, 8, "decode")
 
 
@@ -53,13 +55,14 @@ def test_a_worker_says_its_name_and_how_it_was_started(program: Program, tmp_pat
     code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, {str(script)!r}, {method!r}]))"
     ran = program(code)
     assert ran.done.returncode == 0, ran.done.stderr
-    assert (ran.status["process"]["name"], ran.status["process"]["start"]) == ("worker-7", method)
-    assert ran.status["parent_pid"] != ran.status["pid"]
+    process = ran.record["process"]
+    assert (process["name"], process["start"]) == ("worker-7", method)
+    assert process["parent_pid"] != ran.record["pid"]
 
 
 def test_a_child_of_a_plain_fork_is_known_as_one(program: Program) -> None:
     code = "import os, traceable, traceable.capture.control\nif os.fork(): os.wait()\nelse:\n    "
-    assert program(code + STEPPING).status["process"]["start"] == "fork"
+    assert program(code + STEPPING).record["process"]["start"] == "fork"
 
 
 FORKING = """
@@ -80,8 +83,8 @@ def test_each_process_has_a_record_even_without_steps(program: Program, tmp_path
     code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, {str(script)!r}]))"
     ran = program(code, RANK="2", WORLD_SIZE="4")
     assert ran.done.returncode == 0, ran.done.stderr
-    records = [json.loads(path.read_text()) for path in ran.run_dir.glob("process.*.json")]
-    found = {(one["name"], one["start"], one["forked"], one["program"], one["rank"]) for one in records}
+    records = load_process_records(ran.run_dir)
+    found = {(one.name, one.start, one.forked, one.program, one.rank) for one in records}
     assert found == {
         (None, "main", False, "app", 2),
         ("worker-7", "fork", True, "app", 2),

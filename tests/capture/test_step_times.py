@@ -14,7 +14,7 @@ CLOCK = "import itertools, time; tick = itertools.count(1); time.perf_counter_ns
 
 def noted(run_dir: Path) -> list[tuple[int, int]]:
     """Begin and end of each step, by index, up to the last one that is known."""
-    (path,) = run_dir.glob("status.*.times")
+    (path,) = run_dir.glob("process.*.times")
     values = array("q", path.read_bytes())
     pairs = list(zip(values[::VALUES_PER_STEP], values[1::VALUES_PER_STEP], strict=True))
     while pairs and pairs[-1] == (0, 0):
@@ -36,7 +36,7 @@ def test_how_long_the_thread_waited_for_a_cpu_is_noted_now_and_then(program):
         "for n in traceable.steps(range(9)): now += 4_000_000\n"
     )
     ran = program(code, TRACEABLE_STEP_TIMES="1")
-    (path,) = ran.run_dir.glob("status.*.times")
+    (path,) = ran.run_dir.glob("process.*.times")
     waited = array("q", path.read_bytes())[2 : 9 * VALUES_PER_STEP : VALUES_PER_STEP]
     if not Path("/proc/self/schedstat").exists():
         assert not any(waited)
@@ -96,15 +96,15 @@ def test_a_forked_child_has_a_file_of_its_own(program):
     )
     ran = program(code, TRACEABLE_STEP_TIMES="1")
     sizes = []
-    for path in ran.run_dir.glob("status.*.times"):
+    for path in ran.run_dir.glob("process.*.times"):
         values = array("q", path.read_bytes())
         sizes.append(sum(1 for value in values[::VALUES_PER_STEP] if value))
     assert sorted(sizes) == [2, 4]
 
 
 def test_the_file_grows_by_parts_and_has_an_end(tmp_path):
-    times = StepTimes(str(tmp_path))
-    path = Path(times._path)
+    path = tmp_path / "process.7.times"
+    times = StepTimes(str(path))
     assert not path.exists()
     times.add(1, 5, 6)
     assert path.stat().st_size == CHUNK_STEPS * 8 * VALUES_PER_STEP

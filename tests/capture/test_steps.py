@@ -12,8 +12,8 @@ def test_a_loop_has_one_range_an_item_with_its_index(program):
     assert ran.steps == [0, 1, 2, 3, 4]
     assert names_of(ran.trace) == ["step", "work"] * 5
     assert ran.counter == (5, 5)
-    assert ran.status["steps"] == {"begun": 5, "ended": 5}
-    assert (ran.status["end"], ran.status["windows"], ran.messages) == ("exit", [], [])
+    assert (ran.status["begun"], ran.status["ended"]) == (5, 5)
+    assert (ran.record["end"]["reason"], ran.status["windows"], ran.messages) == ("exit", [], [])
 
 
 def test_the_wait_for_the_next_item_is_a_range_of_its_own(program):
@@ -281,7 +281,7 @@ if not child:
 os.waitpid(child, 0)
 """
     ran = program(code)
-    assert sorted(status["steps"]["ended"] for status in ran.statuses) == [2, 3]
+    assert sorted(status["ended"] for status in ran.statuses) == [2, 3]
 
 
 def test_nothing_is_counted_when_everything_is_disabled(program):
@@ -293,4 +293,4 @@ def test_a_run_directory_that_is_gone_is_reported_once_and_stops_nothing(program
     ran = program(LOOP.format(count=3) + "print('ran')\n", TRACEABLE_RUN_DIR="/nowhere/at/all")
     assert ran.done.stdout == "ran\n"
     (message,) = ran.messages
-    assert message.endswith(" [status_not_written]")
+    assert message.endswith(" [process_record_not_written]")

@@ -47,7 +47,7 @@ WORKER = """
 import os, time, traceable
 with traceable.annotate("scrubbed"): pass
 for _ in range(6000):  # as long as a worker lives: until the launcher has looked
-    if os.path.exists("out/status.without_environment"): break
+    if os.path.exists("out/process.without_environment"): break
     time.sleep(0.01)
 """
 
@@ -254,7 +254,7 @@ def test_the_workers_of_a_pool_are_terminated(nsys, run, tmp_path):
     assert "[tail_lost]" in done.stderr
     assert "close() and join()" in done.stderr
     found = {one.code: one for one in diagnosed(tmp_path / "out").findings}["tail_lost"]
-    assert re.search(r" status\.\d+\.lives$", found.evidence[0])
+    assert re.search(r" process\.\d+\.json$", found.evidence[0])
     # Whether nsys has taken a range over by then is chance. If it has, it does not last until the recording ends.
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "app.sqlite")) as file:
         (closed_ns,) = file.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()

@@ -230,10 +230,12 @@ def test_an_old_run_without_any_expectation_reports_none(traceable):
     assert json.loads(shown.stdout)["expectations"] == []
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"schema": "other"}', '{"schema": "traceable.expect/1", "names": 3}'])
+@pytest.mark.parametrize(
+    "content", ["", "[1]", '{"schema": "other", "pid": 1}', '{"schema": "traceable.process/2", "pid": 1, "expect": 3}']
+)
 def test_a_file_that_is_not_ours_is_passed_over(content, traceable, tmp_path):
     assert traceable(*recorded(), "-c", RANGES).returncode == 0
-    for name in ("expect.1.2-3.json", "expect.json", "expect.mine.json"):
+    for name in ("process.1.2.json", "process.json", "process.mine.json"):
         (tmp_path / "out" / name).write_text(content)
     shown = traceable("report", "out", "--expect", "pack", "--strict")
     assert (shown.returncode, said(shown)) == (0, ["expected pack: seen 1 time"])
@@ -289,7 +291,7 @@ def test_a_run_directory_that_is_gone_is_said_once_and_the_program_runs(tmp_path
     environment = {**os.environ, "TRACEABLE_RUN_DIR": str(tmp_path / "gone")}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert (ended.returncode, ended.stdout) == (0, "on\n")
-    assert ended.stderr.count("[expectation_not_written]") == 1
+    assert ended.stderr.count("[process_record_not_written]") == 1
 
 
 @pytest.mark.parametrize("names", [(), (3,), (None,), ("pack", b"h2d"), (["pack"],)], ids=repr)

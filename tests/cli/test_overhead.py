@@ -256,7 +256,7 @@ def test_the_second_of_two_such_runs_moves_the_first_aside(run, tmp_path):
     run("-c", PROGRAM)
     assert run("--force", "-c", PROGRAM).returncode == 0
     assert (tmp_path / "out.1" / "plain").is_dir()
-    assert len(list((tmp_path / "out" / "plain").glob("status.*.times"))) == 1
+    assert len(list((tmp_path / "out" / "plain").glob("process.*.times"))) == 1
 
 
 def test_a_dry_run_starts_nothing(run, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from traceable.collectors.nsys import collector as nsys
+from traceable.protocol.process_record import SCHEMA
 
 EPOCH_NS, CLOSED_NS = 1_000_000, 5_000
 ALIVE, KILLED, OVER, UNKNOWN = 101, 102, 103, 104
@@ -61,15 +62,19 @@ def test_an_export_with_nothing_to_cut_stays_as_it_is(database: Path) -> None:
 
 
 def test_the_exit_times_of_processes(tmp_path: Path) -> None:
-    began = {"start_wall_ns": 1, "disabled": False, "level": 1, "listener": True}
-    ended = {"end_wall_ns": 5, "end": "exit", "names": [], "distinct": 0, "nvtx": None, "torch_profiler": False}
-    for pid, lines in {
-        1: [began | {"pid": 1}, ended],
-        2: [began | {"pid": 2}],
+    start = {"wall_ns": 1, "disabled": False, "level": 1, "listener": True}
+    end = {"wall_ns": 5, "reason": "exit", "names": [], "distinct": 0, "nvtx": None, "torch_profiler": False}
+    for name, sections in {
+        "1": {"start": start, "end": end},
+        "2": {"start": start},
         # It became another program, which was killed.
-        3: [began | {"pid": 3}, ended, began | {"pid": 3}],
+        "3": {"start": start, "end": end},
+        "3.2": {"start": start},
+        # A forked child.
+        "6": {"end": end},
     }.items():
-        (tmp_path / f"status.{pid}.lives").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "status.4.lives").write_text("")
-    (tmp_path / "status.5.lives").write_text('{"began_wall_')
+        content = {"schema": SCHEMA, "pid": int(name[0]), **sections}
+        (tmp_path / f"process.{name}.json").write_text(json.dumps(content))
+    (tmp_path / "process.4.json").write_text("")
+    (tmp_path / "process.5.json").write_text('{"schema": "tr')
     assert nsys.read_python_exit_times(tmp_path) == {1: 5, 2: None, 3: None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from traceable.checks import diagnosis
 from traceable.checks.case import open_case
 from traceable.launch import reports
+from traceable.protocol.run_records import load_process_records
 
 GREETING = "Common injection library initialized successfully."
 """What nsys's library in a process writes into the report first."""
@@ -24,11 +24,10 @@ def skip_what_nsys_lost(directory: Path) -> None:
     library's greeting: 9 of 150 runs of plain `nsys profile`, three at a time on two processors; its agent then hung.
     A fault of ours looks otherwise: the process would not have been handed nsys's listener, or have made no range.
     """
-    lives = [json.loads(line) for file in directory.glob("status.*.lives") for line in file.read_text().splitlines()]
-    facts = {key: value for life in lives for key, value in life.items()}
+    records = load_process_records(directory)
     with reports.open_report(directory) as database, closing(sqlite3.connect(database)) as connection:
         greeted = connection.execute("SELECT 1 FROM StringIds WHERE value = ?", (GREETING,)).fetchone()
-    if greeted or not (facts.get("listener") and facts.get("names")):
+    if greeted or not (any(one.has_listener for one in records) and any(one.names for one in records)):
         return
     with open_case(directory) as case:
         assert diagnosis.diagnose(case).problems

@@ -43,22 +43,20 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def change_values(path: Path, random_: random.Random) -> None:
-    lines = path.read_bytes().splitlines() if path.suffix == ".lives" else [path.read_bytes()]
-    contents = [json.loads(line) for line in lines]
+    content = json.loads(path.read_bytes())
     for _ in range(random_.choice((1, 1, 2, 5))):
-        at = random_.randrange(len(contents))
-        found = list(places(contents[at]))
+        found = list(places(content))
         if not found:
             continue
         *parents, last = random_.choice(found)
-        holder = contents[at]
+        holder = content
         for key in parents:
             holder = holder[key]
         if random_.random() < 0.15 and isinstance(holder, dict):
             del holder[last]
         else:
             holder[last] = copy.deepcopy(random_.choice(VALUES))
-    path.write_bytes(b"\n".join(json.dumps(content).encode() for content in contents))
+    path.write_bytes(json.dumps(content).encode())
 
 
 def change_bytes(path: Path, random_: random.Random) -> None:
@@ -125,7 +123,7 @@ def damage(directory: Path, seed: int) -> str:
     files = sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
     done = []
     for path in random_.sample(files, random_.choice((1, 1, 2))):
-        is_json = path.suffix in (".json", ".lives")
+        is_json = path.suffix == ".json"
         kinds = (*OF_JSON, *([] if path.name == "run.json" else OF_ANY[-2:])) if is_json else OF_ANY
         kind = random_.choice(kinds)
         kind(path, random_)

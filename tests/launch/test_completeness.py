@@ -215,4 +215,4 @@ def test_a_forked_child_counts_its_own_from_its_first_range_on(pure: str, run, t
     found = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
     counted = sorted((one["emitted"], one["recorded"], one["missing"]) for one in found["processes"])
     assert counted == [(1, 1, 0), (10, 10, 0), (10, 10, 0)]
-    assert len(list((tmp_path / "out").glob("status.*.emitted"))) == 3
+    assert len(list((tmp_path / "out").glob("process.*.counts"))) == 3

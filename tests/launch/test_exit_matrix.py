@@ -129,7 +129,7 @@ def test_an_end(collector, way, name, command, start, tmp_path):
     left = [entry.name for entry in (tmp_path / "out").iterdir() if entry.name.startswith(("program.", "."))]
     assert left == []
     if collector == "none":
-        assert all(file.startswith(("process.", "status.")) for file in manifest["files"])
+        assert all(file.startswith("process.") for file in manifest["files"])
         return
     found = names(tmp_path / "out")
     ran_on = {"after"} if printed.endswith(b"after\n") and way != "another program" else set()

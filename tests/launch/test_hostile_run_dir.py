@@ -90,18 +90,18 @@ def test_a_stem_that_leads_out_of_the_directory_reaches_nothing(run_dir: Path, e
     check_untouched(run_dir)
 
 
-@pytest.mark.parametrize("name", ["recording", "process", "status"])
+@pytest.mark.parametrize("name", ["recording", "process", "record"])
 def test_a_link_in_it_leads_nowhere(run_dir: Path, name: str) -> None:
     """A device without end is the worst that one may lead to; each is opened in a process that would read for ever."""
     if name == "recording":
         shutil.rmtree(run_dir / "recording")
         (run_dir / "recording").symlink_to("/proc/self/fd")
     else:
-        (path,) = run_dir.glob("recording/*/process" if name == "process" else "status.*.json")
+        (path,) = run_dir.glob("recording/*/process" if name == "process" else "process.*.json")
         path.unlink()
         path.symlink_to("/dev/zero")
     code, _, err = run_cli("report", str(run_dir))
-    assert (code, "link" in err) == ((0 if name == "status" else 2), True), err
+    assert (code, "link" in err) == ((0 if name == "record" else 2), True), err
 
 
 def test_why_nothing_is_read_is_said(run_dir: Path) -> None:

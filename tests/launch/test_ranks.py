@@ -23,9 +23,9 @@ from tests.skips import skip_unless_ci
 
 import traceable
 from traceable._native import find_recorder_library
-from traceable.launch.processes import load_labels
 from traceable.launch.ranks import list_rank_runs
 from traceable.protocol.run_dir import load_manifest
+from traceable.protocol.run_records import load_labels
 
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -89,7 +89,7 @@ def test_a_stream_that_was_cut_off_is_named_with_what_the_program_wrote_itself(r
     text = str(error.value)
     assert error.value.code == "nsys_import_failed"
     assert str(recorded / "app.qdstrm") in text
-    assert re.search(r"process \d+ .* pack \(status\.", text)
+    assert re.search(r"process \d+ .* pack \(process\.", text)
     assert "\n" not in text
 
 

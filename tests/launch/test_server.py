@@ -279,5 +279,5 @@ def test_everything_is_killed_as_by_a_machine_that_goes_down(nsys, serve):
     assert report.returncode == 2
     (line,) = report.stderr.splitlines()
     assert line.endswith(b" [no_report]")
-    assert b"process %d took 6 steps (status.%d.*)" % (served.pid, served.pid) in line
+    assert b"process %d took 6 steps (process.%d.json)" % (served.pid, served.pid) in line
     Path(os.fsdecode(re.search(rb"stream (\S+)", line)[1])).unlink()

@@ -11,6 +11,8 @@ from tests.launch.test_windows import PROGRAM, ran, recording  # noqa: F401 - fi
 
 from traceable.launch import windows
 from traceable.protocol import run_dir
+from traceable.protocol.process_counts import ENTRY_BYTES, MAGIC
+from traceable.protocol.process_record import SCHEMA
 from traceable.protocol.start_conditions import Conditions
 
 
@@ -101,10 +103,13 @@ def test_what_was_never_met_is_reported_with_its_progress(ran, options, code, st
     ],
 )
 def test_each_condition_that_was_not_met_has_a_code_and_its_progress(tmp_path, conditions, end, waited_s, lacks):
-    content = {"schema": "traceable.status/1", "pid": 7, "steps": {"begun": 0, "ended": 0}, "nested_steps": 0}
-    content |= {"windows": [], "end": end, "counted_from": None, "delay_waited_s": waited_s, "longest_pause_s": 0.25}
-    (tmp_path / "status.7.json").write_text(json.dumps(content))
-    (tmp_path / "status.7.steps").write_bytes(struct.pack("<qq", 50, 50))
+    steps = {"begun": 0, "ended": 0, "nested_steps": 0, "windows": [], "counted_from": None}
+    steps |= {"delay_waited_s": waited_s, "longest_pause_s": 0.25}
+    ended = {"wall_ns": 1, "reason": end, "names": [], "distinct": 0, "nvtx": None, "torch_profiler": False}
+    content = {"schema": SCHEMA, "pid": 7, "steps": steps, "end": ended if end else None}
+    (tmp_path / "process.7.json").write_text(json.dumps(content))
+    header = (MAGIC + struct.pack("<qqq", 7, 50, 50)).ljust(ENTRY_BYTES, b"\0")
+    (tmp_path / "process.7.counts").write_bytes(header)
     (process,) = windows.load_statuses(tmp_path, conditions)
     assert [one.code for one in process.unmet_conditions] == list(lacks)
     assert all(number in one for one, number in zip(process.unmet_conditions, lacks.values(), strict=True))

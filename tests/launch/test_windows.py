@@ -230,7 +230,7 @@ def test_a_launcher_that_was_killed_is_judged_later(recording, command, start, t
 def test_without_a_recording_the_windows_are_opened_and_nothing_is_judged(ran):
     run = ran("none", "--steps", "10:30")
     assert run.done.returncode == 0
-    (status,) = [json.loads(path.read_text()) for path in run.directory.glob("status.*.json")]
+    (status,) = [json.loads(path.read_text())["steps"] for path in run.directory.glob("process.*.json")]
     assert [(window["start_step"], window["reason"]) for window in status["windows"]] == [(10, "complete")]
     assert not any("captured" in line for line in run.messages)
 

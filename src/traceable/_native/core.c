@@ -515,9 +515,9 @@ core_follow_greenlets(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- how many ranges were opened, by name, in a table that outlives the process ---- */
 
-/* The table is a file of the run directory, which `annotation/range_counts.py` makes and describes; here one word of
- * it is counted up after each push and start. A range has the slot of its word, 0 if it is not counted. An entry has
- * two words: ranges opened while the collector was certain to record, and all others.
+/* The table is a file of the run directory, which `protocol/process_counts.py` describes; here one word of it is
+ * counted up after each push and start. A range has the slot of its word, 0 if it is not counted. An entry has two
+ * words: ranges opened while the collector was certain to record, and all others.
  *
  * A range is counted after it was emitted, so that a process which dies in between has recorded one more than it
  * counted, and never one less. With the GIL no other thread runs in between. Without it a window may open or close: a
@@ -1955,8 +1955,8 @@ exit_left(int status, void *Py_UNUSED(unused))
     }
     const char *run_dir = getenv("TRACEABLE_RUN_DIR");
     char path[4096];
-    if (run_dir != NULL && snprintf(path, sizeof path, "%s/status.%d.closed", run_dir, (int)getpid()) < (int)sizeof path) {
-        int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (run_dir != NULL && snprintf(path, sizeof path, "%s/process.%d.closed", run_dir, (int)getpid()) < (int)sizeof path) {
+        int file = open(path, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
         if (file >= 0) {
             close(file);
         }

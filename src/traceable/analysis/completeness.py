@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from traceable.errors import Message
 from traceable.trace.model import Int64, Trace
 from traceable.trace.payload_marks import WINDOW_DOMAIN
+
+if TYPE_CHECKING:
+    from traceable.protocol.run_records import EmittedCounts
 
 RANGES_MISSING = "ranges_missing"
 EVENTS_DROPPED = "events_dropped"
@@ -31,23 +35,6 @@ _MAX_NOTES = 8
 
 KeyFunction = Callable[[str | None, str | None], bytes | None]
 DomainAndName = tuple[str | None, str | None]
-
-
-@dataclass(frozen=True)
-class EmittedCounts:
-    """The counts of one program of a process.
-
-    Attributes:
-        pid: of the process.
-        names: how many ranges it opened by domain and name, while the collector was certain to record.
-        rest: the same of all names that are not in `names`.
-        other: how many more it opened, of all names, which need not be in the recording.
-    """
-
-    pid: int
-    names: Mapping[bytes, int]
-    rest: int = 0
-    other: int = 0
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != 
     from traceable.annotation import range_counts as _counts
 
     if _counts.is_requested():
-        range_counts = _counts.RangeCounts(os.environ[environment.RUN_DIR], core)
+        range_counts = _counts.RangeCounts(core)
         if core is None:
             nvtx_backend.range_counts = range_counts
         if _into_torch:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 
 from traceable.capture.counter import StepCounter
+from traceable.capture.process import describe_python_end
 from traceable.capture.schedule import Schedule
 from traceable.capture.status import Publisher
 from traceable.capture.timed_window import TimedWindow
-from traceable.capture.windows import EXIT, Windows
+from traceable.capture.windows import Windows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ def _make_timer() -> Timer | None:
 
 
 def _end() -> None:
-    error = getattr(sys, "last_type", None)
-    reason = f"exception {error.__name__}" if isinstance(error, type) else EXIT
-    windows.end(reason)
-    publisher.end(reason)
+    windows.end(describe_python_end())
+    publisher.end()
 
 
 def _restart() -> None:

@@ -1,7 +1,12 @@
-"""The identity of this process: its rank, its name, and how it was started; recorded in the run directory.
+"""The identity of this process, its start and its end, in its record.
 
-`process.<pid>.json` has it for each process of a run that imports traceable and for each child that it forks, so that a
-report can name and filter processes. nsys can't trace a forked process: there it is what remains of one.
+A report names and filters processes by the identity: rank, name, and how the process was started. The start, and the
+end with the names of the ranges, distinguish ranges that are missing in the recording from ranges that were never
+entered (`checks/diagnosis.py`). A forked child has no start: it did not import traceable. nsys can't trace it: there
+the record is what remains of it.
+
+Nothing is counted while the program runs: the names are those of the interned ranges. Only the launcher
+(`launch/process_watcher.py`) can detect a process that was started without the run's environment.
 """
 
 from __future__ import annotations
@@ -9,9 +14,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 
+from traceable.annotation import engine
 from traceable.protocol import environment
-from traceable.protocol.json_text import to_json
+from traceable.protocol.process_record import record
 from traceable.protocol.python_command import parse_python_command
 from traceable.protocol.ranks import read_rank
 
@@ -22,7 +29,8 @@ if TYPE_CHECKING:
 MAIN, SPAWN, FORK, FORKSERVER = "main", "spawn", "fork", "forkserver"
 """How a process was started; `main`: by another program or from a shell."""
 
-SCHEMA = "traceable.process/1"
+NAMES_MAX = 100
+"""How many names of ranges are recorded."""
 
 _SPAWN_OPTION = "--multiprocessing-fork"
 """In the command line of a worker that multiprocessing spawned."""
@@ -31,21 +39,62 @@ _FORKED_WITHOUT_EXEC = 0x40
 """PF_FORKNOEXEC in the flags of /proc/PID/stat (linux/sched.h)."""
 
 
-def is_forked() -> bool:
-    """Whether this process was forked, and has executed no program since; False if not known."""
-    try:
-        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-            # The name, the second field, may contain spaces and brackets. The flags are the ninth.
-            return bool(int(file.read().rpartition(b")")[2].split()[6]) & _FORKED_WITHOUT_EXEC)
-    except (OSError, ValueError, IndexError):
-        return False
+class _Forks:
+    """Records the children that this process forks. multiprocessing names a worker that it forks only after the fork.
+
+    Attributes:
+        child_pid, worker_pid: of this process, if it was forked, and if it is a worker of multiprocessing.
+    """
+
+    def __init__(self) -> None:
+        self.child_pid = self.worker_pid = 0
+        self._is_watching_workers = False
+        os.register_at_fork(after_in_child=self._in_child)
+
+    def watch_workers(self) -> None:
+        """Have multiprocessing report the workers that it forks, once it is loaded."""
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None and not self._is_watching_workers:
+            util.register_after_fork(self, _Forks._in_worker)
+            self._is_watching_workers = True
+
+    def _in_child(self) -> None:
+        self.child_pid = os.getpid()
+        try:
+            # A fork by subprocess only starts another program.
+            if record.run_dir and sys._getframe(1).f_globals.get("__name__") != "subprocess":
+                self.watch_workers()
+                record.update(silent=True, process=_describe_process)
+        except Exception:  # noqa: BLE001 - the child is the user's: only its record is lost
+            return
+
+    def _in_worker(self) -> None:
+        self.worker_pid = os.getpid()
+        record.update(silent=True, process=_describe_process)
 
 
-def describe_process() -> dict[str, Any]:
-    """Return the identity of this process as in the status file (docs/ranks.md); None for unknown values."""
+_forks = _Forks()
+
+
+def record_process() -> None:
+    """Record this process, at exit its end, and each child that it forks."""
+    _forks.watch_workers()
+    record.update(silent=True, process=_describe_process, start=_describe_start)
+    atexit.register(_record_end)
+
+
+def _record_end() -> None:
+    # The identity once more: an interpreter that loads traceable at its start learns its name later.
+    record.update(silent=True, process=_describe_process, end=_describe_end)
+
+
+def _describe_process() -> dict[str, Any]:
+    """Return the identity of this process (docs/ranks.md); None for unknown values."""
     rank = read_rank(os.environ)
     name, start = _find_name_and_start()
     return {
+        "parent_pid": os.getppid(),
+        "forked": _is_forked(),
         "name": name,
         "start": start,
         "program": parse_python_command(sys.orig_argv).name,
@@ -56,82 +105,95 @@ def describe_process() -> dict[str, Any]:
     }
 
 
-class _Recorder:
-    """Records the identity of this process. multiprocessing names a worker that it forks only after the fork."""
-
-    def __init__(self) -> None:
-        self.forked_pid = self.worker_pid = 0
-        self._run_dir = ""
-        self._is_watching_workers = False
-        os.register_at_fork(after_in_child=self._in_child)
-
-    def begin(self, run_dir: str) -> None:
-        """Record this process and each child that it forks."""
-        self._run_dir = run_dir
-        self._record()
-        if _SPAWN_OPTION in sys.orig_argv and "multiprocessing.process" not in sys.modules:
-            # An interpreter that loads traceable at its start learns its name later.
-            atexit.register(_write_identity, run_dir)
-
-    def _in_child(self) -> None:
-        self.forked_pid = os.getpid()
-        try:
-            # A fork by subprocess only starts another program.
-            if self._run_dir and sys._getframe(1).f_globals.get("__name__") != "subprocess":
-                self._record()
-        except Exception:  # noqa: BLE001 - the child is the user's: only its record is lost
-            return
-
-    def _in_worker(self) -> None:
-        self.worker_pid = os.getpid()
-        _write_identity(self._run_dir)
-
-    def _record(self) -> None:
-        util = sys.modules.get("multiprocessing.util")
-        if util is not None and not self._is_watching_workers:
-            util.register_after_fork(self, _Recorder._in_worker)
-            self._is_watching_workers = True
-        _write_identity(self._run_dir)
-
-
-_recorder = _Recorder()
-
-
-def record_identity() -> None:
-    """Record the identity of this process, and of each child that it forks, in the run directory."""
-    _recorder.begin(os.environ[environment.RUN_DIR])
+def _is_forked() -> bool:
+    """Whether this process was forked, and has executed no program since; False if not known."""
+    try:
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
+            # The name, the second field, may contain spaces and brackets. The flags are the ninth.
+            return bool(int(file.read().rpartition(b")")[2].split()[6]) & _FORKED_WITHOUT_EXEC)
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _find_name_and_start() -> tuple[str | None, str]:
     """Return the name that this process was given when it was started, if any, and how it was started."""
-    was_forked = _recorder.forked_pid == os.getpid()
+    was_forked = _forks.child_pid == os.getpid()
     process = sys.modules.get("multiprocessing.process")
     if process is not None and _SPAWN_OPTION in sys.orig_argv and not was_forked:
         return process.current_process().name, SPAWN
     # A child that a worker forks by itself still has the worker's name in multiprocessing.
-    is_worker = _recorder.worker_pid == os.getpid() or not was_forked
+    is_worker = _forks.worker_pid == os.getpid() or not was_forked
     if is_worker and process is not None and process.parent_process() is not None:
         worker = process.current_process()
         return worker.name, worker._start_method or (FORK if was_forked else FORKSERVER)
-    return None, FORK if was_forked or is_forked() else MAIN
+    return None, FORK if was_forked or _is_forked() else MAIN
 
 
-def _open_no_follow(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+def _describe_start() -> dict[str, Any]:
+    return {
+        "wall_ns": time.time_ns(),
+        "disabled": engine.disabled,
+        "level": engine.level,
+        "listener": environment.can_have_profiler(),
+    }
 
 
-def _write_identity(run_dir: str) -> None:
+def describe_python_end() -> str:
+    """Return how Python ends: `exit`, or `exception` with the class of the error."""
+    error = getattr(sys, "last_type", None)
+    return f"exception {error.__name__}" if isinstance(error, type) else "exit"
+
+
+def _describe_end() -> dict[str, Any]:
+    names = _list_range_names()
+    return {
+        "wall_ns": time.time_ns(),
+        "reason": describe_python_end(),
+        "names": names[:NAMES_MAX],
+        "distinct": len(names),
+        "nvtx": _read_nvtx_version(),
+        "torch_profiler": _has_torch_profiler(),
+    }
+
+
+def _list_range_names() -> list[str]:
+    """Return the names of the ranges of this process, sorted, without those of steps and windows."""
+    names: set[str] = set()
+    for _type, message, _color, domain, *_rest in engine.list_interned_ranges():
+        ours = isinstance(domain, str) and domain.startswith("traceable.")
+        if isinstance(message, str) and not ours:
+            names.add(message)
+    return sorted(names)
+
+
+def _read_nvtx_version() -> str | None:
+    """Return the version of the nvtx package that the program itself imported; None for none, empty if unknown.
+
+    Read from the name of its metadata folder: `importlib.metadata` would load and run code that the program may have
+    annotated.
+    """
+    nvtx = sys.modules.get("nvtx")
+    if nvtx is None:
+        return None
+    folder = os.path.dirname(os.path.dirname(getattr(nvtx, "__file__", None) or ""))  # noqa: PTH120
     try:
-        content = {
-            "schema": SCHEMA,
-            "pid": os.getpid(),
-            "parent_pid": os.getppid(),
-            "forked": is_forked(),
-            **describe_process(),
-        }
-        path = f"{run_dir}/process.{os.getpid()}.json"
-        with open(f"{path}.part", "w", encoding="ascii", opener=_open_no_follow) as file:
-            file.write(to_json(content))
-        os.replace(f"{path}.part", path)  # noqa: PTH105
-    except Exception:  # noqa: BLE001 - a run directory that is gone or full: the program goes on
-        return
+        names = os.listdir(folder or ".")  # noqa: PTH208
+    except OSError:
+        return ""
+    folders = [name for name in names if name.startswith("nvtx-") and name.endswith(".dist-info")]
+    return folders[0].removeprefix("nvtx-").removesuffix(".dist-info") if folders else ""
+
+
+def _has_torch_profiler() -> bool:
+    """Whether the program has its own torch.profiler, open or in a variable of its main module.
+
+    torch 2.13 keeps no reference to one that has stopped, and a search of all objects may take a second: one in a local
+    variable of a function is not detected.
+    """
+    profiler, autograd = sys.modules.get("torch.profiler.profiler"), sys.modules.get("torch.autograd.profiler")
+    if profiler is None or autograd is None:
+        return False
+    if getattr(getattr(autograd, "KinetoStepTracker", None), "_step_dict", None):
+        return True
+    kinds = tuple(filter(None, (getattr(profiler, "_KinetoProfile", None), getattr(autograd, "profile", None))))
+    return any(isinstance(one, kinds) for one in list(vars(sys.modules["__main__"]).values()))

@@ -1,10 +1,11 @@
 """Begin and end of each step, in a file of the run directory, for `run --measure-overhead`.
 
-`status.<pid>.times` holds three native int64 for each step, in the order of its index: begin and end in ns of the
-monotonic clock, 0 and 0 for a step that did not end or whose begin was not recorded; and for some steps how long the
-thread had waited for a CPU by its end, in ns plus 1, a measure of how busy the machine was. It is written through a
-memory map, so it is correct however the process ends, and a step costs two stores. Time between steps, such as the
-opening and closing of windows, is part of no step. Nothing here raises into the program; `cli/overhead.py` reads it.
+`process.<pid>.times`, next to the record of the process, holds three native int64 for each step, in the order of its
+index: begin and end in ns of the monotonic clock, 0 and 0 for a step that did not end or whose begin was not recorded;
+and for some steps how long the thread had waited for a CPU by its end, in ns plus 1, a measure of how busy the machine
+was. It is written through a memory map, so it is correct however the process ends, and a step costs two stores. Time
+between steps, such as the opening and closing of windows, is part of no step. Nothing here raises into the program;
+`cli/overhead.py` reads it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 from _thread import get_ident
 
 from traceable.protocol import environment
+from traceable.protocol.process_record import TIMES_SUFFIX, open_new_file, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,13 +42,13 @@ class StepTimes:
     """The file of this process, created when the first step ends.
 
     Args:
-        run_dir: the run directory.
+        path: of the file.
     """
 
     __slots__ = ("_from", "_map", "_next_read_ns", "_path", "_thread", "_until", "_values")
 
-    def __init__(self, run_dir: str) -> None:
-        self._path = f"{run_dir}/status.{os.getpid()}.times"
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._from = 0
         self._until = 0
         self._thread = 0
@@ -93,9 +95,8 @@ class StepTimes:
         try:
             import mmap
 
-            # A pid may be reused within a run: the first chunk truncates the file.
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if self._map else os.O_TRUNC)
-            descriptor = os.open(self._path, flags, 0o666)
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags) if self._map else open_new_file(self._path)
             try:
                 # Written and not only extended: a store into a hole on a full disk raises SIGBUS.
                 missing = self._until * _BYTES - os.fstat(descriptor).st_size
@@ -112,5 +113,6 @@ class StepTimes:
 
 def open_step_times() -> StepTimes | None:
     """Return the file for the step times of this process; None if the launcher did not request it."""
-    run_dir = os.environ.get(environment.RUN_DIR, "")
-    return StepTimes(run_dir) if run_dir and environment.read_flag(environment.STEP_TIMES) else None
+    if not record.stem or not environment.read_flag(environment.STEP_TIMES):
+        return None
+    return StepTimes(record.stem + TIMES_SUFFIX)

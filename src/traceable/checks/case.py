@@ -12,7 +12,7 @@ import re
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -25,9 +25,15 @@ from traceable.analysis.windows import CaptureResult
 from traceable.checks import machine
 from traceable.collectors.nsys import install as nsys_install
 from traceable.errors import Message, TraceableError
-from traceable.launch import process_watcher, processes, range_counts, reports, windows
+from traceable.launch import range_counts, reports, windows
 from traceable.protocol import run_dir, untrusted
 from traceable.protocol.capture_request import ProcessStatus
+from traceable.protocol.run_records import (
+    ProcessRecord,
+    load_last_programs,
+    load_process_records,
+    load_processes_without_environment,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,36 +50,6 @@ _NSYS_MESSAGE = re.compile(
 
 _WSL_PROCESS = re.compile(r"init-systemd\(|wsl-pro-service|Relay\(\d+\)")
 """Processes that only WSL has."""
-
-
-@dataclass(frozen=True)
-class ProcessRecord:
-    """One program image of a process that imported traceable, as recorded by `capture/process_record.py`.
-
-    Attributes:
-        number: index among those of its process, from 0; more than one means an exec.
-        disabled: its annotations were disabled.
-        level: annotations of a higher level were disabled.
-        has_listener: an NVTX injection library or torch's profiler was configured for it.
-        end: how Python exited; None if it did not (a signal, os._exit, exec).
-        names: of the ranges that it created, at most 100.
-        distinct_names: how many distinct names there were.
-        nvtx: version of the nvtx package that it imported; None if it did not.
-        torch_profiler: it used torch.profiler itself.
-        forked: it was forked without an exec before it imported traceable.
-    """
-
-    pid: int
-    number: int
-    disabled: bool
-    level: int
-    has_listener: bool
-    end: str | None = None
-    names: tuple[str, ...] = ()
-    distinct_names: int = 0
-    nvtx: str | None = None
-    torch_profiler: bool = False
-    forked: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +72,7 @@ class Case:
         process_records: of the processes that imported traceable within the run.
         without_environment: pid and name of each process that the launcher saw load traceable without the environment
             of the run.
-        process_files: the identities of the processes (`process.<pid>.json`).
+        last_programs: the last program of each process that has a record, forked children included.
         step_statuses: what processes reported about their steps.
         profilers: names of the processes that used GPU counters, or could, when the run began.
         machine: this system, if the run was recorded on it; else None.
@@ -119,7 +95,7 @@ class Case:
     system: Mapping[str, str] = field(default_factory=dict)
     process_records: tuple[ProcessRecord, ...] = ()
     without_environment: tuple[tuple[int, str], ...] = ()
-    process_files: tuple[Mapping[str, Any], ...] = ()
+    last_programs: tuple[ProcessRecord, ...] = ()
     step_statuses: tuple[ProcessStatus, ...] = ()
     profilers: tuple[str, ...] = ()
     machine: machine.Machine | None = None
@@ -199,10 +175,9 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
     collector = str((manifest.get("collector") or {}).get("name") or "")
     database = _find_database(directory, manifest)
     messages, options, system = _read_database(database)
-    process_files = tuple(processes.load_process_records(directory))
-    process_records = tuple(_load_process_records(directory))
+    records = load_process_records(directory)
     # A process that set the variables itself before it imported traceable has a record.
-    known = {*(one.pid for one in process_records), *(one["pid"] for one in process_files)}
+    known = {one.pid for one in records}
     return Case(
         path=directory,
         directory=directory,
@@ -216,11 +191,9 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         messages=_parse_messages(messages, collector),
         options=options,
         system=system,
-        process_records=process_records,
-        without_environment=tuple(
-            one for one in process_watcher.read_processes_without_environment(directory) if one[0] not in known
-        ),
-        process_files=process_files,
+        process_records=tuple(one for one in records if one.start_wall_ns is not None),
+        without_environment=tuple(one for one in load_processes_without_environment(directory) if one[0] not in known),
+        last_programs=tuple(load_last_programs(directory)),
         step_statuses=windows.load_statuses(directory),
         profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_inspect_same_machine(manifest),
@@ -371,39 +344,6 @@ def _read_system(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
         names = _select_texts(file.execute("SELECT DISTINCT name FROM PROCESSES"))
         system["wsl"] = next((name for name in names if _WSL_PROCESS.match(name)), "")
     return system
-
-
-def _load_process_records(directory: Path) -> Iterator[ProcessRecord]:
-    for path in sorted(directory.glob("status.*.lives")):
-        records: list[ProcessRecord] = []
-        for content in untrusted.read_json_lines(path, {}):
-            if untrusted.has_shape(content, untrusted.PROCESS_START):
-                records.append(_start_record(content, len(records)))
-            elif records and untrusted.has_shape(content, untrusted.PROCESS_END):
-                records[-1] = _end_record(records[-1], content)
-        yield from records
-
-
-def _start_record(content: Mapping[str, Any], number: int) -> ProcessRecord:
-    return ProcessRecord(
-        pid=content["pid"],
-        number=number,
-        disabled=content["disabled"],
-        level=content["level"],
-        has_listener=content["listener"],
-        forked=bool(content.get("forked")),
-    )
-
-
-def _end_record(record: ProcessRecord, content: Mapping[str, Any]) -> ProcessRecord:
-    return replace(
-        record,
-        end=content["end"],
-        names=tuple(content["names"]),
-        distinct_names=content["distinct"],
-        nvtx=content["nvtx"],
-        torch_profiler=content["torch_profiler"],
-    )
 
 
 def _read_lines(path: Path) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from traceable.checks.case import NSYS, RECORDER, TORCH, Case, ProcessRecord, find_traced_apis, join_first
+from traceable.checks.case import NSYS, RECORDER, TORCH, Case, find_traced_apis, join_first
 from traceable.checks.finding import (
     CERTAIN,
     LIKELY,
@@ -21,9 +21,9 @@ from traceable.checks.finding import (
 from traceable.collectors import base
 from traceable.collectors.recorder import collector as recorder
 from traceable.launch import local_client
-from traceable.launch.processes import format_process
 from traceable.launch.windows import TIMED_WINDOW_KEY
 from traceable.protocol import environment
+from traceable.protocol.run_records import ProcessRecord
 
 _NVTX_INCOMPATIBLE = r"NVTX binary payload extension is incompatible"
 _NVTX_INITIALIZED = r"NVTX injection initialized"
@@ -116,8 +116,8 @@ def diagnose_fork(case: Case) -> RuleResult:
         return None
     recorded = case.ranges_by_pid
     counts = {one.pid: one for one in case.completeness.processes if one.missing}
-    of_forks = [one for one in case.process_files if one.get("forked") and one["pid"] not in recorded]
-    lost = [one for one in of_forks if case.completeness.count_missing(one["pid"]) != 0]
+    of_forks = [one for one in case.last_programs if one.forked and one.pid not in recorded]
+    lost = [one for one in of_forks if case.completeness.count_missing(one.pid) != 0]
     if not lost:
         reason = (
             "the forked processes emitted no range" if of_forks else "no process that imported traceable was forked"
@@ -125,13 +125,11 @@ def diagnose_fork(case: Case) -> RuleResult:
         return rule_out(reason)
     names_by_pid = {one.pid: one.names for one in case.process_records if one.names}
     evidence = [
-        f"process {one['pid']} created {join_first(names_by_pid[one['pid']])}"
-        for one in lost
-        if one["pid"] in names_by_pid
+        f"process {one.pid} created {join_first(names_by_pid[one.pid])}" for one in lost if one.pid in names_by_pid
     ]
-    of_counts = [one["pid"] for one in lost if one["pid"] in counts and one["pid"] not in names_by_pid]
+    of_counts = [one.pid for one in lost if one.pid in counts and one.pid not in names_by_pid]
     evidence += [f"process {pid} counted {counts[pid].emitted} ranges" for pid in of_counts]
-    who = join_first([format_process(one) for one in lost])
+    who = join_first([str(one) for one in lost])
     # Workers that only load data have no ranges; only one that imported traceable itself reports its ranges.
     idle = case.range_count and not evidence
     return Finding(
@@ -139,7 +137,7 @@ def diagnose_fork(case: Case) -> RuleResult:
         f"{who} {'was' if len(lost) == 1 else 'were'} forked, and nsys can't trace forked processes",
         "use --collector recorder, or multiprocessing's start method spawn",
         NOTE if idle else _severity(case),
-        (f"process.{lost[0]['pid']}.json reports it", *evidence[:2], f"{case.range_count or 0} ranges in the report"),
+        (f"{lost[0].file_name} reports it", *evidence[:2], f"{case.range_count or 0} ranges in the report"),
         POSSIBLE if idle else LIKELY,
     )
 
@@ -435,7 +433,7 @@ def diagnose_missing_ranges(case: Case) -> RuleResult:
 def _ends_of(case: Case, pids: Sequence[int]) -> list[str]:
     """Return how processes ended that did not exit normally."""
     last = {one.pid: one for one in case.process_records}
-    forked = {one["pid"] for one in case.process_files if one.get("start") in ("fork", "forkserver")}
+    forked = {one.pid for one in case.last_programs if one.start in ("fork", "forkserver")}
     forked |= {pid for pid, one in last.items() if one.forked}
     endings = [f"process {pid} was forked" for pid in pids if pid in forked]
     endings += [

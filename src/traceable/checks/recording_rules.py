@@ -409,8 +409,8 @@ def _killed_worker(case: Case) -> RuleResult:
     lost = [one for one in lost if one.pid in cut or case.completeness.count_missing(one.pid) != 0]
     if not lost:
         return rule_out("every range of the processes that did not exit normally is in the recording")
-    unended = [one.pid for one in lost if one.end is None]
-    evidence = [f"no normal exit of Python in status.{pid}.lives" for pid in unended[:2]]
+    unended = [one.file_name for one in lost if one.end is None]
+    evidence = [f"no normal exit of Python in {name}" for name in unended[:2]]
     for one in lost:
         if number := case.ranges_by_pid.get(one.pid):
             open_ = f", {cut[one.pid]} of them without their end" if one.pid in cut else ""

@@ -22,6 +22,7 @@ from traceable.collectors.none import NoneCollector
 from traceable.errors import Message, UsageError, format_one_line
 from traceable.launch import launcher, supervisor, target, windows
 from traceable.protocol import environment, run_dir, untrusted
+from traceable.protocol.run_records import load_last_programs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,20 +191,18 @@ def _load_process_times(
     """
     from traceable.analysis.overhead import ProcessTimes
 
-    statuses = {status.pid: status for status in windows.load_statuses(directory)}
     processes = []
-    for path in directory.glob("status.*.times"):
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(path.name.split(".")[1])
-            content = untrusted.read_file(path)
-            known = statuses[pid].windows if pid in statuses else ()
+    for record in load_last_programs(directory):
+        with contextlib.suppress(OSError):
+            content = untrusted.read_file(record.times_path)
+            known = record.steps.windows if record.steps is not None else ()
             opened = [window for window in known if window.opened_step is not None]
             is_cut = has_windows or (follows_program and bool(opened))
             processes.append(
                 ProcessTimes(
-                    pid=pid,
+                    pid=record.pid,
                     step_times=array("q", content[: len(content) // 24 * 24]),
-                    is_program=pid == program,
+                    is_program=record.pid == program,
                     recorded_steps=tuple(map(_get_steps, opened)) if is_cut else None,
                     stall_ns=sum((window.open_stall_ns or 0) + (window.close_stall_ns or 0) for window in opened),
                 )

@@ -498,10 +498,10 @@ def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
     expected = list(arguments.expect)
     if path.is_dir():
         # What knows of runs takes longer to import than a small file takes to read.
-        from traceable.launch import expectations
         from traceable.launch.reports import find_manifest
+        from traceable.protocol.run_records import load_expected_names
 
-        expected = [*expectations.load_expected_names(path, find_manifest(path)), *expected]
+        expected = [*load_expected_names(path, find_manifest(path)), *expected]
     return tuple(dict.fromkeys(expected))
 
 

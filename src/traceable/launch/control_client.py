@@ -26,6 +26,7 @@ from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import flight
 from traceable.protocol import environment, run_dir, untrusted
+from traceable.protocol.run_records import load_process_records
 
 REPLY_SECONDS = 30.0
 """How long to wait for the first event of a process. Under nsys opening and closing take up to about a second."""
@@ -255,7 +256,7 @@ def open_window(
     result.problems |= client.receive_events(handle, timeout_s, until=last)
     for pid in target.pids:
         # A process that ended at once may not have sent the event of its window.
-        if pid not in result.windows and (window := _find_window_in_status(target, pid, "requested_by", by)):
+        if pid not in result.windows and (window := _find_recorded_window(target, pid, "requested_by", by)):
             result.windows[pid] = window
     _complete(target, result, last, before, on_event)
     return result
@@ -344,12 +345,12 @@ def _make_rejection(event: Event, outcome: str) -> Message:
 def _complete(target: ControlTarget, result: WindowResult, last: str, before: _Files, on_event: EventHandler) -> None:
     """Add the windows of processes that ended, and the files that were written.
 
-    A process that ends may not have sent the last event of its window; its status file is complete before its socket
+    A process that ends may not have sent the last event of its window; its record is complete before its socket
     closes.
     """
     for pid, window in list(result.windows.items()):
         if window[f"{last}_step"] is None:
-            window = _find_window_in_status(target, pid, "id", window["id"]) or window
+            window = _find_recorded_window(target, pid, "id", window["id"]) or window
             result.windows[pid] = window
         problem = result.problems.get(pid)
         if window[f"{last}_step"] is not None and problem is not None and problem.code == "process_gone":
@@ -360,13 +361,11 @@ def _complete(target: ControlTarget, result: WindowResult, last: str, before: _F
         result.note = _make_pending_note(target.directory, result.files)
 
 
-def _find_window_in_status(target: ControlTarget, pid: int, key: str, value: Any) -> dict[str, Any] | None:
-    """Return the window with this value from a process's status file; None where there is none."""
-    try:
-        windows = untrusted.read_json_object(target.directory / f"status.{pid}.json", untrusted.STATUS)["windows"]
-    except (OSError, ValueError):
-        return None
-    return next((one for one in windows if one.get(key) == value), None)
+def _find_recorded_window(target: ControlTarget, pid: int, key: str, value: Any) -> dict[str, Any] | None:
+    """Return the window with this value from a process's record; None where there is none."""
+    records = load_process_records(target.directory, pid)
+    windows = (window for one in records if one.steps is not None for window in one.steps.windows)
+    return next((window.to_dict() for window in windows if getattr(window, key) == value), None)
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ _NOTE_DIED = (
     "process {pid} hung at its exit and died of signal {number} in nsys's library when released, so its own exit "
     "code is unknown; use --collector recorder"
 )
-_CLOSED_FILE = re.compile(r"status\.(\d+)\.closed")
+_CLOSED_FILE = re.compile(r"process\.(\d+)\.closed")
 _LIBRARY = re.compile(r"libToolsInjection[^/]*\.so[^/]*$")
 _LOADER = re.compile(r"/ld[-0-9.a-z_]*\.so[^/]*$|/ld-[^/]*$")
 _STACK_BYTES = 1 << 14

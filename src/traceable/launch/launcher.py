@@ -21,7 +21,6 @@ from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
 from traceable.launch import (
     control_client,
-    expectations,
     finalize_progress,
     flight,
     local_client,
@@ -38,7 +37,8 @@ from traceable.launch import (
 from traceable.launch.exit_release import ExitReleaser
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment, redact, run_dir, untrusted
-from traceable.protocol.ranks import Rank
+from traceable.protocol.ranks import RANK_KEY, Rank
+from traceable.protocol.run_records import EXPECT_KEY, load_expected_names
 from traceable.protocol.start_conditions import NO_CONDITIONS as NO_CONDITIONS
 from traceable.protocol.start_conditions import Conditions
 
@@ -341,8 +341,8 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
             "command": redact.redact_command(request.target.command(target.get_interpreter_flags())),
         },
         "stem": request.stem,
-        ranks.RANK_KEY: ranks.make_rank_entry(request.rank, grouped=request.grouped),
-        expectations.EXPECT_KEY: list(request.expect),
+        RANK_KEY: ranks.make_rank_entry(request.rank, grouped=request.grouped),
+        EXPECT_KEY: list(request.expect),
         windows.WINDOW_KEY: windows.make_window_entry(
             request.steps,
             request.windows,
@@ -436,7 +436,7 @@ def _finish(
         if not run.failed:
             with contextlib.suppress(OSError):
                 (run.directory / name).unlink()
-    expected = expectations.load_expected_names(run.directory, run.manifest)
+    expected = load_expected_names(run.directory, run.manifest)
     return RunResult(run.directory, ended.status, recorded, problem, expected, readable)
 
 

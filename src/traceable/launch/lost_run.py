@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from traceable.errors import TraceableError
 from traceable.protocol import untrusted
+from traceable.protocol.run_records import ProcessRecord, load_process_records
 from traceable.units import format_bytes
 
 STREAM_SUFFIX = ".qdstrm"
@@ -24,8 +23,6 @@ STREAMS_KEY = "streams"
 
 NAMES_MAX = 6
 PROCESSES_MAX = 4
-
-_OF_PROCESS = re.compile(r"status\.(\d+)\.(steps|lives)")
 
 
 def find_streams(pids: Iterable[int]) -> list[str]:
@@ -55,33 +52,21 @@ def _describe_remaining_data(directory: Path, manifest: dict[str, Any]) -> list[
             sentences.append(
                 f"nsys's stream {stream} ({format_bytes(stream.lstat().st_size)}) is incomplete and can't be read"
             )
-    pids = {int(match[1]) for path in directory.glob("status.*") if (match := _OF_PROCESS.fullmatch(path.name))}
-    records = [one for pid in sorted(pids) if (one := _describe_process(directory, pid))]
+    records = [text for one in load_process_records(directory) if (text := _describe_process(one))]
     if records:
         more = f", and {len(records) - PROCESSES_MAX} more" if len(records) > PROCESSES_MAX else ""
         sentences.append(f"records of the program's processes remain: {'; '.join(records[:PROCESSES_MAX])}{more}")
     return sentences
 
 
-def _describe_process(directory: Path, pid: int) -> str | None:
+def _describe_process(record: ProcessRecord) -> str | None:
     """Return the number of steps of a process and, if Python ended in it, its ranges; None for nothing."""
     clauses = []
-    with contextlib.suppress(OSError, struct.error):
-        begun, ended = struct.unpack_from("<qq", untrusted.read_file(directory / f"status.{pid}.steps", 16))
-        if begun:
-            clauses.append(f"took {ended} step{'s' * (ended != 1)}{' and began one more' * (begun > ended)}")
-    names, distinct = _read_range_names(directory / f"status.{pid}.lives")
-    if names:
+    if record.steps is not None and record.steps.begun:
+        begun, ended = record.steps.begun, record.steps.ended
+        clauses.append(f"took {ended} step{'s' * (ended != 1)}{' and began one more' * (begun > ended)}")
+    if record.names:
+        distinct = record.distinct_names
         rest = f" and {distinct - NAMES_MAX} more" if distinct > NAMES_MAX else ""
-        clauses.append(f"made ranges named {', '.join(names[:NAMES_MAX])}{rest}")
-    return f"process {pid} {' and '.join(clauses)} (status.{pid}.*)" if clauses else None
-
-
-def _read_range_names(path: Path) -> tuple[list[str], int]:
-    """Return the names of the ranges that a process recorded at its end, and how many distinct ones there were."""
-    names: list[str] = []
-    distinct = 0
-    for content in untrusted.read_json_lines(path, untrusted.PROCESS_END):
-        if content["names"]:
-            names, distinct = content["names"], content["distinct"]
-    return names, distinct
+        clauses.append(f"made ranges named {', '.join(record.names[:NAMES_MAX])}{rest}")
+    return f"process {record.pid} {' and '.join(clauses)} ({record.file_name})" if clauses else None

@@ -21,10 +21,8 @@ from typing import Any
 
 from traceable.launch import local_client
 from traceable.launch.exit_release import ExitReleaser
-from traceable.protocol import environment, untrusted
-
-WITHOUT_ENVIRONMENT_FILE = "status.without_environment"
-"""The file in the run directory with the processes that were found, one line of JSON each."""
+from traceable.protocol import environment
+from traceable.protocol.run_records import WITHOUT_ENVIRONMENT_FILE
 
 FIRST_INTERVAL_SECONDS = 0.25
 INTERVAL_SHARE = 0.1
@@ -104,14 +102,6 @@ class ProcessWatcher:
                 self._reported.add(one)
                 with self._file.open("a", encoding="ascii") as file:
                     file.write(json.dumps({"pid": one, "name": _read_name(one)}) + "\n")
-
-
-def read_processes_without_environment(run_dir: Path) -> list[tuple[int, str]]:
-    """Return pid and name of each process that was found."""
-    return [
-        (one["pid"], one["name"])
-        for one in untrusted.read_json_lines(run_dir / WITHOUT_ENVIRONMENT_FILE, untrusted.WITHOUT_ENVIRONMENT)
-    ]
 
 
 def _list_descendants(pid: int) -> Iterator[int]:

@@ -6,26 +6,22 @@ are stored in the database too, so that a report that was copied without its run
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traceable.annotation.range_counts import ENTRIES_MAX, ENTRY_BYTES, MAGIC, OTHER_ENTRY, make_entry_key
 from traceable.collectors.recorder import loss_table
 from traceable.errors import Message
-from traceable.protocol import untrusted
 from traceable.protocol.nvtx import CAPTURE_RANGE, WINDOW_DOMAIN
+from traceable.protocol.process_counts import make_entry_key
+from traceable.protocol.run_records import EmittedCounts, load_range_counts
 
 if TYPE_CHECKING:
-    from traceable.analysis.completeness import CollectorLoss, Completeness, EmittedCounts
+    from traceable.analysis.completeness import CollectorLoss, Completeness
     from traceable.collectors.base import CollectorResult
     from traceable.trace.model import Trace
 
-_FILES = "status.*.emitted"
-_ENTRY = struct.Struct("<QQH")
-_WINDOWS = WINDOW_DOMAIN.encode() + b"\0"
 
 FLIGHT_RECORDER = "flight_recorder"
 OWN_OPTIONS = "nsys_options"
@@ -47,45 +43,6 @@ _TRACE_OPTIONS = {"-t", "--trace"}
 _CAPTURE_RANGE_OPTIONS = {"-c": "-c", "--capture-range": "-c", "-p": "-p", "--nvtx-capture": "-p"}
 
 
-def read_range_counts(directory: Path) -> list[EmittedCounts]:
-    """Return the counts of each process of the run in `directory`. An invalid file is ignored."""
-    from traceable.analysis.completeness import EmittedCounts
-
-    counts: list[EmittedCounts] = []
-    for path in sorted(directory.glob(_FILES)):
-        if (content := _read_counts_file(path)) is None:
-            continue
-        names: dict[bytes, int] = {}
-        rest = other = 0
-        for number, (certain, uncertain, text) in enumerate(_parse_entries(content), OTHER_ENTRY):
-            if number == OTHER_ENTRY:
-                rest, other = certain, uncertain
-            elif not text.startswith(_WINDOWS):
-                names[text] = certain
-                other += uncertain
-        counts.append(EmittedCounts(int.from_bytes(content[8:16], "little"), names, rest, other))
-    return counts
-
-
-def _read_counts_file(path: Path) -> bytes | None:
-    try:
-        content = untrusted.read_file(path, ENTRIES_MAX * ENTRY_BYTES)
-    except OSError:
-        return None
-    is_valid = content[: len(MAGIC)] == MAGIC and int.from_bytes(content[8:16], "little") < 1 << 31
-    return content if is_valid else None
-
-
-def _parse_entries(content: bytes) -> list[tuple[int, int, bytes]]:
-    entries = []
-    for at in range(ENTRY_BYTES, len(content) - ENTRY_BYTES + 1, ENTRY_BYTES):
-        certain, uncertain, length = _ENTRY.unpack_from(content, at)
-        if not length or length > ENTRY_BYTES - _ENTRY.size or max(certain, uncertain) >= 1 << 62:
-            break
-        entries.append((certain, uncertain, content[at + _ENTRY.size : at + _ENTRY.size + length]))
-    return entries
-
-
 def evaluate_completeness(
     directory: Path | None, manifest: Mapping[str, Any] | None, trace: Trace | None, databases: Sequence[Path] = ()
 ) -> Completeness:
@@ -104,7 +61,7 @@ def evaluate_completeness(
     lost = [one for kind, pid, content in rows if kind == loss_table.LOST and (one := _parse_loss(pid, content))]
     if directory is not None and manifest is not None:
         return check_completeness(
-            trace, read_range_counts(directory), lost, make_entry_key, get_incomparable_reason(manifest)
+            trace, load_range_counts(directory), lost, make_entry_key, get_incomparable_reason(manifest)
         )
     # With several windows, each in a database of its own, none has the counts.
     stored_counts = (_parse_counts(pid, content) for kind, pid, content in rows if kind == loss_table.EMITTED)
@@ -124,8 +81,6 @@ def _parse_loss(pid: int, content: dict[str, Any]) -> CollectorLoss | None:
 
 
 def _parse_counts(pid: int, content: dict[str, Any]) -> EmittedCounts | None:
-    from traceable.analysis.completeness import EmittedCounts
-
     try:
         names = {str(name).encode(): int(number) for name, number in content["names"].items()}
         return EmittedCounts(pid, names, int(content["rest"]), int(content["other"]))
@@ -191,7 +146,7 @@ def store_range_counts(directory: Path, manifest: Mapping[str, Any], recorded: C
                 "other": one.other,
             },
         )
-        for one in read_range_counts(directory)
+        for one in load_range_counts(directory)
     ]
     if rows:
         loss_table.replace_rows(database, loss_table.EMITTED, rows)

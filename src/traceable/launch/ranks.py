@@ -9,17 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from traceable.errors import Message, TraceError, UsageError
 from traceable.launch.target import COMMAND, MODULE, Target
 from traceable.protocol import run_dir, untrusted
-from traceable.protocol.ranks import VARIABLES, Rank, matches_rank, parse_ranks
-
-RANK_KEY = "rank"
-"""Key of the run's rank in `run.json`; null for none."""
+from traceable.protocol.ranks import RANK_KEY, VARIABLES, Rank, get_rank_number, matches_rank, parse_ranks
 
 _RANK_LAUNCHERS = frozenset(
     {"torchrun", "mpirun", "mpiexec", "orterun", "prterun", "srun", "accelerate", "deepspeed", "horovodrun"}
@@ -169,12 +166,6 @@ def make_rank_entry(rank: Rank | None, *, grouped: bool) -> dict[str, Any] | Non
         "grouped": grouped,
         "launcher_started_ns": get_parent_start_ns(),
     }
-
-
-def get_rank_number(manifest: Mapping[str, Any]) -> int | None:
-    """Return the rank of a run; None where it is not the run of a rank."""
-    rank = (manifest.get(RANK_KEY) or {}).get("rank")
-    return rank if isinstance(rank, int) else None
 
 
 def list_rank_runs(directory: Path) -> tuple[Path, ...]:

@@ -1,22 +1,20 @@
 """The windows of a run: which were requested, and the state that its processes recorded of them.
 
-The writing side in the process is `capture/status.py`. The verdict, which also needs the trace, is in
-`analysis/windows.py`.
+The verdict, which also needs the trace, is in `analysis/windows.py`.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from traceable.errors import Message, TraceError
-from traceable.launch import processes
 from traceable.protocol import run_dir, untrusted
 from traceable.protocol.capture_request import ON_REQUEST, WHOLE_RUN, CaptureRequest, ProcessStatus
+from traceable.protocol.run_records import ProcessSteps, load_labels, load_process_records
 from traceable.protocol.start_conditions import NO_CONDITIONS, Conditions, pluralize
 from traceable.protocol.windows import UNTIL_STOPPED, WindowRecord
 
@@ -59,16 +57,12 @@ def make_window_entry(
     }
 
 
-_STATUS = re.compile(r"status\.(\d+)\.json")
-_SCHEMA = "traceable.status/1"
-
-
 def load_capture_request(directory: Path, manifest: dict[str, Any]) -> CaptureRequest | None:
     """Return the requested windows of the run in `directory` and their state; None for a run without windows.
 
     Args:
         directory: the run directory.
-        manifest: its manifest. An invalid status file is ignored.
+        manifest: its manifest.
     """
     window = manifest.get(WINDOW_KEY)
     if window is None or window.get("requested") is None:
@@ -76,7 +70,7 @@ def load_capture_request(directory: Path, manifest: dict[str, Any]) -> CaptureRe
     conditions = _parse_conditions(window)
     end = manifest.get("end") or {}
     bounds = window.get("windows")
-    labels = processes.load_labels(directory, manifest)
+    labels = load_labels(directory, manifest)
     statuses = tuple(replace(one, label=labels.get(one.pid, "")) for one in load_statuses(directory, conditions))
     text = window["requested"]
     if text == ON_REQUEST:
@@ -101,22 +95,22 @@ def _parse_conditions(window: dict[str, Any]) -> Conditions:
         return NO_CONDITIONS
 
 
-def _find_unmet_conditions(conditions: Conditions, content: dict[str, Any], ended: int) -> tuple[Message, ...]:
+def _find_unmet_conditions(conditions: Conditions, steps: ProcessSteps, has_ended: bool) -> tuple[Message, ...]:
     """Return a message for each condition that a process did not meet, with its progress."""
-    if content.get("counted_from", 0) is not None:
+    if steps.counted_from is not None:
         return ()
-    waited_s = content.get("delay_waited_s")
-    pause_s = content.get("longest_pause_s") or 0.0
+    waited_s = steps.delay_waited_s
+    pause_s = steps.longest_pause_s or 0.0
     unmet: list[Message] = []
-    if ended < conditions.warmup_steps:
-        words = f"{ended} of {pluralize(conditions.warmup_steps, 'warm-up step')} were over"
+    if steps.ended < conditions.warmup_steps:
+        words = f"{steps.ended} of {pluralize(conditions.warmup_steps, 'warm-up step')} were over"
         unmet.append(Message("warmup_not_over", words))
     # A process that was killed did not record its age.
-    if (waited_s or 0.0) < conditions.delay_s and waited_s is None and content["end"]:
+    if (waited_s or 0.0) < conditions.delay_s and waited_s is None and has_ended:
         words = "no range or step began, from which --delay is counted (--delay start+S counts from the process start)"
         unmet.append(Message("delay_not_begun", words))
     elif (waited_s or 0.0) < conditions.delay_s:
-        so_far = f"{waited_s or 0.0:.3g} of " if content["end"] else "fewer than "
+        so_far = f"{waited_s or 0.0:.3g} of " if has_ended else "fewer than "
         words = f"{so_far}{conditions.delay_s:g} s from {conditions.delay_origin} were over"
         unmet.append(Message("delay_not_over", words))
     if pause_s < conditions.idle_s:
@@ -126,9 +120,23 @@ def _find_unmet_conditions(conditions: Conditions, content: dict[str, Any], ende
 
 
 def load_statuses(directory: Path, conditions: Conditions = NO_CONDITIONS) -> tuple[ProcessStatus, ...]:
-    """Return the status of each process of the run in `directory`, by pid. An invalid file is ignored."""
-    statuses = (_load_status(path, conditions) for path in directory.glob("status.*.json"))
-    return tuple(sorted(filter(None, statuses), key=lambda one: one.pid))
+    """Return the status of each process of the run in `directory` that took steps or opened a window, by pid."""
+    return tuple(
+        ProcessStatus(
+            rank=one.rank,
+            pid=one.pid,
+            begun_steps=one.steps.begun,
+            ended_steps=one.steps.ended,
+            nested_steps=one.steps.nested,
+            end=one.end,
+            windows=tuple(_close_open_end(window, one.steps.begun) for window in one.steps.windows),
+            counted_from=one.steps.counted_from,
+            unmet_conditions=_find_unmet_conditions(conditions, one.steps, one.end is not None),
+            first_range_wall_ns=one.steps.first_range_wall_ns,
+        )
+        for one in load_process_records(directory)
+        if one.steps is not None
+    )
 
 
 def list_databases(manifest: dict[str, Any], first: Path) -> list[Path]:
@@ -161,43 +169,7 @@ def write_captured_windows(directory: Path, captured: dict[str, Any]) -> None:
     run_dir.write_json(directory / run_dir.MANIFEST, manifest)
 
 
-def _load_status(path: Path, conditions: Conditions) -> ProcessStatus | None:
-    try:
-        content = untrusted.read_json_object(path, untrusted.STATUS)
-    except (OSError, ValueError):  # reported by `processes.explain_missing_processes`
-        return None
-    if _STATUS.fullmatch(path.name) is None or content["schema"] != _SCHEMA:
-        return None
-    begun, ended = _read_step_counts(path.with_suffix(".steps")) or (
-        content["steps"]["begun"],
-        content["steps"]["ended"],
-    )
-    process = content.get("process") or {}
-    return ProcessStatus(
-        rank=process.get("rank"),
-        pid=content["pid"],
-        begun_steps=begun,
-        ended_steps=ended,
-        nested_steps=content["nested_steps"],
-        end=content["end"],
-        windows=tuple(_parse_window(window, begun) for window in content["windows"]),
-        counted_from=content.get("counted_from", 0),
-        unmet_conditions=_find_unmet_conditions(conditions, content, ended),
-        first_range_wall_ns=content.get("first_range_wall_ns"),
-    )
-
-
-def _read_step_counts(path: Path) -> tuple[int, int] | None:
-    """Return the numbers of steps begun and ended, from the memory map that outlives the process."""
-    try:
-        begun, ended = struct.unpack("<qq", untrusted.read_file(path, 16).ljust(16, b"\0"))
-    except OSError:
-        return None
-    return (begun, ended) if all(0 <= count < untrusted.LATEST_NS for count in (begun, ended)) else None
-
-
-def _parse_window(content: dict[str, Any], begun: int) -> WindowRecord:
-    window = WindowRecord.from_dict(content)
+def _close_open_end(window: WindowRecord, begun: int) -> WindowRecord:
     is_open_ended = window.stop_step == UNTIL_STOPPED
     return window._replace(stop_step=max(begun, window.start_step + 1)) if is_open_ended else window
 

@@ -11,6 +11,10 @@ from typing import NamedTuple
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
+
+RANK_KEY = "rank"
+"""Key of the run's rank in `run.json`; null for none."""
 
 
 class Rank(NamedTuple):
@@ -65,6 +69,12 @@ def read_rank(environ: Mapping[str, str]) -> Rank | None:
             (_parse_number(environ.get("TORCHELASTIC_RESTART_COUNT")) or 0) if is_torchrun else 0,
         )
     return None
+
+
+def get_rank_number(manifest: Mapping[str, Any]) -> int | None:
+    """Return the rank of a run, from its manifest; None where it is not the run of a rank."""
+    rank = (manifest.get(RANK_KEY) or {}).get("rank")
+    return rank if isinstance(rank, int) else None
 
 
 def _read_first(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:

@@ -112,7 +112,7 @@ def _check_movable(directory: Path) -> None:
 
 
 def _is_run_file(entry: str, stem: str) -> bool:
-    prefixes = (f"{stem}.", "process.", "program.", "status.")
+    prefixes = (f"{stem}.", "process.", "program.")
     return entry.startswith(prefixes) or entry in ("report.json", "recording", NSYS_LOG)
 
 

@@ -391,7 +391,6 @@ _WINDOW = {
     **dict.fromkeys(("closed_step?", "closed_wall_ns?", "close_stall_ns?"), COUNT),
     **dict.fromkeys(("reason?", "error?", "code?", "requested_by?"), TEXT),
 }
-_IDENTITY = {"name": TEXT, "start": TEXT, "program": TEXT, "role": TEXT, **dict.fromkeys(("rank", "world_size"), COUNT)}
 _CONDITIONS = {
     "warmup_steps": COUNT,
     **dict.fromkeys(("delay_s", "idle_s", "duration_s"), NUMBER),
@@ -478,51 +477,50 @@ MANIFEST = {
 PROCESS = {
     "schema!": TEXT,
     "pid!": PID,
-    **_IDENTITY,
-    "forked": FLAG,
+    "process": {
+        **dict.fromkeys(("name", "start", "program", "role"), TEXT),
+        **dict.fromkeys(("rank", "local_rank", "world_size"), COUNT),
+        "parent_pid": COUNT,
+        "forked": FLAG,
+    },
+    "start": {"wall_ns!": COUNT, "disabled!": FLAG, "level!": COUNT, "listener!": FLAG},
+    "end": {
+        "wall_ns!": COUNT,
+        "reason!": TEXT,
+        "names!": [TEXT],
+        "distinct!": COUNT,
+        "nvtx": TEXT,
+        "torch_profiler!": FLAG,
+    },
+    "steps": {
+        "begun!": COUNT,
+        "ended!": COUNT,
+        "nested_steps!": COUNT,
+        "windows!": [_WINDOW],
+        "counted_from": COUNT,
+        "delay_waited_s": NUMBER,
+        "longest_pause_s": NUMBER,
+        "first_range_wall_ns": COUNT,
+    },
+    "annotate": {
+        "note": TEXT,
+        "patterns!": [
+            {
+                "pattern!": TEXT,
+                "preset!": TEXT,
+                "matched!": COUNT,
+                "problems!": [TEXT],
+                "imported!": FLAG,
+                "reason!": TEXT,
+            }
+        ],
+    },
+    "expect": [(COUNT, TEXT)],
 }
 """`process.<pid>.json`."""
 
-STATUS = {
-    "schema!": TEXT,
-    "pid!": PID,
-    "process": _IDENTITY,
-    "steps!": {"begun!": COUNT, "ended!": COUNT},
-    "nested_steps!": COUNT,
-    "end?": TEXT,
-    "windows!": [_WINDOW],
-    "counted_from": COUNT,
-    "delay_waited_s": NUMBER,
-    "longest_pause_s": NUMBER,
-    "first_range_wall_ns": COUNT,
-}
-"""`status.<pid>.json`."""
-
-PROCESS_START = {
-    "start_wall_ns!": COUNT,
-    "pid!": PID,
-    "disabled!": FLAG,
-    "level!": COUNT,
-    "listener!": FLAG,
-    "forked": FLAG,
-}
-"""The line of `status.<pid>.lives` that a process writes at its start."""
-
-PROCESS_END = {
-    "end_wall_ns!": COUNT,
-    "end!": TEXT,
-    "names!": [TEXT],
-    "distinct!": COUNT,
-    "nvtx?": TEXT,
-    "torch_profiler!": FLAG,
-}
-"""The line of `status.<pid>.lives` that a process writes when Python ends."""
-
-EXPECT = {"schema!": TEXT, "names!": [TEXT]}
-"""`expect.*.json`."""
-
 WITHOUT_ENVIRONMENT = {"pid!": PID, "name!": TEXT}
-"""A line of `status.without_environment`."""
+"""A line of `process.without_environment`."""
 
 EXIT = {"wait_status!": COUNT, "end_ns": COUNT}
 """`program.exit`."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _DIRECTORY = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes 5 ms to import
+_PACKAGE = os.path.dirname(os.path.dirname(_DIRECTORY))  # noqa: PTH120
 _ANNOTATE = "TRACEABLE_ANNOTATE"
 _RUN_DIR = "TRACEABLE_RUN_DIR"
 _REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
@@ -30,10 +31,9 @@ import_hook: "Any" = None
 """The module of the import hook; loaded by `begin`."""
 
 
-def _load_import_hook() -> "Any":
-    """Load the module of the import hook alone, from its file. Its package would load all that annotates."""
-    name = "traceable.annotation.external.import_hook"
-    path = f"{os.path.dirname(_DIRECTORY)}/external/import_hook.py"  # noqa: PTH120
+def _load_module(name: str) -> "Any":
+    """Load one module of traceable alone, from its file. Its package would load all that annotates."""
+    path = f"{_PACKAGE}/{name.partition('.')[2].replace('.', '/')}.py"
     module: Any = type(sys)(name)
     module.__file__ = path
     type(__loader__)(name, path).exec_module(module)  # type: ignore[name-defined]
@@ -150,12 +150,9 @@ def _log(code: str, message: str) -> None:
             line = "".join(c if c.isprintable() else "?" for c in f"traceable: {printed}")
             sys.stderr.write(f"{line}\n")
             return
-        import json
-
-        path = f"{run_dir}/annotate.{os.getpid()}.json"
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump({"schema": "traceable.annotate/1", "pid": os.getpid(), "note": printed, "patterns": []}, file)
-        os.replace(f"{path}.tmp", path)  # noqa: PTH105
+        name = "traceable.protocol.process_record"
+        process_record = sys.modules.get(name) or _load_module(name)
+        process_record.record.update(annotate=lambda: {"note": printed, "patterns": []})
     except Exception:  # noqa: BLE001 - nowhere to report it; the program goes on
         return
 
@@ -238,7 +235,7 @@ def begin() -> None:
         requested = [name for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING) if os.environ.get(name)]
         if not _enabled() or not requested:
             return
-        import_hook = _load_import_hook()
+        import_hook = _load_module("traceable.annotation.external.import_hook")
         _pass_on()
         patterns = [os.environ[name] for name in (_ANNOTATE, _STEP_FUNCTION) if name in requested]
         if patterns:

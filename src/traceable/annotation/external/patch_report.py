@@ -1,7 +1,7 @@
 """Reports patterns that matched nothing, with suggestions: from each process to the launcher, or on stderr.
 
-Each process writes `annotate.<pid>.json` into the run directory: as soon as a pattern matches (the matches of a killed
-worker count too), and at its exit with near misses. `collect_warnings` merges the files, in the launcher.
+Each process has it in its record: as soon as a pattern matches (the matches of a killed worker count too), and at its
+exit with near misses. `collect_warnings` merges these, in the launcher.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from traceable.annotation.external import lookup
 from traceable.annotation.external.patterns import STEP_FUNCTION, Target, has_wildcard
 from traceable.errors import Message
 from traceable.protocol import environment
-from traceable.protocol.json_text import to_json
+from traceable.protocol.process_record import record
 
 if TYPE_CHECKING:
     from traceable.annotation.external.patching import PatchSet
 
-SCHEMA = "traceable.annotate/1"
 _MAX_NAMES = 100
 _started_in = os.getpid()
 
@@ -28,10 +27,12 @@ _started_in = os.getpid()
 def write_final_report(patchings: Sequence[PatchSet]) -> None:
     """Write the report of this process, or print it on stderr where there is no run directory."""
     try:
-        if os.environ.get(environment.RUN_DIR):
-            save_report(patchings, final=True)
-        elif _is_reporter():
-            for note in merge_notes([_report(patchings, final=True)]):
+        if not record.run_dir and not _is_reporter():
+            return
+        report = _report(patchings, final=True)
+        record.update(annotate=lambda: report)
+        if not record.run_dir:
+            for note in merge_notes([report]):
                 environment.warn_once(note.code, note, key=note)  # what was logged when it happened is not logged again
     except Exception as error:  # noqa: BLE001 - the program has ended as it ended; nothing of ours changes that
         environment.warn_once("pattern_report_not_written", f"no report on the annotate patterns: {error}")
@@ -45,24 +46,13 @@ def _is_reporter() -> bool:
     return os.getpid() == _started_in and not is_worker and reporter in ("", str(os.getpid()))
 
 
-def save_report(patchings: Sequence[PatchSet], final: bool = False) -> None:
-    """Write this process's report into the run directory, if there is one."""
-    run_dir = os.environ.get(environment.RUN_DIR)
-    if not run_dir:
-        return
-    path = f"{run_dir}/annotate.{os.getpid()}.json"
-    try:
-        # Not by the json module, whose functions the program may have named.
-        with open(f"{path}.tmp", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib takes 10 ms to import
-            file.write(to_json(_report(patchings, final)))
-        os.replace(f"{path}.tmp", path)  # noqa: PTH105
-    except Exception as error:  # noqa: BLE001 - a full disk, no descriptor, no memory: the program goes on
-        environment.warn_once("pattern_report_not_written", f"no report on the annotate patterns: {error}")
+def save_report(patchings: Sequence[PatchSet]) -> None:
+    """Record what the patterns have matched by now, if there is a run directory."""
+    record.update(annotate=lambda: _report(patchings, final=False))
 
 
 def _report(patchings: Sequence[PatchSet], final: bool) -> dict[str, Any]:
-    rows = [_row(patching, target, final) for patching in list(patchings) for target in patching.targets]
-    return {"schema": SCHEMA, "pid": os.getpid(), "final": final, "patterns": rows}
+    return {"patterns": [_row(patching, target, final) for patching in list(patchings) for target in patching.targets]}
 
 
 def _row(patching: PatchSet, target: Target, final: bool) -> dict[str, Any]:
@@ -150,10 +140,11 @@ def collect_warnings(run_dir: str | os.PathLike[str], targets: Iterable[Target])
 
     A preset is reported as a whole, and only where none of its targets matched.
     """
-    import json
     from pathlib import Path
 
-    reports = [json.loads(path.read_text("utf-8")) for path in sorted(Path(run_dir).glob("annotate.*.json"))]
+    from traceable.protocol.run_records import load_process_records
+
+    reports = [one.annotate for one in load_process_records(Path(run_dir)) if one.annotate is not None]
     active = () if environment.read_flag(environment.DISABLE) else tuple(targets)
     if active and not reports:
         text = (

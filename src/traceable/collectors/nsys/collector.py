@@ -29,6 +29,7 @@ from traceable.errors import CollectorError, Message, UsageError
 from traceable.protocol import environment, untrusted
 from traceable.protocol.nvtx import CAPTURE_RANGE, WINDOW_DOMAIN
 from traceable.protocol.run_dir import NSYS_LOG
+from traceable.protocol.run_records import load_process_records
 
 EXEC_SHIM = Path(__file__).parents[1] / "exec_shim.py"
 
@@ -307,19 +308,12 @@ def _is_up_to_date(database: Path, report: Path) -> bool:
 
 
 def read_python_exit_times(run_dir: Path) -> dict[int, int | None]:
-    """Return when Python ended in each process that imported traceable, in ns since 1970 (`capture/process_record.py`).
+    """Return when Python ended in each process that imported traceable, in ns since 1970.
 
     None is for one that did not record it. One that did may still die of a signal before all of its events are flushed.
     """
-    return dict(filter(None, map(_read_exit_time, sorted(run_dir.glob("status.*.lives")))))
-
-
-def _read_exit_time(path: Path) -> tuple[int, int | None] | None:
-    starts = list(untrusted.read_json_lines(path, untrusted.PROCESS_START))
-    if not starts:  # a disk that was full
-        return None
-    last = list(untrusted.read_json_lines(path, {}))[-1]
-    return starts[0]["pid"], last["end_wall_ns"] if untrusted.has_shape(last, untrusted.PROCESS_END) else None
+    # The last program of a process counts.
+    return {one.pid: one.end_wall_ns for one in load_process_records(run_dir) if one.start_wall_ns is not None}
 
 
 def clip_lost_ends(database: Path, exit_times: Mapping[int, int | None]) -> None:

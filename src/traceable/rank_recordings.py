@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from traceable.analysis.completeness import Completeness, merge_completeness
 from traceable.analysis.windows import CaptureResult, evaluate_capture, merge_capture_results
 from traceable.errors import Message, TraceableError, TraceError
-from traceable.launch import range_counts, windows
+from traceable.launch import range_counts
 from traceable.protocol import run_dir
+from traceable.protocol.capture_request import load_capture_request
 from traceable.protocol.run_records import load_labels, load_rank_numbers
 from traceable.trace.join import join_traces
 from traceable.trace.model import Trace
@@ -62,7 +63,7 @@ def load_ranks(
             errors.append(error)
             notes.append(Message("rank_excluded", f"{part.name} is excluded: {error.problem}"))
             # A window that was never reached leaves nothing to read; the result reports that.
-            request = windows.load_capture_request(part, run_dir.load_manifest(part))
+            request = load_capture_request(part, run_dir.load_manifest(part))
             results += [evaluate_capture(request, ())] if request is not None else []
             complete.append(range_counts.evaluate_completeness(part, run_dir.load_manifest(part), None))
             continue

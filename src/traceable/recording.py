@@ -145,7 +145,7 @@ def _load_raw(
         manifest = find_manifest(directory)
         files = [database]
         if manifest is not None:
-            from traceable.launch.windows import list_databases
+            from traceable.protocol.capture_request import list_databases
 
             files = list_databases(manifest, database)
         traces = []
@@ -171,7 +171,7 @@ def _load_raw(
     recording.flight = intervals
     recording.completeness = complete
     if manifest is not None:
-        from traceable.launch.windows import load_capture_request
+        from traceable.protocol.capture_request import load_capture_request
 
         request = load_capture_request(directory, manifest)
         recording.windows = None if request is None else _evaluate_windows(request, traces)

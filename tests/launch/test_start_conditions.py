@@ -9,8 +9,8 @@ import struct
 import pytest
 from tests.launch.test_windows import PROGRAM, ran, recording  # noqa: F401 - fixtures
 
-from traceable.launch import windows
 from traceable.protocol import run_dir
+from traceable.protocol.capture_request import load_statuses
 from traceable.protocol.process_counts import ENTRY_BYTES, MAGIC
 from traceable.protocol.process_record import SCHEMA
 from traceable.protocol.start_conditions import Conditions
@@ -110,7 +110,7 @@ def test_each_condition_that_was_not_met_has_a_code_and_its_progress(tmp_path, c
     (tmp_path / "process.7.json").write_text(json.dumps(content))
     header = (MAGIC + struct.pack("<qqq", 7, 50, 50)).ljust(ENTRY_BYTES, b"\0")
     (tmp_path / "process.7.counts").write_bytes(header)
-    (process,) = windows.load_statuses(tmp_path, conditions)
+    (process,) = load_statuses(tmp_path, conditions)
     assert [one.code for one in process.unmet_conditions] == list(lacks)
     assert all(number in one for one, number in zip(process.unmet_conditions, lacks.values(), strict=True))
 

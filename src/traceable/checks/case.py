@@ -25,9 +25,15 @@ from traceable.analysis.windows import CaptureResult
 from traceable.checks import machine
 from traceable.collectors.nsys import install as nsys_install
 from traceable.errors import Message, TraceableError
-from traceable.launch import range_counts, reports, windows
+from traceable.launch import range_counts
 from traceable.protocol import run_dir, untrusted
-from traceable.protocol.capture_request import ProcessStatus
+from traceable.protocol.capture_request import (
+    TIMED_WINDOW_KEY,
+    WINDOW_KEY,
+    ProcessStatus,
+    load_capture_request,
+    load_statuses,
+)
 from traceable.protocol.run_records import (
     ProcessRecord,
     load_last_programs,
@@ -136,7 +142,7 @@ class Case:
     def is_full_recording(self) -> bool:
         """Whether everything was recorded, and not only windows or the last seconds."""
         manifest = self.manifest or {}
-        keys = (windows.WINDOW_KEY, windows.TIMED_WINDOW_KEY, "flight_recorder")
+        keys = (WINDOW_KEY, TIMED_WINDOW_KEY, "flight_recorder")
         return all(manifest.get(key) is None for key in keys)
 
     @cached_property
@@ -194,7 +200,7 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         process_records=tuple(one for one in records if one.start_wall_ns is not None),
         without_environment=tuple(one for one in load_processes_without_environment(directory) if one[0] not in known),
         last_programs=tuple(load_last_programs(directory)),
-        step_statuses=windows.load_statuses(directory),
+        step_statuses=load_statuses(directory),
         profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_inspect_same_machine(manifest),
         has_importer=collector != NSYS or _has_importer(),
@@ -214,8 +220,8 @@ def open_case(path: Path) -> Iterator[Case]:
     from traceable.recording import load
 
     if not path.exists():
-        with reports.open_report(path):  # raises
-            raise AssertionError
+        load(path)  # raises
+        raise AssertionError
     if path.is_dir() and (path / run_dir.MANIFEST).exists():
         try:
             yield build_run_case(path, load(path))
@@ -269,7 +275,7 @@ def find_traced_apis(case: Case) -> set[str] | None:
 @contextlib.contextmanager
 def _export_report(path: Path) -> Iterator[Path]:
     """Yield a file that can be read instead of a report: its export, which is opened twice."""
-    if path.is_file() and path.suffix in reports.REPORT_SUFFIXES and path.stat().st_size:
+    if path.is_file() and path.suffix in run_dir.NSYS_REPORT_SUFFIXES and path.stat().st_size:
         with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
             database = Path(folder) / f"{path.stem}.sqlite"
             nsys_install.export_sqlite(path.absolute(), database)
@@ -281,7 +287,7 @@ def _export_report(path: Path) -> Iterator[Path]:
 def _evaluate_unrecorded_windows(directory: Path, manifest: dict[str, Any]) -> CaptureResult | None:
     from traceable.analysis.windows import evaluate_capture
 
-    request = windows.load_capture_request(directory, manifest)
+    request = load_capture_request(directory, manifest)
     return None if request is None else evaluate_capture(request, ())
 
 
@@ -370,7 +376,7 @@ def _count_missing_bytes(path: Path) -> int:
     try:
         with path.open("rb") as file:
             header = file.read(100)
-        if len(header) < 100 or not header.startswith(reports.SQLITE_MAGIC):
+        if len(header) < 100 or not header.startswith(untrusted.SQLITE_MAGIC):
             return 0
         page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
         return max(0, (65536 if page == 1 else page) * pages - path.stat().st_size)

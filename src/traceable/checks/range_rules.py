@@ -20,10 +20,18 @@ from traceable.checks.finding import (
 )
 from traceable.collectors import base
 from traceable.collectors.recorder import collector as recorder
-from traceable.launch import local_client
-from traceable.launch.windows import TIMED_WINDOW_KEY
 from traceable.protocol import environment
+from traceable.protocol.capture_request import TIMED_WINDOW_KEY
+from traceable.protocol.run_dir import CLIENT_OF_KEY
 from traceable.protocol.run_records import ProcessRecord
+
+_CLIENT_PROGRAMS = frozenset(
+    (
+        *("curl", "wget", "http", "https", "ab", "wrk", "wrk2", "hey", "oha", "siege"),
+        *("bombardier", "h2load", "vegeta", "k6", "locust", "aiperf", "genai-perf"),
+    )
+)
+"""Programs that are only clients."""
 
 _NVTX_INCOMPATIBLE = r"NVTX binary payload extension is incompatible"
 _NVTX_INITIALIZED = r"NVTX injection initialized"
@@ -355,13 +363,13 @@ def diagnose_nothing_annotated(case: Case) -> RuleResult:
 
 def diagnose_profiled_client(case: Case) -> RuleResult:
     """The program only talked to a server on this machine, which was started without the launcher."""
-    server = (case.manifest or {}).get(local_client.CLIENT_OF_KEY)
+    server = (case.manifest or {}).get(CLIENT_OF_KEY)
     if not isinstance(server, dict) or not _empty(case) or case.process_records:
         return None
     program = str(((case.manifest or {}).get("target") or {}).get("program"))
     who = f"process {server['pid']} ({server['name']})" if server.get("pid") else "a process of another user"
     # Any program may use a database on the same machine; only these programs are known to be pure clients.
-    only_client = PurePath(program).name in local_client.CLIENT_PROGRAMS
+    only_client = PurePath(program).name in _CLIENT_PROGRAMS
     return Finding(
         "profiled_the_client",
         f"the program is a client of port {server['port']}, whose server is not part of the run",

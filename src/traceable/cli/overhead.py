@@ -20,8 +20,9 @@ from typing import Any
 from traceable.cli.console import log
 from traceable.collectors.none import NoneCollector
 from traceable.errors import Message, UsageError, format_one_line
-from traceable.launch import launcher, supervisor, target, windows
+from traceable.launch import launcher, supervisor, target
 from traceable.protocol import environment, run_dir, untrusted
+from traceable.protocol.capture_request import WINDOW_KEY
 from traceable.protocol.run_records import load_last_programs
 
 TYPE_CHECKING = False
@@ -171,7 +172,7 @@ def _load_runs(directory: Path, manifest: Mapping[str, Any]) -> tuple[RunTimes, 
     after = _load_process_times(
         directory,
         manifest.get("pid"),
-        has_windows=manifest.get(windows.WINDOW_KEY) is not None,
+        has_windows=manifest.get(WINDOW_KEY) is not None,
         # Without requested windows the program may open its own: the recorder follows them, nsys records everything.
         follows_program=manifest["collector"]["name"] == "recorder",
     )

@@ -22,7 +22,7 @@ def report_capture(windows: CaptureResult | None, log: Callable[[str], None]) ->
 
 def save_capture(windows: CaptureResult | None, run_directory: Path) -> None:
     """Write the captured steps into the manifest of the run; if that fails, the report still has them."""
-    from traceable.launch.windows import write_captured_windows
+    from traceable.protocol.capture_request import write_captured_windows
     from traceable.report.windows import capture_to_dict
 
     captured = capture_to_dict(windows)
@@ -41,8 +41,8 @@ def evaluate_without_recording(run_directory: Path) -> CaptureResult | None:
         TraceError: it is not a run directory.
     """
     from traceable.analysis.windows import evaluate_capture
-    from traceable.launch.windows import load_capture_request
     from traceable.protocol import run_dir
+    from traceable.protocol.capture_request import load_capture_request
 
     request = load_capture_request(run_directory, run_dir.load_manifest(run_directory))
     return None if request is None else evaluate_capture(request, ())

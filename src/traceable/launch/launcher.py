@@ -23,7 +23,6 @@ from traceable.launch import (
     control_client,
     finalize_progress,
     flight,
-    local_client,
     lost_run,
     memory_limit,
     process_watcher,
@@ -32,11 +31,16 @@ from traceable.launch import (
     ranks,
     supervisor,
     target,
-    windows,
 )
 from traceable.launch.exit_release import ExitReleaser
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment, redact, run_dir, untrusted
+from traceable.protocol.capture_request import (
+    TIMED_WINDOW_KEY,
+    WINDOW_KEY,
+    describe_timed_window,
+    make_window_entry,
+)
 from traceable.protocol.ranks import RANK_KEY, Rank
 from traceable.protocol.run_records import EXPECT_KEY, load_expected_names
 from traceable.protocol.start_conditions import NO_CONDITIONS as NO_CONDITIONS
@@ -301,7 +305,7 @@ def _start(
         return supervisor.supervise(plan, {**os.environ, **planned}, run.directory, started, run.log)
     finally:
         watcher.stop()
-        run.manifest[local_client.CLIENT_OF_KEY] = watcher.find_server(request.target.command(()))
+        run.manifest[run_dir.CLIENT_OF_KEY] = watcher.find_server(request.target.command(()))
 
 
 def _find_unused_settings(request: RunRequest, name: str) -> list[Message]:
@@ -343,13 +347,13 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         "stem": request.stem,
         RANK_KEY: ranks.make_rank_entry(request.rank, grouped=request.grouped),
         EXPECT_KEY: list(request.expect),
-        windows.WINDOW_KEY: windows.make_window_entry(
+        WINDOW_KEY: make_window_entry(
             request.steps,
             request.windows,
             on_request=request.control,
             conditions=NO_CONDITIONS if request.timed else request.conditions,
         ),
-        windows.TIMED_WINDOW_KEY: windows.describe_timed_window(request.conditions) if request.timed else None,
+        TIMED_WINDOW_KEY: describe_timed_window(request.conditions) if request.timed else None,
         flight.FLIGHT_RECORDER_KEY: flight.make_flight_recorder_entry(request.variables),
         **provenance.collect_provenance(),
         "profilers": sorted({name for _, name in running_profilers.find_running_profilers().profilers}),
@@ -358,7 +362,7 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         "collector": None,
         "start": None,
         "end": None,
-        local_client.CLIENT_OF_KEY: None,
+        run_dir.CLIENT_OF_KEY: None,
         "files": [],
         "notes": [],
     }

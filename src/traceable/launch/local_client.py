@@ -13,17 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CLIENT_OF_KEY = "client_of"
-"""Key of the server in `run.json`; null for a program that is not known to be such a client."""
-
-CLIENT_PROGRAMS = frozenset(
-    (
-        *("curl", "wget", "http", "https", "ab", "wrk", "wrk2", "hey", "oha", "siege"),
-        *("bombardier", "h2load", "vegeta", "k6", "locust", "aiperf", "genai-perf"),
-    )
-)
-"""Programs that are only clients."""
-
 _PROC = Path("/proc")
 _LISTEN = "0A"
 _LOOPBACK = re.compile(r"(0{24}01000000|0{16}FFFF0000.{6}7F|.{6}7F)")

@@ -18,8 +18,6 @@ from traceable.errors import CollectorError, TraceError
 from traceable.launch import flight
 from traceable.protocol import run_dir, untrusted
 
-SQLITE_MAGIC = b"SQLite format 3\0"
-REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 _READABLE = "a run directory, a .nsys-rep, the .sqlite that nsys exported or the .json that torch.profiler exported"
 _NOTES_MAX = 3
 WRITING_SECONDS = 120.0
@@ -51,7 +49,7 @@ def open_report(path: Path) -> Iterator[Path]:
         raise TraceError("no_such_file", f"no such file: {path}", f"give {_READABLE}")
     elif not path.is_file():
         raise TraceError("not_a_regular_file", f"{path} is not a regular file", f"give {_READABLE}")
-    elif path.suffix in REPORT_SUFFIXES:
+    elif path.suffix in run_dir.NSYS_REPORT_SUFFIXES:
         from traceable.collectors.nsys import install as nsys_install
 
         _reject_empty(path)
@@ -147,11 +145,11 @@ def _check_file(path: Path) -> None:
     _reject_empty(path)
     try:
         with untrusted.open_regular(path, follow=True) as file:
-            start = file.read(len(SQLITE_MAGIC))
+            start = file.read(len(untrusted.SQLITE_MAGIC))
     except OSError as error:
         problem = f"can't read {path}: {error.strerror}"
         raise TraceError("file_unreadable", problem, "check its permissions") from None
-    if start == SQLITE_MAGIC:
+    if start == untrusted.SQLITE_MAGIC:
         return
     # It imports numpy, which this module's other callers must not load.
     from traceable.trace import kineto

@@ -1,16 +1,28 @@
 """The request of a run: the windows to record, and what its processes recorded of their steps and windows.
 
-`launch/windows.py` reads it from the run directory; `analysis/windows.py` compares it with the trace.
+The request is in the manifest, the rest in the records of the processes. `analysis/windows.py` compares it with the
+trace.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from traceable.errors import Message
-    from traceable.protocol.windows import WindowRecord
+from traceable.errors import Message, TraceError
+from traceable.protocol import run_dir, untrusted
+from traceable.protocol.run_records import ProcessSteps, load_labels, load_process_records
+from traceable.protocol.start_conditions import NO_CONDITIONS, Conditions, pluralize
+from traceable.protocol.windows import UNTIL_STOPPED, WindowRecord
+
+WINDOW_KEY = "window"
+"""Key of the requested and captured windows in `run.json`."""
+
+TIMED_WINDOW_KEY = "timed_window"
+"""Key of the timed window that the collector opens itself, in a program that is not Python; null for none."""
 
 ON_REQUEST = "on request"
 """The request of a run whose windows are requested while it runs, before any is."""
@@ -80,3 +92,164 @@ class CaptureRequest:
     def is_whole_run(self) -> bool:
         """Whether there is one window, from when the conditions are met."""
         return self.text == WHOLE_RUN
+
+
+def describe_timed_window(conditions: Conditions) -> str:
+    """Return the text of such a window: `for 0.5 s, after 1 s from the start of the process`."""
+    duration = f"for {conditions.duration_s:g} s" if conditions.duration_s else ""
+    return ", ".join(filter(None, (duration, str(conditions))))
+
+
+def make_window_entry(
+    text: str | None,
+    windows: tuple[tuple[int, int], ...] | None,
+    *,
+    on_request: bool = False,
+    conditions: Conditions = NO_CONDITIONS,
+) -> dict[str, Any] | None:
+    """Return the manifest's entry for the requested windows, before anything is captured; None for no window.
+
+    Args:
+        text: the requested steps.
+        windows: start and stop of each window; None for an endless series.
+        on_request: whether more windows may be requested while it runs.
+        conditions: when windows begin, and how long they last.
+    """
+    if text is None and not on_request and not any(conditions):
+        return None
+    return {
+        "requested": text if text is not None else ON_REQUEST if on_request else WHOLE_RUN,
+        "on_request": on_request,
+        "conditions": conditions._asdict() if any(conditions) else None,
+        "windows": None if windows is None else [list(window) for window in windows],
+        "captured": None,
+    }
+
+
+def load_capture_request(directory: Path, manifest: dict[str, Any]) -> CaptureRequest | None:
+    """Return the requested windows of the run in `directory` and their state; None for a run without windows.
+
+    Args:
+        directory: the run directory.
+        manifest: its manifest.
+    """
+    window = manifest.get(WINDOW_KEY)
+    if window is None or window.get("requested") is None:
+        return None
+    conditions = _parse_conditions(window)
+    end = manifest.get("end") or {}
+    bounds = window.get("windows")
+    labels = load_labels(directory, manifest)
+    statuses = tuple(replace(one, label=labels.get(one.pid, "")) for one in load_statuses(directory, conditions))
+    text = window["requested"]
+    if text == ON_REQUEST:
+        opened = (f"{one.start_step}:{one.stop_step}" for process in statuses for one in process.windows)
+        text = ",".join(dict.fromkeys(opened)) or ON_REQUEST
+    return CaptureRequest(
+        text=text,
+        windows=None if bounds is None else tuple((start, stop) for start, stop in bounds),
+        processes=statuses,
+        pid=manifest.get("pid"),
+        end=_format_end(end),
+        conditions=str(conditions),
+        duration_s=conditions.duration_s,
+        need_steps=conditions.need_steps,
+    )
+
+
+def _parse_conditions(window: dict[str, Any]) -> Conditions:
+    try:
+        return Conditions(**(window.get("conditions") or {}))
+    except TypeError:  # written by a newer traceable
+        return NO_CONDITIONS
+
+
+def _find_unmet_conditions(conditions: Conditions, steps: ProcessSteps, has_ended: bool) -> tuple[Message, ...]:
+    """Return a message for each condition that a process did not meet, with its progress."""
+    if steps.counted_from is not None:
+        return ()
+    waited_s = steps.delay_waited_s
+    pause_s = steps.longest_pause_s or 0.0
+    unmet: list[Message] = []
+    if steps.ended < conditions.warmup_steps:
+        words = f"{steps.ended} of {pluralize(conditions.warmup_steps, 'warm-up step')} were over"
+        unmet.append(Message("warmup_not_over", words))
+    # A process that was killed did not record its age.
+    if (waited_s or 0.0) < conditions.delay_s and waited_s is None and has_ended:
+        words = "no range or step began, from which --delay is counted (--delay start+S counts from the process start)"
+        unmet.append(Message("delay_not_begun", words))
+    elif (waited_s or 0.0) < conditions.delay_s:
+        so_far = f"{waited_s or 0.0:.3g} of " if has_ended else "fewer than "
+        words = f"{so_far}{conditions.delay_s:g} s from {conditions.delay_origin} were over"
+        unmet.append(Message("delay_not_over", words))
+    if pause_s < conditions.idle_s:
+        words = f"no step came after {conditions.idle_s:g} s without one (the longest was {pause_s:.3g} s)"
+        unmet.append(Message("no_idle_pause", words))
+    return tuple(unmet) or (Message("no_step_after_conditions", "no step began after its conditions were met"),)
+
+
+def load_statuses(directory: Path, conditions: Conditions = NO_CONDITIONS) -> tuple[ProcessStatus, ...]:
+    """Return the status of each process of the run in `directory` that took steps or opened a window, by pid."""
+    return tuple(
+        ProcessStatus(
+            rank=one.rank,
+            pid=one.pid,
+            begun_steps=one.steps.begun,
+            ended_steps=one.steps.ended,
+            nested_steps=one.steps.nested,
+            end=one.end,
+            windows=tuple(_close_open_end(window, one.steps.begun) for window in one.steps.windows),
+            counted_from=one.steps.counted_from,
+            unmet_conditions=_find_unmet_conditions(conditions, one.steps, one.end is not None),
+            first_range_wall_ns=one.steps.first_range_wall_ns,
+        )
+        for one in load_process_records(directory)
+        if one.steps is not None
+    )
+
+
+def list_databases(manifest: dict[str, Any], first: Path) -> list[Path]:
+    """Return the databases of a run, of which `first` is one: nsys writes one for each window."""
+    stem = manifest.get("stem")
+    if not isinstance(manifest.get(WINDOW_KEY), dict) or not first.name.startswith(f"{stem}."):
+        return [first]
+    pattern = re.compile(rf"{re.escape(str(stem))}\.(\d+)\.sqlite")
+    numbered = [
+        (int(match[1]), entry)
+        for entry in first.parent.iterdir()
+        if (match := pattern.fullmatch(entry.name)) and untrusted.is_regular(entry)
+    ]
+    return [entry for _, entry in sorted(numbered)] or [first]
+
+
+def write_captured_windows(directory: Path, captured: dict[str, Any]) -> None:
+    """Write the captured windows into the manifest.
+
+    Raises:
+        OSError: it can't be written.
+        TraceError: it can't be read.
+    """
+    manifest = run_dir.load_manifest(directory)
+    if not isinstance(manifest.get(WINDOW_KEY), dict):
+        raise TraceError(
+            "run_without_windows", f"the run in {directory} has no windows", "record one with `traceable run --steps`"
+        )
+    manifest[WINDOW_KEY]["captured"] = captured
+    run_dir.write_json(directory / run_dir.MANIFEST, manifest)
+
+
+def _close_open_end(window: WindowRecord, begun: int) -> WindowRecord:
+    is_open_ended = window.stop_step == UNTIL_STOPPED
+    return window._replace(stop_step=max(begun, window.start_step + 1)) if is_open_ended else window
+
+
+def _format_end(end: dict[str, Any]) -> str | None:
+    """Return how the program ended, to follow `stopped early by`; None where that is unknown."""
+    number = end.get("signal")
+    if isinstance(number, int):
+        try:
+            return signal.Signals(number).name
+        except ValueError:
+            return f"signal {number}"
+    code = end.get("exit_code")
+    return None if code is None else f"the end of the program (exit code {code})"

@@ -28,8 +28,14 @@ EXIT_FILE = "program.exit"
 NSYS_LOG = "nsys.log"
 """nsys's own output."""
 
+NSYS_REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
+"""The suffixes of nsys's reports: of this version, of an older one, and of one that was not imported."""
+
 PARENT = Path("traceable-runs")
 """Where run directories go when no -o is given, relative to the working directory."""
+
+CLIENT_OF_KEY = "client_of"
+"""Key of the server in `run.json`; null for a program that is not known to be such a client."""
 
 _MODE = 0o775
 """Mode of created directories, less the umask: in a world-writable one any user could place links."""

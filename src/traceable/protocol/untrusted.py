@@ -157,6 +157,9 @@ def read_file(path: Path, max_bytes: int = RECORD_BYTES) -> bytes:
 
 # ---- SQLite
 
+SQLITE_MAGIC = b"SQLite format 3\0"
+"""How a SQLite file begins."""
+
 SQLITE_ERRORS = (sqlite3.Error, UnicodeError, OverflowError)
 """The errors that the sqlite3 module raises for a damaged file: its own ones, and the other two for a value or an error
 text, which quotes the file, that can't be converted."""

@@ -232,11 +232,11 @@ def _cell(collector: str, way: str, emitted: int, code: int, out: Path, stderr: 
 
 def _of_nothing(out: Path) -> dict[str, object]:
     """Return the completeness of a run without a recording from its directory, as the report would have it."""
-    from traceable.launch import range_counts
+    from traceable.checks.completeness import evaluate_completeness
     from traceable.protocol import run_dir
     from traceable.report.document import completeness_to_dict
 
-    return completeness_to_dict(range_counts.evaluate_completeness(out, run_dir.load_manifest(out), None))
+    return completeness_to_dict(evaluate_completeness(out, run_dir.load_manifest(out), None))
 
 
 def format_table(cells: list[Cell]) -> str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from traceable.analysis.completeness import Completeness, merge_completeness
 from traceable.analysis.windows import CaptureResult, evaluate_capture, merge_capture_results
+from traceable.checks.completeness import evaluate_completeness
 from traceable.errors import Message, TraceableError, TraceError
-from traceable.launch import range_counts
 from traceable.protocol import run_dir
 from traceable.protocol.capture_request import load_capture_request
 from traceable.protocol.run_records import load_labels, load_rank_numbers
@@ -65,7 +65,7 @@ def load_ranks(
             # A window that was never reached leaves nothing to read; the result reports that.
             request = load_capture_request(part, run_dir.load_manifest(part))
             results += [evaluate_capture(request, ())] if request is not None else []
-            complete.append(range_counts.evaluate_completeness(part, run_dir.load_manifest(part), None))
+            complete.append(evaluate_completeness(part, run_dir.load_manifest(part), None))
             continue
         complete.append(recording.completeness)
         traces.append((str((run_dir.load_manifest(part).get("host") or {}).get("name")), recording.trace))

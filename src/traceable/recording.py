@@ -157,9 +157,9 @@ def _load_raw(
             traces.append(load_trace(file, progress=report, allow_unrelated=unrelated, run_directory=run))
         intervals = [one for file in files for one in flight.read_intervals(file, manifest)]
     trace = join_traces(traces)
-    from traceable.launch import range_counts
+    from traceable.checks.completeness import evaluate_completeness
 
-    complete = range_counts.evaluate_completeness(directory if manifest is not None else None, manifest, trace, files)
+    complete = evaluate_completeness(directory if manifest is not None else None, manifest, trace, files)
     if manifest is not None:
         from traceable.rank_recordings import label_processes
 

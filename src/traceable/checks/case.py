@@ -23,9 +23,9 @@ import numpy as np
 from traceable.analysis.completeness import Completeness
 from traceable.analysis.windows import CaptureResult
 from traceable.checks import machine
+from traceable.checks.completeness import evaluate_completeness
 from traceable.collectors.nsys import install as nsys_install
 from traceable.errors import Message, TraceableError
-from traceable.launch import range_counts
 from traceable.protocol import run_dir, untrusted
 from traceable.protocol.capture_request import (
     TIMED_WINDOW_KEY,
@@ -204,9 +204,7 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_inspect_same_machine(manifest),
         has_importer=collector != NSYS or _has_importer(),
-        completeness=range_counts.evaluate_completeness(directory, manifest, None)
-        if recording is None
-        else recording.completeness,
+        completeness=evaluate_completeness(directory, manifest, None) if recording is None else recording.completeness,
     )
 
 

@@ -63,10 +63,10 @@ def report_losses(complete: Completeness, log: Callable[[str], None]) -> None:
 
 def evaluate_unrecorded_run(directory: Path) -> Completeness:
     """Return the completeness of a run that recorded nothing."""
-    from traceable.launch import range_counts
+    from traceable.checks.completeness import evaluate_completeness
     from traceable.protocol import run_dir
 
-    return range_counts.evaluate_completeness(directory, run_dir.load_manifest(directory), None)
+    return evaluate_completeness(directory, run_dir.load_manifest(directory), None)
 
 
 def report_expectations(

@@ -17,6 +17,7 @@ from typing import Any
 from traceable import collectors
 from traceable.collectors import running_profilers
 from traceable.collectors.base import Collector, CollectorResult, Gating, Plan
+from traceable.collectors.range_counts import store_range_counts
 from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
 from traceable.launch import (
@@ -27,7 +28,6 @@ from traceable.launch import (
     memory_limit,
     process_watcher,
     provenance,
-    range_counts,
     ranks,
     supervisor,
     target,
@@ -428,7 +428,7 @@ def _finish(
             problem = Message("reading_back_failed", f"can't read the recording ({format_one_line(error)}); it is kept")
         if recorded is None:
             recorder.remove_unfinished_exports(run.directory / f"{request.stem}.sqlite")
-    range_counts.store_range_counts(run.directory, run.manifest, recorded)
+    store_range_counts(run.directory, run.manifest, recorded)
     released = run.release.notes if run.release is not None else []
     notes = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
     run.manifest["notes"] = [note.as_dict for note in notes]

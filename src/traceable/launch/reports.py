@@ -74,7 +74,8 @@ def finalize_run(directory: Path, into: Path | None = None) -> Path:
         CollectorError: the recording can't be read.
     """
     from traceable import collectors
-    from traceable.launch import lost_run, range_counts
+    from traceable.collectors.range_counts import store_range_counts
+    from traceable.launch import lost_run
 
     directory = directory.absolute()
     if flight.find_run_of_dump(directory):
@@ -98,7 +99,7 @@ def finalize_run(directory: Path, into: Path | None = None) -> Path:
     if recorded.database is None:
         problem = "; ".join((f"{directory} contains no recording (collector {name})", *recorded.notes[:_NOTES_MAX]))
         raise TraceError("no_recording", problem, "run it again with another --collector")
-    range_counts.store_range_counts(directory, manifest, recorded)
+    store_range_counts(directory, manifest, recorded)
     return recorded.database
 
 

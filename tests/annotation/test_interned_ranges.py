@@ -1,4 +1,4 @@
-"""The ranges that the engine keeps: those that `capture/process_record.py` reports by name."""
+"""The ranges that the engine keeps: those that `capture/process.py` records by name."""
 
 from __future__ import annotations
 

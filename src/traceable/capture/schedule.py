@@ -217,7 +217,7 @@ class Schedule:
         return ((Window(one.start + first_step, one.stop + first_step), synchronize) for one in windows)
 
     def to_status(self) -> dict[str, Any]:
-        """Return its part of the status file."""
+        """Return its part of the section `steps` of the record."""
         progress = self._progress
         windows = self._requested or ",".join(str(window) for window, _ in self._planned)
         return {

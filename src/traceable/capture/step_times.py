@@ -113,6 +113,6 @@ class StepTimes:
 
 def open_step_times() -> StepTimes | None:
     """Return the file for the step times of this process; None if the launcher did not request it."""
-    if not record.stem or not environment.read_flag(environment.STEP_TIMES):
+    if not record.run_dir or not environment.read_flag(environment.STEP_TIMES):
         return None
     return StepTimes(record.stem + TIMES_SUFFIX)

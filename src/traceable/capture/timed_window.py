@@ -21,7 +21,7 @@ class TimedWindow:
     Args:
         schedule: its conditions.
         windows: opens it.
-        publisher: the status files are opened before it is.
+        publisher: its part of the record is opened before the window is.
         timer: waits for the delay; None without one.
     """
 

@@ -64,7 +64,8 @@ class ProcessRecord:
                 while any(os.path.lexists(stem + suffix) for suffix in _OWN_SUFFIXES):
                     number += 1
                     stem = f"{first}.{number}"
-                self._stem = stem
+                # A signal handler may have decided it in the meantime.
+                self._stem = self._stem or stem
             return self._stem
 
     def update(self, *, silent: bool = False, **sections: Callable[[], Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import traceable
 
-HEAVY = {"numpy", "torch", "rich", "nvtx", "wrapt", "opentelemetry", "asyncio"}
+HEAVY = {"numpy", "torch", "rich", "psutil", "nvtx", "wrapt", "opentelemetry", "asyncio"}
 ROOMS = {f"traceable.{room}" for room in ("collectors", "launch", "checks", "trace", "analysis", "report", "cli")}
 ALSO_NOT = {"inspect", "dataclasses", "pathlib", "json", "logging", "threading"}
 """Of the standard library, what takes longer to import than traceable. And `threading`: a program that patches it

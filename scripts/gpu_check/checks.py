@@ -33,7 +33,7 @@ WINDOW = f"{START}:{STOP}"
 
 FINDING_WINDOW = "2:12"
 
-_OPTIONAL = re.compile(r"No module named '(wrapt|rich|nvtx|pytest)'")
+_OPTIONAL = re.compile(r"No module named '(wrapt|rich|psutil|nvtx|pytest)'")
 _PLACED = re.compile(r"aligned with its ranges to ([\d.]+) us")
 
 Row = dict[str, Any]

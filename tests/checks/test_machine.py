@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from traceable.checks import doctor, machine, probes
 from traceable.checks.finding import Finding, Rule
 from traceable.checks.machine import Driver, Torch
 from traceable.checks.probes import Cuda, Device
-from traceable.collectors.running_profilers import RunningProfilers, find_running_profilers
+from traceable.collectors.running_profilers import find_running_profilers
 from traceable.protocol import environment
 
 # ---- the facts
@@ -72,10 +73,20 @@ def test_the_driver_is_read(root, line):
     assert machine.inspect_driver(root(files)) == Driver("580.65.06", True, True)
 
 
-def test_other_profilers_are_found_by_their_names(root):
-    names = {7: "nv-hostengine", 30: "ncu", 4: "python3", 9: "ncurses", 11: "compute-sanitiz", 12: "nvidia-cuda-mps"}
-    found = find_running_profilers(root({f"proc/{pid}/comm": f"{name}\n" for pid, name in names.items()}))
-    assert found == RunningProfilers(((7, "nv-hostengine"), (11, "compute-sanitiz"), (30, "ncu")), True)
+def test_other_profilers_are_found_by_their_names(tmp_path):
+    # Linux stores 15 characters of a name.
+    names = ("nv-hostengine", "ncu", "python3", "ncurses", "compute-sanitizer", "nvidia-cuda-mps-control")
+    with contextlib.ExitStack() as stack:
+        pids = {}
+        for name in names:
+            program = shutil.copy(str(shutil.which("sleep")), tmp_path / name)
+            process = stack.enter_context(subprocess.Popen([program, "1000"]))
+            stack.callback(process.kill)
+            pids[process.pid] = name
+        running = find_running_profilers()
+    assert running.mps
+    profilers = {(pid, name) for pid, name in running.profilers if pid in pids}
+    assert profilers == {(pid, name) for pid, name in pids.items() if name in names[:2] or name == names[4]}
 
 
 def test_a_folder_is_checked_by_its_nearest_existing_parent(tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections import Counter
@@ -41,6 +40,7 @@ from traceable.checks.machine import (
 )
 from traceable.checks.probes import Cuda, Device, Nsys, SelfTest, Tool
 from traceable.collectors import running_profilers
+from traceable.collectors.process_list import UNREADABLE, list_descendants
 from traceable.collectors.running_profilers import RunningProfilers
 from traceable.errors import Message, TraceableError
 from traceable.launch.provenance import get_package_version
@@ -165,9 +165,9 @@ class _Facts:
         for thread in self.threads:
             # More than once: it may be about to start another one.
             while thread.is_alive() and time.monotonic() < until:
-                for pid in _children(thread):
-                    with contextlib.suppress(OSError):
-                        os.kill(pid, signal.SIGKILL)
+                for process in list_descendants(os.getpid()):
+                    with contextlib.suppress(*UNREADABLE):
+                        process.kill()
                 thread.join(POLL_SECONDS)
 
     def _run_probe(self, name: str, function: Callable[[], Any]) -> None:
@@ -225,14 +225,6 @@ def _run_rule(rule: Rule, facts: _Facts) -> Sequence[Finding]:
         message = f"check failed: {type(error).__name__}: {error}"
         failure = warning("check_failed", message, "report this to traceable's authors")
     return [replace(failure, check=rule.name)]
-
-
-def _children(thread: threading.Thread) -> list[int]:
-    try:
-        pids = Path(f"/proc/self/task/{thread.native_id}/children").read_text(encoding="ascii")
-    except OSError:
-        return []
-    return [int(pid) for pid in pids.split()]
 
 
 def check_python(facts: Python) -> Finding:

@@ -22,6 +22,7 @@ from pathlib import Path
 from traceable.collectors import ncu, tools
 from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys import user_options
+from traceable.collectors.process_list import UNREADABLE, list_processes
 from traceable.errors import CollectorError, Message, TraceableError
 from traceable.launch import target
 from traceable.protocol import environment
@@ -434,9 +435,8 @@ def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _processes_of(folder: Path) -> Iterator[int]:
-    ours = b"=" + os.fsencode(folder) + b"/"
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if ours in (entry / "environ").read_bytes():
-                    yield int(entry.name)
+    for process in list_processes():
+        if process.pid != os.getpid():
+            with contextlib.suppress(*UNREADABLE):
+                if any(value.startswith(f"{folder}/") for value in process.environ().values()):
+                    yield process.pid

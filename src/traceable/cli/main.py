@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 from traceable.cli.console import log, print_line
 from traceable.errors import Message, TraceableError, UsageError
 
-_REQUIRED = frozenset({"numpy", "nvtx", "rich", "tomli", "wrapt"})
+_REQUIRED = frozenset({"numpy", "nvtx", "psutil", "rich", "tomli", "wrapt"})
 """The packages that traceable depends on."""
 
 COMMANDS = {

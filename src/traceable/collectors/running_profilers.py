@@ -1,4 +1,4 @@
-"""Which other profilers run on this machine, as far as /proc shows them."""
+"""Which other profilers run on this machine, as far as this user can see them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+
+from traceable.collectors.process_list import UNREADABLE, list_processes
 
 PROFILERS = re.compile(
     r"nsys(-launcher|-ui)?|ncu(-ui)?|nv-nsight-cu(-cli)?|nv-hostengine|dcgm-exporter|dcgmproftester\d*|dynolog"
-    r"|nvprof|cuda-gdb|compute-sanitiz"
+    r"|nvprof|cuda-gdb|compute-sanitiz(er)?"
 )
-"""Names of processes that profile GPUs, or use what profilers need, in the 15 characters that Linux stores."""
+"""Names of processes that profile GPUs, or use what profilers need. Linux may show 15 characters of them alone."""
 
 MPS = "nvidia-cuda-mps"
 
@@ -30,12 +31,12 @@ class RunningProfilers:
     mps: bool
 
 
-def find_running_profilers(root: Path = Path("/")) -> RunningProfilers:
-    """Return which processes below `root` profile, except this one and its parent."""
+def find_running_profilers() -> RunningProfilers:
+    """Return which processes profile, except this one and its parent."""
     names = {}
-    for entry in root.glob("proc/[0-9]*"):
-        if int(entry.name) not in (os.getpid(), os.getppid()):
-            with contextlib.suppress(OSError):
-                names[int(entry.name)] = (entry / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    for process in list_processes():
+        if process.pid not in (os.getpid(), os.getppid()):
+            with contextlib.suppress(*UNREADABLE):
+                names[process.pid] = process.name()
     profilers = sorted((pid, name) for pid, name in names.items() if PROFILERS.fullmatch(name))
-    return RunningProfilers(tuple(profilers), MPS in names.values())
+    return RunningProfilers(tuple(profilers), any(name.startswith(MPS) for name in names.values()))

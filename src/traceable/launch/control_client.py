@@ -133,22 +133,25 @@ def find_by_pid(pid: int) -> ControlTarget:
     Raises:
         TraceableError: there is none, it is another user's, or its run was started without control.
     """
+    import psutil
+
+    from traceable.collectors.process_list import UNREADABLE
+
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except PermissionError:
+        variables = psutil.Process(pid).environ()
+    except psutil.AccessDenied:
         raise UsageError(
             "process_of_another_user",
             f"process {pid} belongs to another user",
             "run this as the user who started the run",
         ) from None
-    except OSError:
+    except UNREADABLE:
         raise UsageError(
             "no_such_process", f"no such process: {pid}", "list the processes of a run: traceable control status"
         ) from None
-    name = os.fsencode(environment.RUN_DIR) + b"="
-    directory = next((Path(os.fsdecode(word.removeprefix(name))) for word in words if word.startswith(name)), None)
-    if directory is None:
+    if environment.RUN_DIR not in variables:
         raise UsageError("process_without_run", f"process {pid} does not belong to a traceable run", _START)
+    directory = Path(variables[environment.RUN_DIR])
     if pid not in _list_live_pids(directory):
         if not _is_controllable(run_dir.load_manifest(directory)):
             raise UsageError("control_not_enabled", f"process {pid} was started without --control", _START)
@@ -190,7 +193,7 @@ def remove_stale_sockets(directory: Path) -> None:
     with contextlib.suppress(OSError):
         for pid in _list_socket_pids(directory):
             socket = directory / f"control.{pid}.sock"
-            if not Path(f"/proc/{pid}").exists() and socket.is_socket() and not socket.is_symlink():
+            if not _is_alive(pid) and socket.is_socket() and not socket.is_symlink():
                 socket.unlink(missing_ok=True)
 
 
@@ -202,7 +205,13 @@ def _list_socket_pids(directory: Path) -> list[int]:
 
 def _list_live_pids(directory: Path) -> tuple[int, ...]:
     """Return the live processes that have a socket. The socket of a killed process stays."""
-    return tuple(pid for pid in _list_socket_pids(directory) if pid != os.getpid() and Path(f"/proc/{pid}").exists())
+    return tuple(pid for pid in _list_socket_pids(directory) if pid != os.getpid() and _is_alive(pid))
+
+
+def _is_alive(pid: int) -> bool:
+    import psutil
+
+    return psutil.pid_exists(pid)
 
 
 # ---- requests

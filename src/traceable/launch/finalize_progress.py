@@ -112,20 +112,17 @@ class ReportProgress:
 
 def _measure_report_bytes(pids: list[int], directory: Path) -> int:
     """Return the size of the report files, temporary and final: a measure of progress."""
+    from traceable.collectors.process_list import list_open_files
+
     sizes: dict[tuple[int, int], int] = {}
-    paths: list[Path] = []
+    paths = list_open_files(pids)
     with contextlib.suppress(OSError):  # the program may have deleted it
-        paths += (entry for entry in directory.iterdir() if entry.suffix in _REPORT_SUFFIXES)
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for entry in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    if str(entry.readlink()).removesuffix(" (deleted)").endswith(_REPORT_SUFFIXES):
-                        paths.append(entry)
+        paths += directory.iterdir()
     for path in paths:
-        with contextlib.suppress(OSError):
-            status = path.stat()
-            sizes[status.st_dev, status.st_ino] = status.st_size
+        if path.suffix in _REPORT_SUFFIXES:
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from traceable import collectors
-from traceable.collectors import running_profilers
 from traceable.collectors.base import Collector, CollectorResult, Gating, Plan
 from traceable.collectors.range_counts import store_range_counts
 from traceable.collectors.recorder import collector as recorder
@@ -286,6 +285,7 @@ def _start(
         "environment_names": sorted(planned),
         "notes": [note.as_dict for note in notes],
     }
+    run.manifest["profilers"] = _list_profilers() if plan.detached else []
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
 
@@ -295,10 +295,11 @@ def _start(
     def started(pid: int) -> None:
         finalize_signals.set_started()
         watcher.start(pid)
-        # The program runs from here on: nothing may keep the launcher from supervising it.
-        with contextlib.suppress(OSError):
-            pids = supervisor.find_collector_processes(run.directory)
-            run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(pids)
+        if plan.detached:
+            # The program runs from here on: nothing may keep the launcher from supervising it.
+            with contextlib.suppress(Exception):
+                pids = supervisor.find_collector_processes(run.directory)
+                run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(pids)
         run.started(pid)
 
     try:
@@ -306,6 +307,13 @@ def _start(
     finally:
         watcher.stop()
         run.manifest[run_dir.CLIENT_OF_KEY] = watcher.find_server(request.target.command(()))
+
+
+def _list_profilers() -> list[str]:
+    """Return the names of other profilers, with which a collector of the GPU may conflict."""
+    from traceable.collectors.running_profilers import find_running_profilers
+
+    return sorted({name for _, name in find_running_profilers().profilers})
 
 
 def _find_unused_settings(request: RunRequest, name: str) -> list[Message]:
@@ -356,7 +364,7 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         TIMED_WINDOW_KEY: describe_timed_window(request.conditions) if request.timed else None,
         flight.FLIGHT_RECORDER_KEY: flight.make_flight_recorder_entry(request.variables),
         **provenance.collect_provenance(),
-        "profilers": sorted({name for _, name in running_profilers.find_running_profilers().profilers}),
+        "profilers": [],
         "launcher_pid": os.getpid(),
         "pid": None,
         "collector": None,

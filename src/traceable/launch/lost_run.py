@@ -27,13 +27,9 @@ PROCESSES_MAX = 4
 
 def find_streams(pids: Iterable[int]) -> list[str]:
     """Return the paths of the streams that these nsys processes record into."""
-    paths = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for entry in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    paths.add(os.fspath(entry.readlink()))
-    return sorted(path for path in paths if path.endswith(STREAM_SUFFIX))
+    from traceable.collectors.process_list import list_open_files
+
+    return [os.fspath(path) for path in list_open_files(pids) if path.suffix == STREAM_SUFFIX]
 
 
 def add_remaining_data(error: TraceableError, directory: Path, manifest: dict[str, Any]) -> TraceableError:

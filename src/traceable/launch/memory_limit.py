@@ -34,7 +34,9 @@ def check_memory_limit(path: Path) -> None:
         return
     import subprocess
 
-    available_bytes = limit - _read_used_bytes()
+    import psutil
+
+    available_bytes = limit - psutil.Process().memory_info().vms
     attempt = subprocess.run(
         [sys.executable, "-I", "-c", _IMPORT_NUMPY, str(available_bytes)],
         stdin=subprocess.DEVNULL,
@@ -47,9 +49,3 @@ def check_memory_limit(path: Path) -> None:
             f"the memory limit of {format_bytes(limit)} (ulimit -v) is too low to read the recording, which is kept",
             f"raise it, then run `traceable report {path}`",
         )
-
-
-def _read_used_bytes() -> int:
-    """Return how many bytes of address space this process uses."""
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - one line
-        return int(file.read().split()[0]) * resource.getpagesize()

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traceable.launch import local_client
 from traceable.launch.exit_release import ExitReleaser
 from traceable.protocol import environment
 from traceable.protocol.run_records import WITHOUT_ENVIRONMENT_FILE
+
+if TYPE_CHECKING:
+    import psutil
 
 FIRST_INTERVAL_SECONDS = 0.25
 INTERVAL_SHARE = 0.1
@@ -32,9 +34,7 @@ MAX_INTERVAL_SECONDS = 10.0
 RELEASE_INTERVAL_SECONDS = 1.0
 """How often it checks whether nsys's library blocks a process at its exit."""
 
-_PROC = Path("/proc")
 _CORE = b"/traceable/_native/_core."
-_VARIABLE = os.fsencode(f"{environment.RUN_DIR}=")
 
 
 class ProcessWatcher:
@@ -95,46 +95,24 @@ class ProcessWatcher:
                     self._release.poll([pid, *self._descendants])
 
     def _poll(self, pid: int) -> None:
-        self._descendants = list(_list_descendants(pid))
+        from traceable.collectors.process_list import UNREADABLE, list_descendants
+
+        processes = list_descendants(pid)
+        self._descendants = [process.pid for process in processes]
         self._sockets.poll([pid, *self._descendants])
-        for one in self._descendants:
-            if one not in self._reported and _lacks_environment(one):
-                self._reported.add(one)
-                with self._file.open("a", encoding="ascii") as file:
-                    file.write(json.dumps({"pid": one, "name": _read_name(one)}) + "\n")
+        for process in processes:
+            with contextlib.suppress(*UNREADABLE):
+                if process.pid not in self._reported and _lacks_environment(process):
+                    line = json.dumps({"pid": process.pid, "name": process.name()})
+                    self._reported.add(process.pid)
+                    with self._file.open("a", encoding="ascii") as file:
+                        file.write(line + "\n")
 
 
-def _list_descendants(pid: int) -> Iterator[int]:
-    """Yield the children of a process, theirs, and so on."""
-    waiting = [pid]
-    while waiting:
-        for task in _list_entries(_PROC / str(waiting.pop()) / "task"):
-            children = [int(word) for word in _read(task / "children").split()]
-            waiting += children
-            yield from children
-
-
-def _lacks_environment(pid: int) -> bool:
+def _lacks_environment(process: psutil.Process) -> bool:
     """Whether a process has loaded traceable's core and was started without the variables of the run."""
-    variables = _read(_PROC / str(pid) / "environ")
-    if not variables or any(entry.startswith(_VARIABLE) for entry in variables.split(b"\0")):
+    variables = process.environ()
+    if not variables or environment.RUN_DIR in variables:
         return False
-    return _CORE in _read(_PROC / str(pid) / "maps")
-
-
-def _read_name(pid: int) -> str:
-    return _read(_PROC / str(pid) / "comm").decode("utf-8", "replace").strip()
-
-
-def _list_entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    # Not psutil's memory_maps: it reads `smaps`, for which the kernel walks the page tables of the program.
+    return _CORE in Path(f"/proc/{process.pid}/maps").read_bytes()

@@ -118,14 +118,12 @@ def make_rank_directory_path(rank: Rank, name: str, output: Path | None) -> Path
 
 def get_parent_start_ns() -> int | None:
     """Return when the parent of this process was started, in ns since 1970; None where that is unknown."""
+    import psutil
+
     try:
-        ticks = int(Path(f"/proc/{os.getppid()}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-        booted = next(
-            int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
-        )
-    except (OSError, ValueError, IndexError, StopIteration):
+        return int(psutil.Process(os.getppid()).create_time() * 1e9)
+    except (psutil.Error, OSError, RuntimeError):
         return None
-    return booted * 10**9 + ticks * 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def exec_program(command: list[str]) -> None:

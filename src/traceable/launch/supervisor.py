@@ -367,7 +367,9 @@ class _Detached:
             return True
         if self.pidfd is None:
             assert self.pid is not None
-            return not Path(f"/proc/{self.pid}").exists()
+            import psutil
+
+            return not psutil.pid_exists(self.pid)
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def _forward(self, number: int) -> None:
@@ -419,19 +421,15 @@ def find_collector_processes(run_dir: Path) -> list[int]:
 
     nsys's agent leaves nsys's session and process tree, but keeps its environment.
     """
-    variable = os.fsencode(f"{environment.RUN_DIR}={run_dir}")
+    from traceable.collectors.process_list import UNREADABLE, list_processes
+
     pids = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if variable in (entry / "environ").read_bytes().split(b"\0") and _is_nsys(entry):
-                pids.append(int(entry.name))
+    for process in list_processes():
+        with contextlib.suppress(*UNREADABLE):
+            is_of_run = process.environ().get(environment.RUN_DIR) == str(run_dir)
+            if is_of_run and Path(process.exe()).name.startswith(("nsys", "QdstrmImporter")):
+                pids.append(process.pid)
     return pids
-
-
-def _is_nsys(entry: Path) -> bool:
-    return (entry / "exe").readlink().name.startswith(("nsys", "QdstrmImporter"))
 
 
 def make_collector_environment(full: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:

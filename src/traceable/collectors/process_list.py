@@ -1,0 +1,48 @@
+"""The processes of this machine, read by psutil. Another user's may be hidden, and any may end meanwhile.
+
+psutil takes longer to import than the launcher may take for a short program: what every run needs imports this late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+UNREADABLE = (psutil.Error, OSError, ValueError, IndexError)
+"""What psutil raises for a process that has ended, is ending or belongs to another user."""
+
+
+def list_processes() -> list[psutil.Process]:
+    """Return the processes that this user can see, by pid; none where /proc is not mounted."""
+    with contextlib.suppress(*UNREADABLE):
+        return list(psutil.process_iter())
+    return []
+
+
+def list_descendants(pid: int) -> list[psutil.Process]:
+    """Return the children of a process, theirs, and so on.
+
+    `psutil.Process.children` fails if it can't read the parent of every process of the machine (`hidepid=1`).
+    """
+    children = defaultdict(list)
+    for process in list_processes():
+        with contextlib.suppress(*UNREADABLE):
+            if process.pid != pid:  # so what follows is a tree
+                children[process.ppid()].append(process)
+    descendants = list(children[pid])
+    for process in descendants:  # which grows
+        descendants += children[process.pid]
+    return descendants
+
+
+def list_open_files(pids: Iterable[int]) -> list[Path]:
+    """Return the regular files that these processes have open, without deleted ones."""
+    paths = set()
+    for pid in pids:
+        with contextlib.suppress(*UNREADABLE):
+            paths |= {Path(file.path) for file in psutil.Process(pid).open_files()}
+    return sorted(paths)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from traceable.annotation.bootstrap import make_bootstrap_path
 from traceable.annotation.external.patterns import parse_step_function
+from traceable.capture.bootstrap import make_bootstrap_path
 from traceable.capture.step_function import wrap_as_step
 from traceable.protocol import environment
 

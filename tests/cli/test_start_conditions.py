@@ -65,7 +65,7 @@ def test_the_program_is_told(run):
 def test_a_window_of_time_is_for_programs_too_that_never_import_traceable(run):
     said = run("--dry-run", "--duration", "5").stdout
     assert "TRACEABLE_DURATION=5" in said
-    assert "annotation/bootstrap" in said
+    assert "capture/bootstrap" in said
 
 
 def test_an_option_counts_instead_of_its_variable(run):

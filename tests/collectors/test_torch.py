@@ -14,10 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.trace.sample_kineto import EPOCH_NS, annotation, as_json
 
-from traceable.annotation import bootstrap
 from traceable.annotation.torch import profiler_backend as torch_records
 from traceable.annotation.torch.profiler_backend import Domain
-from traceable.capture import kineto, torch_gate
+from traceable.capture import bootstrap, kineto, torch_gate
 from traceable.collectors.base import Gating
 from traceable.collectors.torch import collector
 from traceable.errors import CollectorError

@@ -1,6 +1,6 @@
 """Starts torch's profiler when the program has imported torch, or watches torch from then on for windows.
 
-The `sitecustomize` of `annotation/bootstrap` calls this after that import. A failure here is printed once on stderr; it
+The `sitecustomize` of `capture/bootstrap` calls this after that import. A failure here is printed once on stderr; it
 never makes the import of torch fail.
 """
 

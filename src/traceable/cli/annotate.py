@@ -82,7 +82,7 @@ def make_annotate_environment(targets: Sequence[Target]) -> dict[str, str]:
     """Return what to set in the program's environment so that it and its Python children are annotated."""
     if not targets:
         return {}
-    from traceable.annotation.bootstrap import make_bootstrap_environment
+    from traceable.capture.bootstrap import make_bootstrap_environment
 
     return make_bootstrap_environment(targets, os.environ)
 
@@ -95,7 +95,7 @@ def check_reachable(targets: Sequence[Target], command: Sequence[str]) -> None:
     """
     if not targets:
         return
-    from traceable.annotation.bootstrap import find_bootstrap_problem
+    from traceable.capture.bootstrap import find_bootstrap_problem
 
     if problem := find_bootstrap_problem(command):
         raise UsageError("python_isolated", problem, "or annotate in the code with traceable.annotate_targets")

@@ -168,7 +168,7 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
     if arguments.record_loop_pauses is not None:
         variables[environment.LOOP_PAUSES] = str(arguments.record_loop_pauses)
     if variables:
-        from traceable.annotation.bootstrap import make_bootstrap_path
+        from traceable.capture.bootstrap import make_bootstrap_path
 
         # So that a program that never imports traceable is recorded too.
         variables["PYTHONPATH"] = make_bootstrap_path(os.environ)
@@ -503,7 +503,7 @@ def _condition_variables(found: Conditions, *, steps: bool) -> dict[str, str]:
     """Return what to set in the program's environment."""
     variables = found.to_environment()
     if variables and not steps and not found.need_steps:
-        from traceable.annotation.bootstrap import make_bootstrap_path
+        from traceable.capture.bootstrap import make_bootstrap_path
 
         # A window of time is for programs, too, that never import traceable.
         variables["PYTHONPATH"] = make_bootstrap_path(os.environ)
@@ -533,7 +533,7 @@ def _step_variables(targets: tuple[Target, ...]) -> dict[str, str]:
     """Return what to set in the program's environment so that it and its Python children step by that function."""
     if not targets:
         return {}
-    from traceable.annotation.bootstrap import make_bootstrap_path
+    from traceable.capture.bootstrap import make_bootstrap_path
 
     return {environment.STEP_FUNCTION: str(targets[0]), "PYTHONPATH": make_bootstrap_path(os.environ)}
 

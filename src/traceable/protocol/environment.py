@@ -58,7 +58,7 @@ NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 
 ANNOTATE = "TRACEABLE_ANNOTATE"
 """Code to annotate from outside, one pattern a line (`annotation/external/patterns.py`). Set by the launcher together
-with `annotation/bootstrap` on PYTHONPATH, where the interpreter finds the `sitecustomize` that reads it."""
+with `capture/bootstrap` on PYTHONPATH, where the interpreter finds the `sitecustomize` that reads it."""
 
 ANNOTATE_REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
 """Process id of the one process that reports unmatched patterns on stderr. Set by the first process that read
@@ -76,7 +76,7 @@ TORCH_DIR = "TRACEABLE_TORCH_DIR"
 
 TORCH = "TRACEABLE_TORCH"
 """What torch.profiler records: `whole`, all from the import of torch until the process ends, or `windows`. Set by the
-launcher together with `annotation/bootstrap` on PYTHONPATH."""
+launcher together with `capture/bootstrap` on PYTHONPATH."""
 
 GPU_DIR = "TRACEABLE_GPU_DIR"
 """Absolute path of the directory for Kineto's GPU recordings with the embedded recorder (`run --gpu`). Set by the
@@ -108,7 +108,7 @@ CONDITIONS = (WARMUP_STEPS, DELAY, IDLE, DURATION)
 
 STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
 """A function each call of which is a step, `module:name` (`capture/step_function.py`). Set by `run --step-function`
-together with `annotation/bootstrap` on PYTHONPATH."""
+together with `capture/bootstrap` on PYTHONPATH."""
 
 WINDOW_SYNC = "TRACEABLE_WINDOW_SYNC"
 """`1`: wait for the GPU before a window is opened and before it is closed."""

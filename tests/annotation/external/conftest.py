@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tests.annotation.conftest import SOURCE, make_environment
 
-from traceable.annotation.bootstrap import make_bootstrap_environment
 from traceable.annotation.external.patch_report import collect_warnings
 from traceable.annotation.external.patterns import Target, parse_pattern
+from traceable.capture.bootstrap import make_bootstrap_environment
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.errors import Message
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from traceable.annotation.bootstrap import DIRECTORY, find_bootstrap_problem, make_bootstrap_environment
 from traceable.annotation.external.patterns import parse_pattern
+from traceable.capture.bootstrap import DIRECTORY, find_bootstrap_problem, make_bootstrap_environment
 from traceable.errors import Message
 
 from .conftest import SOURCE, Run

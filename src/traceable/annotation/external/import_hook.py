@@ -4,7 +4,7 @@ One finder, first on `sys.meta_path` while anything is registered. It finds the 
 finders, and lets their loaders do the work. Being found is not an import yet: programs look for modules that they don't
 import (`importlib.util.find_spec`).
 
-`annotation/bootstrap/hook.py` loads this file alone, before traceable is imported and at each start of an interpreter:
+`capture/bootstrap/hook.py` loads this file alone, before traceable is imported and at each start of an interpreter:
 it imports nothing that Python has not imported already.
 """
 

@@ -19,8 +19,8 @@ DIRECTORY = "torch"
 
 SUFFIX = ".pt.trace.json.gz"
 
-_BOOTSTRAP = Path(__file__).parents[2] / "annotation" / "bootstrap"
-"""The folder of the `sitecustomize` that sees the import of torch; `annotation.bootstrap.DIRECTORY`."""
+_BOOTSTRAP = Path(__file__).parents[2] / "capture" / "bootstrap"
+"""The folder of the `sitecustomize` that sees the import of torch; `capture.bootstrap.DIRECTORY`."""
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "99"

@@ -21,7 +21,7 @@ def _load_hook():  # type: ignore[no-untyped-def] # Python 2 has no annotations
         return None
     try:
         path = _DIRECTORY + "/hook.py"
-        module = type(sys)("traceable.annotation.bootstrap.hook")
+        module = type(sys)("traceable.capture.bootstrap.hook")
         loader = type(__loader__)(module.__name__, path)  # type: ignore[name-defined]
         module.__file__, module.__loader__ = path, loader
         loader.exec_module(module)

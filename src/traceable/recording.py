@@ -116,7 +116,7 @@ def _load_raw(
     path: str | Path, progress: ProgressCallback | None, run_directory: Path | None, allow_unrelated: bool
 ) -> Recording:
     from traceable.launch import flight
-    from traceable.launch.reports import find_manifest, open_report
+    from traceable.report_files import find_manifest, open_report
     from traceable.trace import load as load_trace
     from traceable.trace.join import join_traces
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from traceable import report_files
 from traceable.checks import diagnosis
 from traceable.checks.case import open_case
-from traceable.launch import reports
 from traceable.protocol.run_records import load_process_records
 
 GREETING = "Common injection library initialized successfully."
@@ -25,7 +25,7 @@ def skip_what_nsys_lost(directory: Path) -> None:
     A fault of ours looks otherwise: the process would not have been handed nsys's listener, or have made no range.
     """
     records = load_process_records(directory)
-    with reports.open_report(directory) as database, closing(sqlite3.connect(database)) as connection:
+    with report_files.open_report(directory) as database, closing(sqlite3.connect(database)) as connection:
         greeted = connection.execute("SELECT 1 FROM StringIds WHERE value = ?", (GREETING,)).fetchone()
     if greeted or not (any(one.has_listener for one in records) and any(one.names for one in records)):
         return

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.launch.nsys_losses import skip_what_nsys_lost
 
+from traceable import report_files
 from traceable.errors import TraceError
-from traceable.launch import reports
 from traceable.protocol import run_dir
 
 PROGRAM = """
@@ -52,7 +52,7 @@ def test_the_run_is_finalised_later(collector, command, start, fifos):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     os.kill(pid, 0)  # the program lives
-    with pytest.raises(TraceError) as error, reports.open_report(fifos / "out"):
+    with pytest.raises(TraceError) as error, report_files.open_report(fifos / "out"):
         pass
     assert error.value.code == "still_running"
     (fifos / "go").write_text("")
@@ -63,7 +63,7 @@ def test_the_run_is_finalised_later(collector, command, start, fifos):
     pidfd_wait(pid)
     if collector == "nsys":
         skip_what_nsys_lost(fifos / "out")
-    with reports.open_report(fifos / "out") as database:
+    with report_files.open_report(fifos / "out") as database:
         assert {"before", "after"} <= names(database)
     # Whatever nsys's own umask is.
     assert not any(entry.stat().st_mode & stat.S_IWOTH for entry in (fifos / "out").glob("program.*"))

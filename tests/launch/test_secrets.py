@@ -22,10 +22,11 @@ from tests.printed_messages import message
 from tests.skips import skip_unless_ci
 
 from traceable._native import find_hide_proc_environ_library
+from traceable.checks import leak_check
 from traceable.collectors.nsys import privacy
 from traceable.collectors.nsys.collector import NsysCollector, _prepare_export
 from traceable.errors import Message
-from traceable.launch import leak_check, supervisor
+from traceable.launch import supervisor
 from traceable.protocol import redact
 
 VALUE = "hunter2-hunter2"

@@ -18,7 +18,8 @@ import pytest
 from tests.launch.nsys_losses import skip_what_nsys_lost
 from tests.printed_messages import message
 
-from traceable.launch import reports, supervisor
+from traceable import report_files
+from traceable.launch import supervisor
 
 PROGRAM = """
 import os, signal, sys, traceable
@@ -77,7 +78,7 @@ def stand_in(nsys, tmp_path, environ):
 
 def names(path: Path) -> set[str]:
     skip_what_nsys_lost(path)
-    with reports.open_report(path) as database, closing(sqlite3.connect(database)) as connection:
+    with report_files.open_report(path) as database, closing(sqlite3.connect(database)) as connection:
         rows = connection.execute(
             "SELECT COALESCE(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = id WHERE eventType = 59"
         )
@@ -453,7 +454,7 @@ def test_a_limit_on_memory_costs_the_profile_and_not_the_exit_code(command, envi
     assert read.returncode == 2
     assert len(read.stderr.splitlines()) == 1 and "[memory_limit_too_low]" in read.stderr
     with (
-        reports.open_report(tmp_path / "out") as database,
+        report_files.open_report(tmp_path / "out") as database,
         closing(sqlite3.connect(database)) as connection,
     ):  # without it
         assert connection.execute("SELECT value FROM StringIds WHERE value = 'pack'").fetchone()

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from traceable import report_files
 from traceable.analysis.completeness import Completeness
 from traceable.analysis.windows import CaptureResult
 from traceable.checks import machine
@@ -218,8 +219,8 @@ def open_case(path: Path) -> Iterator[Case]:
     from traceable.recording import load
 
     if not path.exists():
-        load(path)  # raises
-        raise AssertionError
+        with report_files.open_report(path):  # raises
+            raise AssertionError
     if path.is_dir() and (path / run_dir.MANIFEST).exists():
         try:
             yield build_run_case(path, load(path))

@@ -112,9 +112,9 @@ def report_diagnosis(path: Path, *, as_json: bool) -> int:
 
 def _find_leaks(path: Path) -> list[Finding]:
     """Return the private data in the recording; nothing if it is not a report of nsys."""
+    from traceable.checks import leak_check
     from traceable.checks.finding import WARNING, Finding
     from traceable.errors import TraceableError
-    from traceable.launch import leak_check
 
     fix = "remove it before you share the recording (traceable help secrets)"
     try:

@@ -277,7 +277,7 @@ def _select_top_kernels(
 
 def _load_symbols(recording: Recording, source: Path, top: TopKernels) -> list[str] | None:
     """Return the symbols of the kernels; None if the recording does not have them."""
-    from traceable.launch.reports import open_report
+    from traceable.report_files import open_report
     from traceable.trace.mangled_names import load_mangled_names
 
     names = [kernel.name for kernel in top.kernels]

@@ -498,8 +498,8 @@ def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
     expected = list(arguments.expect)
     if path.is_dir():
         # What knows of runs takes longer to import than a small file takes to read.
-        from traceable.launch.reports import find_manifest
         from traceable.protocol.run_records import load_expected_names
+        from traceable.report_files import find_manifest
 
         expected = [*load_expected_names(path, find_manifest(path)), *expected]
     return tuple(dict.fromkeys(expected))

@@ -7,7 +7,7 @@ earlier one, begins a record of its own, `process.<pid>.2.json`, and so on. A fo
 files of the process have the stem of its record. Outside of a run nothing is written, and nothing here raises into the
 program.
 
-This module imports nothing of ours: `annotation/bootstrap/hook.py` loads it alone, where the package can't be loaded.
+This module imports nothing of ours: `capture/bootstrap/hook.py` loads it alone, where the package can't be loaded.
 `protocol/run_records.py` reads the files.
 """
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from traceable import report_files
 from traceable.errors import CollectorError, TraceError
-from traceable.launch import reports
 from traceable.protocol import environment
 
 
@@ -32,7 +32,7 @@ def ranges(database: Path) -> list[str]:
 
 
 def test_a_run_directory(recorded):
-    with reports.open_report(recorded) as database:
+    with report_files.open_report(recorded) as database:
         assert database == recorded / "app.sqlite"
         assert ranges(database) == ["pack"]
 
@@ -42,7 +42,7 @@ def test_a_report_is_exported_elsewhere_and_what_lies_beside_it_not_trusted(reco
     shutil.copy(recorded / "app.nsys-rep", report)
     stale = tmp_path / "moved.sqlite"
     stale.write_bytes(b"of another run")
-    with reports.open_report(report) as database:
+    with report_files.open_report(report) as database:
         assert ranges(database) == ["pack"]
         assert database.parent != tmp_path
     assert not database.exists()
@@ -51,23 +51,26 @@ def test_a_report_is_exported_elsewhere_and_what_lies_beside_it_not_trusted(reco
 
 def test_a_database_by_any_name(recorded, tmp_path):
     shutil.copy(recorded / "app.sqlite", tmp_path / "trace.db")
-    with reports.open_report(tmp_path / "trace.db") as database:
+    with report_files.open_report(tmp_path / "trace.db") as database:
         assert database == tmp_path / "trace.db"
 
 
 def test_a_report_without_nsys_names_the_remedy(recorded, monkeypatch, tmp_path):
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
-    with pytest.raises(CollectorError, match="TRACEABLE_NSYS") as error, reports.open_report(recorded / "app.nsys-rep"):
+    with (
+        pytest.raises(CollectorError, match="TRACEABLE_NSYS") as error,
+        report_files.open_report(recorded / "app.nsys-rep"),
+    ):
         pass
     assert error.value.code == "tool_not_executable"
-    with reports.open_report(recorded / "app.sqlite") as database:
+    with report_files.open_report(recorded / "app.sqlite") as database:
         assert ranges(database) == ["pack"]
 
 
 def test_a_report_that_is_cut_short(recorded):
     report = recorded / "app.nsys-rep"
     report.write_bytes(report.read_bytes()[:2000])
-    with pytest.raises(CollectorError) as error, reports.open_report(report):
+    with pytest.raises(CollectorError) as error, report_files.open_report(report):
         pass
     assert error.value.code == "nsys_export_failed"
     assert report.stat().st_size == 2000
@@ -77,14 +80,14 @@ def test_a_stream_that_was_cut_off_does_not_hide_the_report_beside_it(recorded):
     """As of a run of several windows that was killed in the last one."""
     (recorded / "app.sqlite").unlink()
     (recorded / "app.2.qdstrm").write_bytes(b"cut off")
-    with reports.open_report(recorded) as database:
+    with report_files.open_report(recorded) as database:
         assert ranges(database) == ["pack"]
 
 
 def test_a_stream_that_was_cut_off_is_named_with_what_the_program_wrote_itself(recorded):
     (recorded / "app.nsys-rep").unlink()
     (recorded / "app.qdstrm").write_bytes(b"cut off")
-    with pytest.raises(CollectorError) as error, reports.open_report(recorded):
+    with pytest.raises(CollectorError) as error, report_files.open_report(recorded):
         pass
     text = str(error.value)
     assert error.value.code == "nsys_import_failed"
@@ -106,7 +109,7 @@ def test_a_stream_that_was_cut_off_is_named_with_what_the_program_wrote_itself(r
 def test_what_is_no_report(name, content, code, tmp_path):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(TraceError) as error, reports.open_report(tmp_path / name):
+    with pytest.raises(TraceError) as error, report_files.open_report(tmp_path / name):
         pass
     assert error.value.code == code
     assert name in str(error.value)
@@ -114,7 +117,7 @@ def test_what_is_no_report(name, content, code, tmp_path):
 
 
 def test_a_directory_that_is_no_run(tmp_path):
-    with pytest.raises(TraceError) as error, reports.open_report(tmp_path):
+    with pytest.raises(TraceError) as error, report_files.open_report(tmp_path):
         pass
     assert error.value.code == "not_a_run_dir"
 
@@ -124,6 +127,6 @@ def test_a_run_that_recorded_nothing(tmp_path, environ):
     subprocess.run(
         [sys.executable, "-m", "traceable", *words], check=True, capture_output=True, cwd=tmp_path, env=environ
     )
-    with pytest.raises(TraceError) as error, reports.open_report(tmp_path / "out"):
+    with pytest.raises(TraceError) as error, report_files.open_report(tmp_path / "out"):
         pass
     assert error.value.code == "no_recording"

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from traceable import report_files
 from traceable.collectors.nsys import privacy
 from traceable.collectors.nsys.collector import REPORT_SUFFIXES
 from traceable.errors import Message, TraceError
-from traceable.launch import reports
 from traceable.protocol import redact, run_dir, untrusted
 
 NAMES_SHOWN = 8
@@ -89,7 +89,7 @@ def _check_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Le
 
 
 def _check_file(path: Path) -> Iterator[Leak]:
-    with reports.open_report(path) as database:
+    with report_files.open_report(path) as database:
         try:
             with closing(untrusted.open_database(database)) as connection:
                 environments = privacy.find_environments(connection)

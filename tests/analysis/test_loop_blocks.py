@@ -20,10 +20,10 @@ from traceable.analysis.loop_blocks import (
     find_longest_instances,
     find_loop_segments,
 )
-from traceable.checks.finding import Finding
 from traceable.checks.performance import findings
 from traceable.checks.performance_rules.evidence import Evidence
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
 

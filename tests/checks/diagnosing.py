@@ -6,7 +6,7 @@ from pathlib import Path
 
 from traceable.checks import diagnosis
 from traceable.checks.case import open_case
-from traceable.checks.finding import Finding
+from traceable.finding import Finding
 
 STEPS = "import traceable\nfor _ in traceable.steps(range(6)):\n    with traceable.annotate('work'): pass\n"
 

@@ -11,9 +11,9 @@ import pytest
 
 from traceable.checks import diagnosis
 from traceable.checks.case import Case, open_case
-from traceable.checks.finding import Finding, Rule
 from traceable.checks.machine import Machine
 from traceable.errors import Message
+from traceable.finding import Finding, Rule
 
 GRAPHS = "a100-cuda-graphs-graph-level"
 TRAINING = "a100-lm-training"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from traceable.checks import doctor, machine
-from traceable.checks.finding import Finding
 from traceable.checks.machine import (
     Driver,
     Extensions,
@@ -25,6 +24,7 @@ from traceable.checks.machine import (
 from traceable.checks.probes import Cuda, Device, Nsys, SelfTest, Tool
 from traceable.collectors.running_profilers import RunningProfilers
 from traceable.errors import Message
+from traceable.finding import Finding
 from traceable.protocol import environment
 
 PYTHON = Python((3, 11, 2), "CPython", "/usr/bin/python3", False, ())

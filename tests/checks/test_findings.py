@@ -24,10 +24,10 @@ from traceable.analysis.gaps import gaps
 from traceable.analysis.memory import get_host_link_gb_per_s
 from traceable.analysis.steps import find_steady_interval, steps
 from traceable.analysis.table import Table
-from traceable.checks.finding import Finding
 from traceable.checks.performance import RULES, findings
 from traceable.checks.performance_rules.evidence import Evidence, max_saving_ns
 from traceable.errors import MissingDataError, UsageError
+from traceable.finding import Finding
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace, Windows
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from traceable.checks import doctor, machine, probes
-from traceable.checks.finding import Finding, Rule
 from traceable.checks.machine import Driver, Torch
 from traceable.checks.probes import Cuda, Device
 from traceable.collectors.running_profilers import find_running_profilers
+from traceable.finding import Finding, Rule
 from traceable.protocol import environment
 
 # ---- the facts

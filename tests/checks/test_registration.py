@@ -36,7 +36,7 @@ RULE = PerformanceRule(
 """
 
 DIAGNOSIS_RULE = """
-from traceable.checks.finding import POSSIBLE, WARNING, Finding, Rule, rule_out
+from traceable.finding import POSSIBLE, WARNING, Finding, Rule, rule_out
 
 def diagnose_short_name(case):
     if case.recording is None:
@@ -50,7 +50,7 @@ RULE = Rule("short_name", diagnose_short_name)
 """
 
 CHECK = """
-from traceable.checks.finding import Rule, warning
+from traceable.finding import Rule, warning
 
 def check_path(python):
     return warning("path_with_python", f"{python.executable} is Python", "choose another name", path=python.executable)

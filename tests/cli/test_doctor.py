@@ -16,9 +16,9 @@ import pytest
 
 from traceable._native import find_recorder_library
 from traceable.checks import machine
-from traceable.checks.finding import SEVERITIES
 from traceable.cli.doctor import EXIT_CODES
 from traceable.collectors.nsys import install as nsys_install
+from traceable.finding import SEVERITIES
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from typing import Any
 from traceable.analysis.completeness import RANGES_MISSING
 from traceable.checks import gpu_rules, range_rules, recording_rules
 from traceable.checks.case import Case
-from traceable.checks.finding import CERTAINTIES, NOTE, OK, SEVERITIES, Finding, Rule
 from traceable.errors import Message
+from traceable.finding import CERTAINTIES, NOTE, OK, SEVERITIES, Finding, Rule
 
 SCHEMA = "traceable.diagnosis/2"
 MANIFEST_KEY = "diagnosis"

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from traceable.checks import machine, probes
-from traceable.checks.finding import OK, Finding, Rule, note, ok, problem, warning
 from traceable.checks.machine import (
     CAP_PERFMON,
     CAP_SYS_ADMIN,
@@ -43,6 +42,7 @@ from traceable.collectors import running_profilers
 from traceable.collectors.process_list import UNREADABLE, list_descendants
 from traceable.collectors.running_profilers import RunningProfilers
 from traceable.errors import Message, TraceableError
+from traceable.finding import OK, Finding, Rule, note, ok, problem, warning
 from traceable.launch.provenance import get_package_version
 from traceable.protocol import environment
 from traceable.units import format_bytes

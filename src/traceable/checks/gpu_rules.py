@@ -8,7 +8,7 @@ import numpy as np
 
 from traceable.analysis.attribution import INHERITED, Coverage, Share
 from traceable.checks.case import NSYS, Case, find_traced_apis, join_first
-from traceable.checks.finding import (
+from traceable.finding import (
     LIKELY,
     NOTE,
     POSSIBLE,

@@ -16,7 +16,6 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.table import Table, objects
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.allocation_in_steady_state import ALLOCATION_IN_STEADY_STATE
 from traceable.checks.performance_rules.bimodal_steps import BIMODAL_STEPS
 from traceable.checks.performance_rules.blocked_event_loop import BLOCKED_EVENT_LOOP
@@ -38,6 +37,7 @@ from traceable.checks.performance_rules.time_outside_ranges import TIME_OUTSIDE_
 from traceable.checks.performance_rules.uneven_equal_steps import UNEVEN_EQUAL_STEPS
 from traceable.checks.performance_rules.unified_memory_migration import UNIFIED_MEMORY_MIGRATION
 from traceable.errors import Message, MissingDataError, UsageError
+from traceable.finding import Finding
 from traceable.trace.model import NULL, NDArray
 from traceable.units import format_duration
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from traceable.checks.case import NSYS, RECORDER, TORCH, Case, find_traced_apis, join_first
-from traceable.checks.finding import (
+from traceable.collectors import base
+from traceable.collectors.recorder import collector as recorder
+from traceable.finding import (
     CERTAIN,
     LIKELY,
     NOTE,
@@ -18,8 +20,6 @@ from traceable.checks.finding import (
     RuleResult,
     rule_out,
 )
-from traceable.collectors import base
-from traceable.collectors.recorder import collector as recorder
 from traceable.protocol import environment
 from traceable.protocol.capture_request import TIMED_WINDOW_KEY
 from traceable.protocol.run_dir import CLIENT_OF_KEY

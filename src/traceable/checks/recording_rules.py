@@ -9,7 +9,8 @@ import numpy as np
 
 from traceable.analysis.windows import CAPTURED
 from traceable.checks.case import NONE, NSYS, RECORDER, TORCH, Case, join_first
-from traceable.checks.finding import (
+from traceable.checks.machine import CAP_PERFMON, CAP_SYS_ADMIN
+from traceable.finding import (
     CERTAIN,
     LIKELY,
     NOTE,
@@ -21,7 +22,6 @@ from traceable.checks.finding import (
     RuleResult,
     rule_out,
 )
-from traceable.checks.machine import CAP_PERFMON, CAP_SYS_ADMIN
 
 _REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
 _NO_IMPORTER = r"importer binary|QdstrmImporter"

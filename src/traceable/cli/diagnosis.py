@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from traceable.checks.diagnosis import Diagnosis
-    from traceable.checks.finding import Finding
+    from traceable.finding import Finding
     from traceable.recording import Recording
 
 MAX_FINDINGS = 3
@@ -113,8 +113,8 @@ def report_diagnosis(path: Path, *, as_json: bool) -> int:
 def _find_leaks(path: Path) -> list[Finding]:
     """Return the private data in the recording; nothing if it is not a report of nsys."""
     from traceable.checks import leak_check
-    from traceable.checks.finding import WARNING, Finding
     from traceable.errors import TraceableError
+    from traceable.finding import WARNING, Finding
 
     fix = "remove it before you share the recording (traceable help secrets)"
     try:

@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 
 from traceable.checks import doctor
-from traceable.checks.finding import NOTE, OK, PROBLEM, SEVERITIES, WARNING, worst_severity
 from traceable.cli import diagnosis
 from traceable.cli.progress import Progress
+from traceable.finding import NOTE, OK, PROBLEM, SEVERITIES, WARNING, worst_severity
 from traceable.protocol import run_dir
 from traceable.report.page import Page
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TextIO
 
-from traceable.checks.finding import Finding, format_findings
+from traceable.finding import Finding, format_findings
 from traceable.protocol.environment import escape_unprintable
 from traceable.report.layout import GAP, Cells, get_line_width, layout_columns, wrap_text
 from traceable.report.text import escape_unencodable, measure_width
@@ -72,7 +72,7 @@ class Page:
             prefix = " " * indent
 
     def findings(self, findings: Sequence[Finding], columns: Sequence[Sequence[str]], *, brief: bool = False) -> None:
-        """Print findings, each after its cells; see `checks.finding.format_findings`."""
+        """Print findings, each after its cells; see `finding.format_findings`."""
         for cells, text in format_findings(findings, columns, brief=brief):
             self.paragraph(cells, text)
 

@@ -9,7 +9,6 @@ from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import merge_intervals
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.name_patterns import ALLOCATION_CALLS
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -24,6 +23,7 @@ from traceable.checks.performance_rules.evidence import (
     union_ns,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration

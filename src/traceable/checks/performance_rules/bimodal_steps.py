@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.grouping import sum_groups
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -15,6 +14,7 @@ from traceable.checks.performance_rules.evidence import (
     make_finding,
     make_share_threshold,
 )
+from traceable.finding import Finding
 from traceable.trace.model import NULL, Bool, Float64, Int64
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration

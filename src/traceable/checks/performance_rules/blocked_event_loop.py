@@ -10,7 +10,6 @@ from collections import Counter
 import numpy as np
 
 from traceable.analysis.loop_blocks import Blocks, find_blocked_coroutines, find_blocks, find_longest_instances
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -23,6 +22,7 @@ from traceable.checks.performance_rules.evidence import (
     union_ns,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace.model import Int64
 from traceable.units import format_count, format_duration, format_occurrences
 

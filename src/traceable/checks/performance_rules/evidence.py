@@ -36,8 +36,8 @@ from traceable.analysis.recording_gaps import find_unrecorded_spans, measure_unr
 from traceable.analysis.steps import find_steady_interval
 from traceable.analysis.sync import find_waiting_calls
 from traceable.analysis.table import Table
-from traceable.checks.finding import CERTAIN, NOTE, WARNING, Finding
 from traceable.errors import MissingDataError
+from traceable.finding import CERTAIN, NOTE, WARNING, Finding
 from traceable.trace.model import NULL, Bool, Float64, Int8, Int64, NDArray
 from traceable.trace.rows import distinct
 

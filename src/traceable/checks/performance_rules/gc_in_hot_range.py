@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -16,6 +15,7 @@ from traceable.checks.performance_rules.evidence import (
     union_ns,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.units import format_count, format_duration, format_percent
 
 GC_DOMAIN = "traceable.gc"

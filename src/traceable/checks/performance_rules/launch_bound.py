@@ -9,7 +9,6 @@ import numpy as np
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.operations import KERNEL
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -22,6 +21,7 @@ from traceable.checks.performance_rules.evidence import (
     make_share_threshold,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace.model import Bool
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration

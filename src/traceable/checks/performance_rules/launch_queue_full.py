@@ -7,7 +7,6 @@ import numpy as np
 from traceable.analysis.cached_queries import select_overheads
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_intervals, union_by_lane
 from traceable.analysis.name_patterns import QUEUE_FULL_OVERHEAD
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -18,6 +17,7 @@ from traceable.checks.performance_rules.evidence import (
     make_finding,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration, format_percent
 

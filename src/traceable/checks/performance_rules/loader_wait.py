@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.steps import find_loader_wait_instances
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -19,6 +18,7 @@ from traceable.checks.performance_rules.evidence import (
     union_ns,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace.rows import distinct
 from traceable.units import format_duration, format_occurrences, format_percent
 

@@ -7,7 +7,6 @@ import numpy as np
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.gpus import check_graphs_recorded
 from traceable.analysis.grouping import sum_groups
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -17,6 +16,7 @@ from traceable.checks.performance_rules.evidence import (
     make_finding,
     make_share_threshold,
 )
+from traceable.finding import Finding
 from traceable.units import format_count, format_duration, format_percent
 
 _FLUSH = CAUSES.index("profiler_flush")

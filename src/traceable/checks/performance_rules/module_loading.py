@@ -12,7 +12,6 @@ from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.intervals import merge_intervals, overlaps_any
 from traceable.analysis.name_patterns import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -22,6 +21,7 @@ from traceable.checks.performance_rules.evidence import (
     make_finding,
     make_share_threshold,
 )
+from traceable.finding import Finding
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration

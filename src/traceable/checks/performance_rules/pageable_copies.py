@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     D2H,
     H2D,
@@ -25,6 +24,7 @@ from traceable.checks.performance_rules.evidence import (
     union_ns,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace.model import Int64
 from traceable.units import format_bytes, format_count, format_duration, format_rate
 

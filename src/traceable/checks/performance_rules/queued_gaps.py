@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -12,6 +11,7 @@ from traceable.checks.performance_rules.evidence import (
     make_share_threshold,
     select_queued_gaps,
 )
+from traceable.finding import Finding
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration
 

@@ -7,7 +7,6 @@ import numpy as np
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import Gaps
 from traceable.analysis.labels import label_operations
-from traceable.checks.finding import LIKELY, Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -18,6 +17,7 @@ from traceable.checks.performance_rules.evidence import (
     make_share_threshold,
     select_queued_gaps,
 )
+from traceable.finding import LIKELY, Finding
 from traceable.trace.model import Bool, Int64
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration

@@ -7,7 +7,6 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import build_lanes
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     H2D,
     Copies,
@@ -26,6 +25,7 @@ from traceable.checks.performance_rules.evidence import (
     union_ns,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace.model import Bool, Int64
 from traceable.trace.rows import distinct
 from traceable.units import format_bytes, format_count, format_duration, format_rate

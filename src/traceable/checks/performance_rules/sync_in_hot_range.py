@@ -8,7 +8,6 @@ from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.labels import get_operation_name, label_operations, strip_call_version
 from traceable.analysis.name_patterns import COPY_CALLS
 from traceable.analysis.sync import Waits, attribute_waits, find_waiting_calls
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     OneOffCopies,
@@ -21,6 +20,7 @@ from traceable.checks.performance_rules.evidence import (
     make_share_threshold,
     max_saving_ns,
 )
+from traceable.finding import Finding
 from traceable.trace.model import Bool, Int64
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration, format_percent

@@ -9,7 +9,6 @@ from traceable.analysis.intervals import Lanes, find_gaps, overlaps_any
 from traceable.analysis.loop_blocks import find_blocks
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.recording_gaps import find_unrecorded_spans
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -19,6 +18,7 @@ from traceable.checks.performance_rules.evidence import (
     make_finding,
     make_share_threshold,
 )
+from traceable.finding import Finding
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration, format_percent
 

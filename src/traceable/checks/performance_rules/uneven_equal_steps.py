@@ -15,7 +15,6 @@ from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.labels import get_operation_name, label_operations
 from traceable.analysis.steps import infer_steps
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -26,6 +25,7 @@ from traceable.checks.performance_rules.evidence import (
     make_share_threshold,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace.model import Bool, Int64
 from traceable.units import format_count, format_duration, format_percent
 

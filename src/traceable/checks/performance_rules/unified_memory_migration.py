@@ -14,7 +14,6 @@ from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import build_lanes, measure_covered_ns, merge_intervals, union_by_lane
 from traceable.analysis.name_patterns import match_names
 from traceable.analysis.operations import KERNEL
-from traceable.checks.finding import Finding
 from traceable.checks.performance_rules.evidence import (
     Evidence,
     PerformanceRule,
@@ -25,6 +24,7 @@ from traceable.checks.performance_rules.evidence import (
     make_finding,
 )
 from traceable.errors import MissingDataError
+from traceable.finding import Finding
 from traceable.trace.model import Bool, Int64
 from traceable.units import format_bytes, format_count, format_duration, format_percent
 

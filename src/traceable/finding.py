@@ -1,7 +1,8 @@
 """One finding, the rules that return it, and its text and JSON.
 
-Everything that can be wrong is a `Finding`: with this machine (`doctor.py`), with a run and its recording
-(`diagnosis.py`), and with the performance of the program (`performance.py`). Its severity means, for each of them:
+Everything that can be wrong is a `Finding`: with this machine (`checks/doctor.py`), with a run and its
+recording (`checks/diagnosis.py`), and with the performance of the program (`checks/performance.py`). Its severity means,
+for each of them:
 
 - `ok`: nothing is missing, or only what this machine does not have anyway; the cause is ruled out.
 - `note`: only a certain option or another package needs what is missing; nothing is missing from the recording; a

@@ -1,8 +1,8 @@
 """One finding, the rules that return it, and its text and JSON.
 
-Everything that can be wrong is a `Finding`: with this machine (`checks/doctor.py`), with a run and its
-recording (`checks/diagnosis.py`), and with the performance of the program (`checks/performance.py`). Its severity means,
-for each of them:
+Everything that can be wrong is a `Finding`: with this machine (`checks/doctor.py`), with a run and its recording
+(`checks/diagnosis.py`), and with the performance of the program (`checks/performance.py`). Its severity means, for each
+of them:
 
 - `ok`: nothing is missing, or only what this machine does not have anyway; the cause is ruled out.
 - `note`: only a certain option or another package needs what is missing; nothing is missing from the recording; a
@@ -158,3 +158,9 @@ def format_findings(
         ]
         for line in [] if brief else details:
             yield [" " * width for width in widths], line
+
+
+def join_first(words: Sequence[str], limit: int = 4) -> str:
+    """Join words: the first ones if there are many."""
+    more = f" and {len(words) - limit} more" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + more

@@ -12,6 +12,7 @@ import pytest
 from traceable.checks import diagnosis
 from traceable.checks.case import Case, open_case
 from traceable.checks.machine import Machine
+from traceable.collectors.nsys.collector import NsysCollector
 from traceable.errors import Message
 from traceable.finding import Finding, Rule
 
@@ -173,7 +174,7 @@ def test_nothing_is_ruled_out_by_the_silence_of_a_report_that_has_no_messages(ca
 def test_what_the_container_lacks_is_evidence():
     machine = Machine("Linux", "6.1", False, "Docker", 0, 4)
     messages = ("Unable to collect CPU kernel IP/backtrace samples. perf event paranoid level is 4.",)
-    case = Case(Path("out"), collector="nsys", messages=messages, machine=machine)
+    case = Case(Path("out"), collector=NsysCollector(), messages=messages, machine=machine)
     (found,) = (one for one in diagnosis.diagnose(case).findings if one.code == "samples_not_permitted")
     assert any(one.startswith("perf_event_paranoid ") and one.endswith(" 4") for one in found.evidence)
     assert any("(Docker)" in one and "CAP_SYS_ADMIN" in one and "CAP_PERFMON" in one for one in found.evidence)
@@ -181,7 +182,7 @@ def test_what_the_container_lacks_is_evidence():
 
 def test_linux_on_windows():
     manifest = {"host": {"system": "Linux-5.15.153.1-microsoft-standard-WSL2-x86_64-with-glibc2.35"}}
-    found = diagnosis.diagnose(Case(Path("out"), manifest=manifest, collector="nsys")).findings
+    found = diagnosis.diagnose(Case(Path("out"), manifest=manifest, collector=NsysCollector())).findings
     assert [one.code for one in found if one.code == "windows"] == ["windows"]
 
 
@@ -200,7 +201,7 @@ def test_a_report_of_linux_on_windows(captures):
 
 def test_a_trace_of_torch_profiler(captures):
     with open_case(captures / "kineto" / "nccl-annotations.json.gz") as case:
-        assert case.collector == "torch"
+        assert case.collector.name == "torch"
         assert diagnosis.diagnose(case).failed_rules == ()
 
 

@@ -121,7 +121,7 @@ def test_with_another_collector_they_are_refused(traceable, collector):
     run = traceable("--collector", collector, "--trace-preset", "full", "--nsys-args=-tnvtx", "-c", "pass")
     assert run.returncode == 2
     (line,) = run.stderr.splitlines()
-    refused = message(line, "option_needs_nsys")
+    refused = message(line, "option_of_other_collector")
     assert "--trace-preset full and --nsys-args" in refused and f"--collector {collector} " in refused
 
 

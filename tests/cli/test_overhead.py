@@ -37,7 +37,7 @@ PROGRAM = CLOCK + (
     "print('plain' if plain else 'profiled')\n"
 )
 SECOND = 1_000_000_000
-STEP = "profiled step +6.0 % (between +6.0 % and +6.0 %): median 1060 s, 1000 s without the recorder, over"
+STEP = "profiled step +6.0 % (between +6.0 % and +6.0 %): median 1060 s, 1000 s without a collector, over"
 
 
 @pytest.fixture

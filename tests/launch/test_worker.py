@@ -125,5 +125,5 @@ def test_what_a_dead_process_left_half_written_is_removed(tmp_path: Path) -> Non
         for folder in (alive, dead):
             folder.mkdir()
             (folder / "database").touch()
-        recorder.remove_unfinished_exports(tmp_path / "a.sqlite")
+        recorder.RecorderCollector().remove_unfinished(tmp_path, "a")
         assert list(tmp_path.iterdir()) == [alive]

@@ -163,15 +163,13 @@ class RangeCounts:
 
 def _state_of_environment() -> tuple[bool, bool]:
     """Return whether the launcher records windows alone, and whether all is recorded from the start."""
-    collector = os.environ.get(environment.COLLECTOR)
-    if collector == "torch":  # `torch.profiler_backend` calls `set_recording`
+    if environment.is_torch_collector():  # `torch.profiler_backend` calls `set_recording`
         return os.environ.get(environment.TORCH) == "windows", False
     gated = environment.read_flag(environment.RECORDING_GATED) or bool(os.environ.get(environment.FLIGHT_RECORDER))
-    if collector == "nsys":
-        gated = bool(os.environ.get(environment.GATE))
+    gated = gated or os.environ.get(environment.GATE) in ("nvtx", "cudaProfilerApi")
     return gated, not gated
 
 
 def is_requested() -> bool:
     """Whether a launcher compares what is emitted with what is recorded."""
-    return bool(os.environ.get(environment.RUN_DIR)) and os.environ.get(environment.COLLECTOR) not in (None, "", "none")
+    return bool(os.environ.get(environment.RUN_DIR)) and os.environ.get(environment.GATE, "none") not in ("", "none")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from traceable.capture.schedule import age_s, elapsed_delay_s, first_range
 from traceable.protocol import environment
 
@@ -32,7 +30,7 @@ class TimedWindow:
         self._timer = timer
         self._is_requested = False
         self._is_started = False
-        self._lacks_torch = os.environ.get(environment.GATE) == "torch"
+        self._lacks_torch = environment.is_torch_collector()
 
     def start(self) -> None:
         """Record a program that takes no steps from the time that the launcher requests, if it does."""

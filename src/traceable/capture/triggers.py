@@ -108,7 +108,7 @@ def capture_when(
         message = f"traceable.capture_when() has no effect: {reason}"
         environment.warn_once("launcher_decides", message, key="capture_when")
         return
-    if windows.ungated:
+    if environment.is_ungated():
         message = f"traceable.capture_when() has no effect: {gates.NSYS_NOT_GATED}"
         environment.warn_once(gates.NSYS_NOT_GATED.code, message, key="capture_when")
         return

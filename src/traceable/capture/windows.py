@@ -144,6 +144,7 @@ _GATES: dict[str, Callable[[], Gate]] = {
     **{gate.name: gate for gate in (gates.NvtxGate, gates.CudaGate, gates.RecorderGate, gates.NoGate)},
     "torch": _torch_gate,
     "gpu": _gpu_gate,
+    "whole": gates.NoGate,
 }
 """By the values of `TRACEABLE_GATE`."""
 
@@ -387,11 +388,6 @@ class Windows:
 
     # ---- requests, from any thread
 
-    @property
-    def ungated(self) -> bool:
-        """Whether nsys records everything, whichever windows are opened here: then none is marked."""
-        return os.environ.get(environment.COLLECTOR) == "nsys" and not os.environ.get(environment.GATE)
-
     def plan(self, window: Window, synchronize: bool) -> None:
         """Add a window.
 
@@ -400,7 +396,7 @@ class Windows:
         """
         if self._schedule.launcher_request is not None:
             reason = Message("launcher_decides", f"{self._schedule.launcher_request} has precedence")
-        elif self.ungated:
+        elif environment.is_ungated():
             reason = gates.NSYS_NOT_GATED
         elif flight.is_active():
             reason = flight.NO_WINDOWS

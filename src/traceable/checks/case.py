@@ -10,23 +10,22 @@ import contextlib
 import os
 import re
 import sqlite3
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from traceable import report_files
+from traceable import collectors, report_files
 from traceable.analysis.completeness import Completeness
 from traceable.analysis.windows import CaptureResult
 from traceable.checks import machine
 from traceable.checks.completeness import evaluate_completeness
-from traceable.collectors.nsys import install as nsys_install
+from traceable.collectors.base import NOTHING_RECORDED, Collector, select_texts
 from traceable.errors import Message, TraceableError
+from traceable.finding import PROBLEM, WARNING
 from traceable.protocol import run_dir, untrusted
 from traceable.protocol.capture_request import (
     TIMED_WINDOW_KEY,
@@ -46,15 +45,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.recording import Recording
 
-NSYS, RECORDER, TORCH, NONE = "nsys", "recorder", "torch", "none"
-
-_PRODUCTS = (("NVIDIA Nsight", NSYS), ("traceable", RECORDER), ("torch", TORCH))
-_NSYS_MESSAGE = re.compile(
-    r"CUPTI|CUDA (driver|profiling|events|injection|trace)|NVTX (binary|injection|events|function)"
-    r"|No .* events collected|Not all .* events|perf event|CPU (IP|kernel)|privilege|ERR_NVGPUCTRPERM|dropped"
-)
-"""Which strings of an old report (2022, 2023) are messages of nsys: these versions have no table for them."""
-
 _WSL_PROCESS = re.compile(r"init-systemd\(|wsl-pro-service|Relay\(\d+\)")
 """Processes that only WSL has."""
 
@@ -67,13 +57,13 @@ class Case:
         path: what is diagnosed, as given by the user.
         directory: the run directory; None for a file.
         manifest: of the run; None for a report without one.
-        collector: `nsys`, `recorder`, `torch`, `none`, or empty if not known.
+        collector: the one of the run, or that wrote the file.
         recording: as far as it is readable; None if it is not.
         error: why it is not readable.
         windows: the result of the requested windows; None if none were requested.
         files: names of the files in the run directory, or of the one file.
-        log: the output of nsys, by line.
-        messages: what the collector logged in the report: texts of nsys, messages with codes of the recorder.
+        log: the output of the collector, by line.
+        messages: of the collector, in the report.
         options: how it was recorded, according to the report (META_DATA_CAPTURE, since 2023).
         system: where it was recorded, according to the report: `kernel`, and `wsl`, a process that only WSL has.
         process_records: of the processes that imported traceable within the run.
@@ -84,14 +74,13 @@ class Case:
         profilers: names of the processes that used GPU counters, or could, when the run began.
         machine: this system, if the run was recorded on it; else None.
         missing_bytes: how many bytes of an SQLite file are missing, according to its header.
-        has_importer: an importer of nsys is installed.
         completeness: whether the ranges that processes counted were recorded.
     """
 
     path: Path
     directory: Path | None = None
     manifest: Mapping[str, Any] | None = None
-    collector: str = ""
+    collector: Collector = field(default_factory=Collector)
     recording: Recording | None = None
     error: TraceableError | None = None
     windows: CaptureResult | None = None
@@ -107,7 +96,6 @@ class Case:
     profilers: tuple[str, ...] = ()
     machine: machine.Machine | None = None
     missing_bytes: int = 0
-    has_importer: bool = True
     completeness: Completeness = field(default_factory=Completeness)
 
     @property
@@ -146,6 +134,51 @@ class Case:
         keys = (WINDOW_KEY, TIMED_WINDOW_KEY, "flight_recorder")
         return all(manifest.get(key) is None for key in keys)
 
+    @property
+    def is_from_windows(self) -> bool:
+        """Whether it was recorded on Windows."""
+        return self.options.get("DEVICE_TYPE", "").startswith("Windows")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the recording ended normally and has no ranges. Windows have a rule of their own."""
+        if self.windows is not None and not self.windows.ok:
+            return False
+        if self.recording is not None:
+            return not self.range_count
+        # The recorder then leaves no database, and no file at all if nothing calls NVTX.
+        unread = self.error is not None and self.error.code == "no_recording" and self.collector.survives_kill
+        return self.manifest is not None and (unread or bool(self.find_notes(NOTHING_RECORDED.code)))
+
+    @property
+    def loss_severity(self) -> str:
+        """The severity of a finding that explains missing ranges."""
+        return WARNING if self.range_count else PROBLEM
+
+    @property
+    def traced_apis(self) -> set[str] | None:
+        """The APIs that the collector traced; None if not known."""
+        return self.collector.find_traced_apis(self.argv, self.options)
+
+    @property
+    def nvtx_used(self) -> bool | None:
+        """Whether a traced process called NVTX, according to the collector; None if not known."""
+        return self.collector.was_nvtx_used([*self.messages, *self.log]) if self.messages else None
+
+    @property
+    def unrecorded_processes(self) -> list[ProcessRecord]:
+        """The traced processes that created ranges, exited normally, and are not in the recording."""
+        candidates = [one for one in self.process_records if one.names and one.end and not one.disabled]
+        return [
+            one
+            for one in candidates
+            if one.has_listener and one.pid not in self.ranges_by_pid and not self.is_lost_by_fork(one)
+        ]
+
+    def is_lost_by_fork(self, record: ProcessRecord) -> bool:
+        """Whether the collector can't record a process because it was forked."""
+        return record.forked and not self.collector.follows_forks
+
     @cached_property
     def ranges_by_pid(self) -> dict[int, int]:
         """How many ranges were recorded of each process."""
@@ -159,12 +192,12 @@ class Case:
         return ranges
 
     def find_notes(self, *codes: str) -> list[Message]:
-        """Return the recorder's messages and the run's notes that have one of these codes, each once."""
+        """Return the collector's messages and the run's notes that have one of these codes, each once."""
         matches = [one for one in (*self.messages, *self.notes) if isinstance(one, Message) and one.code in codes]
         return list(dict.fromkeys(matches))
 
     def find_messages(self, pattern: str) -> list[str]:
-        """Return the messages and output lines of nsys that match a pattern, each once."""
+        """Return the messages and output lines of the collector that match a pattern, each once."""
         regex = re.compile(pattern)
         return [line for line in dict.fromkeys((*self.messages, *self.log)) if regex.search(line)]
 
@@ -179,9 +212,8 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
     """
     directory = directory.absolute()
     manifest = run_dir.load_manifest(directory)
-    collector = str((manifest.get("collector") or {}).get("name") or "")
-    database = _find_database(directory, manifest)
-    messages, options, system = _read_database(database)
+    collector = collectors.find_collector_of_run(manifest)
+    messages, options, system = _read_database(_find_database(directory, manifest), collector)
     records = load_process_records(directory)
     # A process that set the variables itself before it imported traceable has a record.
     known = {one.pid for one in records}
@@ -194,8 +226,8 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         error=error,
         windows=recording.windows if recording is not None else _evaluate_unrecorded_windows(directory, manifest),
         files=tuple(sorted(entry.name for entry in directory.iterdir())),
-        log=_read_lines(directory / run_dir.NSYS_LOG),
-        messages=_parse_messages(messages, collector),
+        log=collector.read_log(directory),
+        messages=messages,
         options=options,
         system=system,
         process_records=tuple(one for one in records if one.start_wall_ns is not None),
@@ -204,7 +236,6 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         step_statuses=load_statuses(directory),
         profilers=tuple(map(str, manifest.get("profilers") or ())),
         machine=_inspect_same_machine(manifest),
-        has_importer=collector != NSYS or _has_importer(),
         completeness=evaluate_completeness(directory, manifest, None) if recording is None else recording.completeness,
     )
 
@@ -228,17 +259,16 @@ def open_case(path: Path) -> Iterator[Case]:
             yield build_run_case(path, None, error)
         return
     try:
-        with _export_report(path) as database:
+        with report_files.open_report(path) if path.is_file() else contextlib.nullcontext(path) as database:
             recording = load(database)
-            messages, options, system = _read_database(database)
-            product = recording.trace.source.product
-            collector = next((name for start, name in _PRODUCTS if product.startswith(start)), "")
+            collector = collectors.find_collector_of_file(path, recording.trace.source.product)
+            messages, options, system = _read_database(database, collector)
             yield Case(
                 path,
                 collector=collector,
                 recording=recording,
                 files=(path.name,),
-                messages=_parse_messages(messages, collector),
+                messages=messages,
                 options=options,
                 system=system,
                 completeness=recording.completeness,
@@ -248,39 +278,11 @@ def open_case(path: Path) -> Iterator[Case]:
             raise
         yield Case(
             path,
+            collector=collectors.find_collector_of_file(path),
             error=error,
             files=(path.name,),
             missing_bytes=_count_missing_bytes(path),
-            has_importer=_has_importer(),
         )
-
-
-def find_traced_apis(case: Case) -> set[str] | None:
-    """Return the APIs that nsys traced; None if not known."""
-    for word, after in pairwise((*case.argv, "")):
-        name, equals, value = word.partition("=")
-        if name.endswith("exec_shim.py"):
-            break  # the rest belongs to the program
-        if name in ("--trace", "-t"):
-            return set((value if equals else after).split(","))
-        if word.startswith("-t") and case.collector == NSYS:
-            return set(word[2:].split(","))
-    if "CAPTURE_EVENT_TYPE" in case.options and case.collector == NSYS:
-        kinds = {"NvtxEvents": "nvtx", "Cuda": "cuda", "OSRuntime": "osrt", "Graphics": "opengl"}
-        return {kinds.get(kind, kind) for kind in case.options["CAPTURE_EVENT_TYPE"].split(",")}
-    return None
-
-
-@contextlib.contextmanager
-def _export_report(path: Path) -> Iterator[Path]:
-    """Yield a file that can be read instead of a report: its export, which is opened twice."""
-    if path.is_file() and path.suffix in run_dir.NSYS_REPORT_SUFFIXES and path.stat().st_size:
-        with tempfile.TemporaryDirectory(prefix="traceable-") as folder:
-            database = Path(folder) / f"{path.stem}.sqlite"
-            nsys_install.export_sqlite(path.absolute(), database)
-            yield database
-    else:
-        yield path
 
 
 def _evaluate_unrecorded_windows(directory: Path, manifest: dict[str, Any]) -> CaptureResult | None:
@@ -296,7 +298,7 @@ def _find_database(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
     return next((path for path in candidates if untrusted.is_regular(path)), None)
 
 
-def _read_database(path: Path | None) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
+def _read_database(path: Path | None, collector: Collector) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
     """Return the messages of the collector, its options and the system, as in `Case`, as far as they are in a file."""
     if path is None:
         return (), {}, {}
@@ -304,30 +306,10 @@ def _read_database(path: Path | None) -> tuple[tuple[str, ...], dict[str, str], 
         with contextlib.closing(untrusted.open_database(path)) as file:
             file.text_factory = lambda text: text.decode("utf-8", "replace")
             tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            messages = tuple(" ".join(message.split()) for message in _read_messages(file, tables))
+            messages = tuple(collector.read_messages(file, tables))
             return messages, _read_options(file, tables), _read_system(file, tables)
     except (OSError, *untrusted.SQLITE_ERRORS):
         return (), {}, {}
-
-
-def _read_messages(file: sqlite3.Connection, tables: set[str]) -> list[str]:
-    if "DIAGNOSTIC_EVENT" in tables:
-        return _select_texts(file.execute("SELECT DISTINCT text FROM DIAGNOSTIC_EVENT"))
-    if "StringIds" not in tables:
-        return []
-    strings = file.execute("SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
-    # They include whole environments of processes, with a null between two variables.
-    return [text for text in _select_texts(strings) if "\0" not in text and _NSYS_MESSAGE.search(text)]
-
-
-def _parse_messages(messages: tuple[str, ...], collector: str) -> tuple[str, ...]:
-    """Return messages as they were before they were stored: those of nsys have no code, whatever they end with."""
-    return tuple(map(Message.parse, messages)) if collector == RECORDER else messages
-
-
-def _select_texts(rows: Iterable[tuple[object]]) -> list[str]:
-    """Return the values that are non-empty text: a column may hold anything."""
-    return [text for (text,) in rows if isinstance(text, str) and text]
 
 
 def _read_options(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
@@ -343,31 +325,17 @@ def _read_options(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
 def _read_system(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
     system: dict[str, str] = {}
     if "TARGET_INFO_SYSTEM_ENV" in tables:
-        rows = file.execute("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'")
-        system["kernel"] = next(iter(_select_texts(rows)), "")
+        query = "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'"
+        system["kernel"] = next(iter(select_texts(file, query)), "")
     if "PROCESSES" in tables:
-        names = _select_texts(file.execute("SELECT DISTINCT name FROM PROCESSES"))
+        names = select_texts(file, "SELECT DISTINCT name FROM PROCESSES")
         system["wsl"] = next((name for name in names if _WSL_PROCESS.match(name)), "")
     return system
-
-
-def _read_lines(path: Path) -> tuple[str, ...]:
-    try:
-        text = untrusted.read_file(path).decode("utf-8", "replace")
-    except OSError:
-        return ()
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def _inspect_same_machine(manifest: Mapping[str, Any]) -> machine.Machine | None:
     is_same = (manifest.get("host") or {}).get("name") == os.uname().nodename
     return machine.inspect_machine() if is_same else None
-
-
-def _has_importer() -> bool:
-    with contextlib.suppress(TraceableError):
-        return nsys_install.find_importer(nsys_install.find_nsys()) is not None
-    return nsys_install.find_importer() is not None
 
 
 def _count_missing_bytes(path: Path) -> int:
@@ -381,9 +349,3 @@ def _count_missing_bytes(path: Path) -> int:
         return max(0, (65536 if page == 1 else page) * pages - path.stat().st_size)
     except OSError:
         return 0
-
-
-def join_first(words: Sequence[str], limit: int = 4) -> str:
-    """Join words: the first ones if there are many."""
-    more = f" and {len(words) - limit} more" if len(words) > limit else ""
-    return ", ".join(words[:limit]) + more

@@ -21,6 +21,8 @@ MANIFEST_KEY = "diagnosis"
 """The key of the diagnosis in `run.json` and `report.json`."""
 
 RULES: tuple[Rule, ...] = (*recording_rules.RULES, *range_rules.RULES, *gpu_rules.RULES)
+"""The rules for every collector; those for a single one are its own (`Collector.list_rules`)."""
+
 FALLBACK = recording_rules.FALLBACK
 """Is evaluated if no rule finds a cause."""
 
@@ -31,7 +33,7 @@ _CONSEQUENCES = {
     "exec": ("nothing_annotated", "nothing_entered"),
     "forked_child": ("nothing_annotated", "nothing_entered"),
     "nvtx_not_traced": _NOTHING_RECORDED,
-    "nsys_never_attached": ("nothing_annotated", "nothing_entered"),
+    "nsys_never_attached": _NOTHING_RECORDED,
     "nvtx_package_incompatible": ("nothing_annotated", "nothing_entered"),
     "process_not_recorded": ("nothing_annotated", "nothing_entered"),
     "program_failed": (*_NOTHING_RECORDED, "no_cuda_context"),
@@ -89,7 +91,7 @@ def diagnose(case: Case, log: Callable[[str], None] | None = None) -> Diagnosis:
     ruled_out: list[Finding] = []
     not_applicable: list[str] = []
     failed: list[Finding] = []
-    for rule in RULES:
+    for rule in (*RULES, *case.collector.list_rules()):
         try:
             results = rule.run(case)
         except Exception as error:  # noqa: BLE001 - a bug in one rule must not hide the findings of others

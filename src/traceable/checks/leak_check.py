@@ -82,7 +82,7 @@ def _check_manifest(directory: Path, manifest: Mapping[str, Any]) -> Iterator[Le
             description = Message("secret_in_manifest", f"a command line with a secret value ({key})")
             yield Leak(directory / run_dir.MANIFEST, description, secret_count=1)
     hidden = any(redact.REDACTED in word for word in (manifest.get("plan") or {}).get("argv") or ())
-    if hidden and (manifest.get("collector") or {}).get("name") == "nsys":
+    if hidden:
         for report in _list_reports(directory):
             description = Message("secret_on_command_line", "the command line, with a value that run.json redacts")
             yield Leak(report, description, secret_count=1)

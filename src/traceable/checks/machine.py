@@ -135,6 +135,11 @@ class Machine:
         """Whether this process has a capability, as far as is known."""
         return self.capabilities is not None and bool(self.capabilities >> capability & 1)
 
+    @property
+    def may_use_perf(self) -> bool:
+        """Whether this process may use perf events whatever perf_event_paranoid is, as far as is known."""
+        return self.has_capability(CAP_SYS_ADMIN) or self.has_capability(CAP_PERFMON)
+
 
 @dataclass(frozen=True)
 class Torch:

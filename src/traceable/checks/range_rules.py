@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from traceable.checks.case import NSYS, RECORDER, TORCH, Case, find_traced_apis, join_first
-from traceable.collectors import base
-from traceable.collectors.recorder import collector as recorder
-from traceable.finding import (
-    CERTAIN,
+from traceable.checks.case import Case
     LIKELY,
     NOTE,
     POSSIBLE,
     PROBLEM,
-    WARNING,
     Finding,
     Rule,
     RuleResult,
+    join_first,
     rule_out,
 )
 from traceable.protocol import environment
@@ -33,26 +29,8 @@ _CLIENT_PROGRAMS = frozenset(
 )
 """Programs that are only clients."""
 
-_NVTX_INCOMPATIBLE = r"NVTX binary payload extension is incompatible"
-_NVTX_INITIALIZED = r"NVTX injection initialized"
-_NEVER_INITIALIZED = "nsys's NVTX injection was never initialized: no traced process called NVTX"
 _NVTX_OFF = "NVTX_DISABLE"
 _USUAL_LEVEL = 2
-
-
-def _severity(case: Case) -> str:
-    return WARNING if case.range_count else PROBLEM
-
-
-def _empty(case: Case) -> bool:
-    """Whether the recording ended normally and has no ranges. Windows have a rule of their own."""
-    if case.windows is not None and not case.windows.ok:
-        return False
-    if case.recording is None:
-        # The recorder then writes no database, and no file at all if nothing calls NVTX.
-        nothing = bool(case.find_notes(base.NOTHING_RECORDED.code)) or recorder.DIRECTORY not in case.files
-        return case.manifest is not None and case.collector == RECORDER and nothing
-    return case.range_count == 0
 
 
 def diagnose_disabled(case: Case) -> RuleResult:
@@ -66,61 +44,20 @@ def diagnose_disabled(case: Case) -> RuleResult:
             "annotations_disabled",
             f"annotations are off: {name} is set",
             f"unset {name}",
-            _severity(case),
+            case.loss_severity,
             (f"process {off[0].pid} reports that its annotations are off",),
         )
     if case.process_records:
         return rule_out("no process reports that its annotations are off")
-    if _NVTX_OFF in case.environment_names and _empty(case):
+    if _NVTX_OFF in case.environment_names and case.is_empty:
         evidence = (f"{_NVTX_OFF} is in the environment of the run",)
         return Finding("annotations_disabled", f"{_NVTX_OFF} is set", f"unset {_NVTX_OFF}", PROBLEM, evidence, LIKELY)
     return None
 
 
-def diagnose_nvtx_not_traced(case: Case) -> RuleResult:
-    """NVTX was not requested."""
-    traced = find_traced_apis(case)
-    if traced is None:
-        return None
-    if "nvtx" in traced:
-        return rule_out("NVTX was traced")
-    return Finding(
-        "nvtx_not_traced",
-        "NVTX was not requested from nsys",
-        "add nvtx to --trace",
-        PROBLEM,
-        (f"it traced {join_first(sorted(traced)) or 'nothing'}",),
-    )
-
-
-def diagnose_nvtx_silent(case: Case) -> RuleResult:
-    """The nvtx package since 0.2.12 emits nothing under an nsys that rejects its payload extension."""
-    if case.collector != NSYS or case.recording is None:
-        return None
-    errors = case.find_messages(_NVTX_INCOMPATIBLE)
-    if not errors:
-        return rule_out("nsys did not reject the payload extension of the nvtx package") if case.messages else None
-    ended = [one for one in case.process_records if one.end is not None]
-    if ended and not any(one.nvtx is not None for one in ended):
-        return rule_out("no process with a record imported the nvtx package")
-    imported = next((one.nvtx for one in ended if one.nvtx), None)
-    version = imported or ((case.manifest or {}).get("versions") or {}).get("nvtx")
-    nsys = case.recording.trace.source.version
-    return Finding(
-        "nvtx_package_incompatible",
-        f"the nvtx package {version or '(0.2.12 or newer)'} emits nothing under nsys {nsys}",
-        "annotate with traceable.annotate instead of nvtx.annotate; or install nvtx==0.2.11 or a newer nsys; or "
-        "use --collector recorder",
-        _severity(case),
-        (errors[0], f"{case.range_count} ranges in the report, though NVTX was used"),
-        # Others request that extension too, e.g. NCCL.
-        CERTAIN if imported and not case.range_count else LIKELY,
-    )
-
-
 def diagnose_fork(case: Case) -> RuleResult:
     """A process that was forked without an exec can't be traced by nsys."""
-    if case.collector != NSYS or case.manifest is None:
+    if case.collector.follows_forks or case.manifest is None:
         return None
     recorded = case.ranges_by_pid
     counts = {one.pid: one for one in case.completeness.processes if one.missing}
@@ -142,72 +79,20 @@ def diagnose_fork(case: Case) -> RuleResult:
     idle = case.range_count and not evidence
     return Finding(
         "forked_child",
-        f"{who} {'was' if len(lost) == 1 else 'were'} forked, and nsys can't trace forked processes",
+        f"{who} {'was' if len(lost) == 1 else 'were'} forked, and {case.collector.name} can't trace forked processes",
         "use --collector recorder, or multiprocessing's start method spawn",
-        NOTE if idle else _severity(case),
+        NOTE if idle else case.loss_severity,
         (f"{lost[0].file_name} reports it", *evidence[:2], f"{case.range_count or 0} ranges in the report"),
         POSSIBLE if idle else LIKELY,
     )
 
 
-def diagnose_exec(case: Case) -> RuleResult:
-    """exec: nsys loses what a process has not passed to it before."""
-    if case.collector != NSYS or not case.process_records:
-        return None
-    recorded = case.ranges_by_pid
-    unexplained = False
-    signalled = ((case.manifest or {}).get("end") or {}).get("signal") is not None
-    for one in case.process_records:
-        missing = case.completeness.count_missing(one.pid)
-        is_main = one.pid == (case.manifest or {}).get("pid")
-        if missing == 0 or (one.end is None and is_main and signalled and not one.number):
-            continue
-        again = any(other.pid == one.pid and other.number > one.number for other in case.process_records)
-        gone = one.end is None
-        if gone and again:
-            return _exec(
-                case, one, "by another program (exec)", "it started twice, and the first image did not exit normally"
-            )
-        if gone and _ended_well(case) and is_main and (missing or not recorded.get(one.pid)):
-            reason = "Python did not exit normally, and the process ended without a signal"
-            return _exec(case, one, "by another program (exec), or left by os._exit", reason)
-        unexplained = unexplained or gone
-    if unexplained:
-        return None
-    if any(one.end is None for one in case.process_records):
-        return rule_out("no process that was replaced, or left by os._exit, lost a range by it")
-    return rule_out("every process that imported traceable ended as Python does")
-
-
-def _exec(case: Case, record: ProcessRecord, how: str, reason: str) -> Finding:
-    # A process without ranges lost none; one that ended without counting is unknown.
-    missing = case.completeness.count_missing(record.pid)
-    return Finding(
-        "exec",
-        f"process {record.pid} replaced itself {how}, and nsys lost the ranges from before",
-        "use --collector recorder, which loses nothing; or start the other program with subprocess, and exit with "
-        "sys.exit",
-        NOTE if case.range_count and not missing else _severity(case),
-        (
-            f"process {record.pid}: {reason}",
-            *((f"{missing} of the ranges that it counted are missing",) if missing else ()),
-            f"{case.range_count or 0} ranges in the report",
-        ),
-        LIKELY if missing or not case.range_count else POSSIBLE,
-    )
-
-
-def _ended_well(case: Case) -> bool:
-    end = (case.manifest or {}).get("end") or {}
-    return end.get("exit_code") is not None
-
-
 def diagnose_scrubbed_environment(case: Case) -> RuleResult:
     """A process that was started without the environment variables of the collector."""
-    if case.manifest is None or case.collector not in (NSYS, RECORDER, TORCH):
+    if case.manifest is None or not case.collector.records:
         return None
-    if "nvtx" not in (find_traced_apis(case) or {"nvtx"}):
-        return rule_out("without nvtx in --trace nsys sets no variables")
+    if "nvtx" not in (case.traced_apis or {"nvtx"}):
+        return rule_out("NVTX was not traced")
     # A process without ranges lost none; one that ended abruptly is unknown.
     not_traced = [one for one in case.process_records if not one.has_listener and (one.names or one.end is None)]
     if not not_traced and not case.without_environment:
@@ -230,7 +115,7 @@ def diagnose_scrubbed_environment(case: Case) -> RuleResult:
         "environment_scrubbed",
         f"{who} was started {how}, so none of its ranges were recorded",
         "pass os.environ to it, including LD_PRELOAD, NVTX_*, NSYS_*, QUADD_* and TRACEABLE_* (env=, `env -i`, sudo)",
-        _severity(case),
+        case.loss_severity,
         tuple(evidence),
         CERTAIN if not case.without_environment and not_traced[0].names else LIKELY,
     )
@@ -238,57 +123,31 @@ def diagnose_scrubbed_environment(case: Case) -> RuleResult:
 
 def diagnose_unrecorded_process(case: Case) -> RuleResult:
     """A process created ranges, and the recording has only those of others."""
-    if not case.process_records or not case.is_full_recording or (case.recording is None and not _empty(case)):
+    if not case.process_records or not case.is_full_recording or (case.recording is None and not case.is_empty):
         return None
-    recorded = case.ranges_by_pid
-    missing = _find_unrecorded(case)
+    missing = case.unrecorded_processes
     if not missing:
         return rule_out("each process that created ranges and has a record is in the recording")
-    one = missing[0]
-    creation = f"it created {join_first(one.names)}"
-    if case.collector == NSYS and not case.range_count and case.messages and not case.find_messages(_NVTX_INITIALIZED):
-        # Happens with nsys 2022.4 on an overloaded machine.
-        return Finding(
-            "nsys_never_attached",
-            f"nsys never attached to process {one.pid}, which created ranges",
-            "run it again when the machine is less busy, or use --collector recorder",
-            PROBLEM,
-            (creation, _NEVER_INITIALIZED),
-            CERTAIN if any(process.ended_steps for process in case.step_statuses) else LIKELY,
-        )
-    if case.collector == RECORDER and not case.range_count:
+    if case.collector.survives_kill and not case.range_count:
         return None  # it records every process: `nothing_entered` covers ranges that are never entered
-    recorded_counts = [f"{count} ranges of process {pid}" for pid, count in recorded.items()]
+    one = missing[0]
+    recorded_counts = [f"{count} ranges of process {pid}" for pid, count in case.ranges_by_pid.items()]
     # A decorated function that is never called has no ranges to lose.
     return Finding(
         "process_not_recorded",
         f"process {one.pid} created ranges, and none of them was recorded",
         "check that these ranges are entered; --collector recorder follows every process",
         NOTE if case.range_count else PROBLEM,
-        (creation, f"the recording holds {join_first(recorded_counts) or 'no range'}"),
+        (f"it created {join_first(one.names)}", f"the recording holds {join_first(recorded_counts) or 'no range'}"),
         POSSIBLE if case.range_count else LIKELY,
     )
 
 
-def _find_unrecorded(case: Case) -> list[ProcessRecord]:
-    """Return the traced processes that created ranges, exited normally, and are not in the recording."""
-    candidates = [
-        one
-        for one in case.process_records
-        if one.names and one.end and not one.disabled and not _lost_by_fork(case, one)
-    ]
-    return [one for one in candidates if one.has_listener and one.pid not in case.ranges_by_pid]
-
-
-def _lost_by_fork(case: Case, record: ProcessRecord) -> bool:
-    return record.forked and case.collector == NSYS
-
-
 def diagnose_level(case: Case) -> RuleResult:
     """TRACEABLE_LEVEL disables the annotations of the program."""
-    if not _empty(case) or not case.is_full_recording:
+    if not case.is_empty or not case.is_full_recording:
         return None
-    low = [one for one in _find_unrecorded(case) if one.level < _USUAL_LEVEL]
+    low = [one for one in case.unrecorded_processes if one.level < _USUAL_LEVEL]
     if not low:
         return rule_out(f"{environment.LEVEL} is not below {_USUAL_LEVEL}") if case.process_records else None
     return Finding(
@@ -309,7 +168,7 @@ def diagnose_program_failure(case: Case) -> RuleResult:
         return None
     if not code and number is None:
         return rule_out("the program ended with exit code 0")
-    if not _empty(case) or any(one.names for one in case.process_records):
+    if not case.is_empty or any(one.names for one in case.process_records):
         return None
     how = f"died of signal {number}" if number is not None else f"failed with exit code {code}"
     errors = [one for one in case.process_records if one.end and one.end.startswith("exception")]
@@ -326,12 +185,12 @@ def diagnose_program_failure(case: Case) -> RuleResult:
 
 def diagnose_nothing_annotated(case: Case) -> RuleResult:
     """Nothing in the program emits a range. Never certain: an untraced process leaves the same evidence."""
-    if not _empty(case):
+    if not case.is_empty:
         return rule_out(f"{case.range_count} ranges were recorded") if case.range_count else None
     if case.process_records:
         return rule_out(f"{_processes(case.process_records)} imported traceable")
-    if case.find_messages(_NVTX_INITIALIZED):
-        return rule_out("NVTX was used: nsys's injection was initialized")
+    if case.nvtx_used:
+        return rule_out("a traced process called NVTX")
     if timed := (case.manifest or {}).get(TIMED_WINDOW_KEY):
         return Finding(
             "empty_window",
@@ -345,10 +204,8 @@ def diagnose_nothing_annotated(case: Case) -> RuleResult:
     if isinstance(client, Finding) and client.certainty == LIKELY:
         return rule_out("the program is a client, and its server is not part of the run")
     evidence = ["no range in the recording"]
-    if case.collector == NSYS and case.messages:
-        evidence.append(_NEVER_INITIALIZED)
-    if case.collector == RECORDER:
-        evidence.append("the recorder recorded no range and no mark")
+    if case.nvtx_used is False:
+        evidence.append("no traced process called NVTX")
     if case.manifest is not None:
         evidence.append("no process imported traceable")
     return Finding(
@@ -364,7 +221,7 @@ def diagnose_nothing_annotated(case: Case) -> RuleResult:
 def diagnose_profiled_client(case: Case) -> RuleResult:
     """The program only talked to a server on this machine, which was started without the launcher."""
     server = (case.manifest or {}).get(CLIENT_OF_KEY)
-    if not isinstance(server, dict) or not _empty(case) or case.process_records:
+    if not isinstance(server, dict) or not case.is_empty or case.process_records:
         return None
     program = str(((case.manifest or {}).get("target") or {}).get("program"))
     who = f"process {server['pid']} ({server['name']})" if server.get("pid") else "a process of another user"
@@ -382,14 +239,16 @@ def diagnose_profiled_client(case: Case) -> RuleResult:
 
 def diagnose_nothing_entered(case: Case) -> RuleResult:
     """Processes imported traceable, were traced, and entered no range: e.g. a server without requests."""
-    if not case.process_records or not _empty(case) or not case.is_full_recording:
+    if not case.process_records or not case.is_empty or not case.is_full_recording:
         return None
     traced = [
-        one for one in case.process_records if one.has_listener and not one.disabled and not _lost_by_fork(case, one)
+        one for one in case.process_records if one.has_listener and not one.disabled and not case.is_lost_by_fork(one)
     ]
     unknown = [one for one in traced if one.end is None]
-    # What nsys received from a process that ended abruptly is not known; the recorder loses nothing.
-    if not traced or (case.collector == NSYS and (unknown or any(one.names for one in traced))):
+    if not traced:
+        return None
+    # A process that ended abruptly may have entered ranges that are lost.
+    if not case.collector.survives_kill and (unknown or any(one.names for one in traced)):
         return None
     names = tuple(sorted({name for one in traced for name in one.names}))
     evidence = [f"{_processes(traced)} imported traceable, and no range was recorded"]
@@ -423,17 +282,11 @@ def diagnose_missing_ranges(case: Case) -> RuleResult:
     evidence = [f"process {one.pid} emitted {one.emitted}, {one.missing} of them are missing" for one in lost[:4]]
     evidence += [f"and {len(lost) - 4} more processes"] if len(lost) > 4 else []
     evidence += _ends_of(case, [one.pid for one in lost])
-    fixes = {
-        NSYS: "exit normally (sys.exit, not os._exit; close() and join() a pool, not "
-        "terminate()), start them with spawn, or use --collector recorder",
-        RECORDER: "check for dropped events, and that the process could write to the run directory",
-        TORCH: "exit normally, and do not fork after torch is imported; or use --collector recorder",
-    }
     return Finding(
         "ranges_missing",
         f"{sum(one.missing for one in lost)} ranges that {of} emitted are not in the recording",
-        fixes.get(case.collector, "record again, with --collector recorder"),
-        _severity(case),
+        case.collector.loss_fix,
+        case.loss_severity,
         tuple(evidence),
     )
 
@@ -454,10 +307,7 @@ def _ends_of(case: Case, pids: Sequence[int]) -> list[str]:
 
 RULES = (
     Rule("annotations_disabled", diagnose_disabled),
-    Rule("nvtx_not_traced", diagnose_nvtx_not_traced),
-    Rule("nvtx_package_incompatible", diagnose_nvtx_silent),
     Rule("forked_child", diagnose_fork),
-    Rule("exec", diagnose_exec),
     Rule("environment_scrubbed", diagnose_scrubbed_environment),
     Rule("level_too_low", diagnose_level),
     Rule("process_not_recorded", diagnose_unrecorded_process),

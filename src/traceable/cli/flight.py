@@ -14,7 +14,6 @@ from traceable.errors import UsageError
 from traceable.launch import flight
 from traceable.protocol import environment
 
-RECORDER = "recorder"
 _SIGUSR2_ALONE = 0
 _DUMPS_MAX = 20
 
@@ -30,7 +29,7 @@ def add_flight_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resolve_flight_options(arguments: argparse.Namespace) -> None:
-    """Take the value of the environment where the option is absent, and the recorder where the collector is auto.
+    """Take the value of the environment where the option is absent, and a collector that has it where none is given.
 
     Raises:
         UsageError: other options conflict with a flight recorder.
@@ -40,7 +39,9 @@ def resolve_flight_options(arguments: argparse.Namespace) -> None:
         arguments.flight_recorder = parse_flight_recorder(text)
     if arguments.flight_recorder is None:
         return
-    if arguments.collector not in (collectors.AUTO, RECORDER):
+    names = collectors.COLLECTORS if arguments.collector == collectors.AUTO else [arguments.collector]
+    collector = next((name for name in names if collectors.create_collector(name).has_flight_recorder), None)
+    if collector is None:
         raise UsageError(
             "flight_recorder_needs_recorder",
             f"--flight-recorder needs the recorder, but the collector is {arguments.collector}",
@@ -70,7 +71,7 @@ def resolve_flight_options(arguments: argparse.Namespace) -> None:
             f"--sigusr2={arguments.sigusr2} counts steps, but with --flight-recorder SIGUSR2 writes a dump",
             "write --sigusr2 without a number",
         )
-    arguments.collector = RECORDER
+    arguments.collector = collector
 
 
 def make_flight_environment(arguments: argparse.Namespace) -> dict[str, str]:

@@ -6,11 +6,9 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
-from traceable import collectors
 from traceable.collectors.nsys.user_options import DEFAULT_PRESET, PRESETS, NsysRequest
-from traceable.errors import Message, UsageError
+from traceable.errors import Message
 
-NSYS = "nsys"
 PRESET = "--trace-preset"
 ARGUMENTS = "--nsys-args"
 
@@ -44,21 +42,9 @@ def join_nsys_args(words: Sequence[str]) -> list[str]:
 
 
 def parse_nsys_options(arguments: argparse.Namespace) -> dict[str, NsysRequest]:
-    """Return the settings for nsys, as the collectors take them; empty for none.
-
-    Raises:
-        UsageError: another collector was requested by name.
-    """
+    """Return the settings for nsys, as the collectors take them; empty for none."""
     request = NsysRequest(arguments.trace_preset, tuple(word for words in arguments.nsys_args or () for word in words))
-    if request == NsysRequest():
-        return {}
-    if arguments.collector not in (collectors.AUTO, NSYS):
-        raise UsageError(
-            "option_needs_nsys",
-            f"{request}: for nsys only, but --collector {arguments.collector} records without it",
-            "leave one of them out",
-        )
-    return {NSYS: request}
+    return {} if request == NsysRequest() else {"nsys": request}
 
 
 def _words(text: str) -> list[str]:

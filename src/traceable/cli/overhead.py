@@ -169,26 +169,19 @@ def _load_runs(directory: Path, manifest: Mapping[str, Any]) -> tuple[RunTimes, 
         plain_ns = _get_duration_ns(plain.get("start_wall_ns"), plain.get("end_wall_ns"))
         profiled_ns = _get_duration_ns(start.get("program_wall_ns"), end.get("program_wall_ns"))
     before = _load_process_times(directory / _PLAIN_DIRECTORY, plain.get("pid"))
-    after = _load_process_times(
-        directory,
-        manifest.get("pid"),
-        has_windows=manifest.get(WINDOW_KEY) is not None,
-        # Without requested windows the program may open its own: the recorder follows them, nsys records everything.
-        follows_program=manifest["collector"]["name"] == "recorder",
-    )
+    has_windows = manifest.get(WINDOW_KEY) is not None
+    after = _load_process_times(directory, manifest.get("pid"), has_windows=has_windows)
     return RunTimes(plain_ns, before), RunTimes(profiled_ns, after)
 
 
-def _load_process_times(
-    directory: Path, program: int | None, *, has_windows: bool = False, follows_program: bool = False
-) -> tuple[ProcessTimes, ...]:
+def _load_process_times(directory: Path, program: int | None, *, has_windows: bool = False) -> tuple[ProcessTimes, ...]:
     """Return the step times of the processes of a run, by pid.
 
     Args:
         directory: the directory of the run.
         program: the pid of the program itself.
-        has_windows: whether windows were requested, so that nothing else is recorded.
-        follows_program: whether the same holds if a process opened one.
+        has_windows: whether windows were requested, so that nothing else is recorded. The same holds if a process
+            opened one: it can't where everything is recorded.
     """
     from traceable.analysis.overhead import ProcessTimes
 
@@ -198,7 +191,7 @@ def _load_process_times(
             content = untrusted.read_file(record.times_path)
             known = record.steps.windows if record.steps is not None else ()
             opened = [window for window in known if window.opened_step is not None]
-            is_cut = has_windows or (follows_program and bool(opened))
+            is_cut = has_windows or bool(opened)
             processes.append(
                 ProcessTimes(
                     pid=record.pid,

@@ -25,7 +25,7 @@ from pathlib import Path
 from traceable import collectors
 from traceable.cli import annotate, diagnosis, expectations, flight, nsys, overhead, profile, ranks
 from traceable.cli.console import log, print_command
-from traceable.collectors.base import CollectorResult
+from traceable.collectors.base import GPU_ALWAYS, NO_GPU, CollectorResult
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
 from traceable.launch import launcher, target
 from traceable.launch.worker import Worker, WorkerDiedError
@@ -41,18 +41,9 @@ if TYPE_CHECKING:
     from traceable.protocol.windows import Spec
 
 PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
-NO_COLLECTOR = "none"
-RECORDER = "recorder"
 SIGUSR2_STEPS = 20
 LOOP_PAUSE_MS = 100.0
 """From when on a callback blocks the event loop, by default: asyncio's own `slow_callback_duration`."""
-
-_WITHOUT_GPU = {
-    "nsys": ("nsys records the GPU itself", "leave --gpu out"),
-    "torch": ("torch.profiler records the GPU itself", "leave --gpu out"),
-    "none": ("nothing is recorded with --collector none", "use --collector recorder"),
-}
-"""Why a collector does not support the option, and what to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         choices=[collectors.AUTO, *collectors.COLLECTORS],
         default=collectors.AUTO,
-        help="auto (default: nsys if it works and there is a GPU, else recorder), nsys, recorder, torch or none",
+        help="auto (default: nsys if it works and there is a GPU, else recorder), " + ", ".join(collectors.COLLECTORS),
     )
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help="the run directory (default: traceable-runs/NAME-TIME)"
@@ -257,7 +248,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"every rank would write {profile.output_file(arguments)}",
             "run without it, then `traceable report --json=FILE`",
         )
-    if arguments.collector == NO_COLLECTOR and (request.expect or arguments.strict):
+    if not _records(arguments) and (request.expect or arguments.strict):
         raise UsageError(
             "expectation_without_recording",
             "expectations need a recording",
@@ -402,13 +393,13 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
         return Outcome(verdicts, found, complete)
     if not finished.run_dir.is_dir():
         return Outcome()
-    if arguments.collector != NO_COLLECTOR:
+    if _records(arguments):
         why(None, finished.problem)
     if finished.problem:
         why.report_problems()
         log(f"next: python -m traceable report {directory}, after fixing it")
         return Outcome()
-    if arguments.collector == NO_COLLECTOR:
+    if not _records(arguments):
         return Outcome()
     found = windows.evaluate_without_recording(finished.run_dir)
     windows.report_capture(found, log)
@@ -421,6 +412,11 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
     expectations.report_losses(complete, log)
     why.report_problems()
     return Outcome(verdicts, found, complete)
+
+
+def _records(arguments: argparse.Namespace) -> bool:
+    """Whether the run is recorded: `auto` chooses a collector that records."""
+    return arguments.collector == collectors.AUTO or collectors.create_collector(arguments.collector).records
 
 
 def exit_with_status(status: int) -> int:
@@ -554,11 +550,18 @@ def _check_gpu(arguments: argparse.Namespace) -> None:
     """Reject the option where it has no effect.
 
     Raises:
-        UsageError: with a collector that is not the recorder.
+        UsageError: the collector never records the GPU, or always.
     """
-    if arguments.gpu and arguments.collector not in (collectors.AUTO, RECORDER):
-        reason, remedy = _WITHOUT_GPU[arguments.collector]
-        raise UsageError("gpu_needs_recorder", f"--gpu needs the recorder: {reason}", remedy)
+    if not arguments.gpu or arguments.collector == collectors.AUTO:
+        return
+    support = collectors.create_collector(arguments.collector).gpu
+    if support == GPU_ALWAYS:
+        reason, remedy = f"{arguments.collector} records the GPU itself", "leave --gpu out"
+    elif support == NO_GPU:
+        reason, remedy = f"--collector {arguments.collector} can't record the GPU", "use --collector recorder"
+    else:
+        return
+    raise UsageError("gpu_needs_recorder", f"--gpu needs the recorder: {reason}", remedy)
 
 
 def count_gpu_operations(recorded: CollectorResult | None) -> int:

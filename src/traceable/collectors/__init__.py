@@ -1,4 +1,4 @@
-"""Around the process: one folder a collector behind the interface of `base`, registered here.
+"""Around the process: one folder for each collector behind the interface of `base`, registered here.
 
 A collector is imported when it is requested: a search for nsys must not load what the recorder's reader imports.
 """
@@ -8,20 +8,22 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from traceable.collectors import gpu_device
-from traceable.collectors.base import Collector
+from traceable.collectors.base import GPU_ON_REQUEST, Collector
 from traceable.errors import CollectorError, Message, UsageError
 
 AUTO = "auto"
 
 COLLECTORS = {
-    "nsys": ("traceable.collectors.nsys.collector", "NsysCollector"),
     "recorder": ("traceable.collectors.recorder.collector", "RecorderCollector"),
+    "nsys": ("traceable.collectors.nsys.collector", "NsysCollector"),
     "torch": ("traceable.collectors.torch.collector", "TorchCollector"),
     "none": ("traceable.collectors.none", "NoneCollector"),
 }
-"""Each collector's name, with the module and the class that satisfy `base.Collector`."""
+"""Each collector's name, with the module and the class, a `base.Collector`."""
 
 _WITH_GPU, _WITHOUT_GPU = ("nsys", "recorder"), ("recorder", "nsys")
 """The collectors that `auto` tries, in this order. nsys also records the GPU; the recorder is better at ranges: it
@@ -56,6 +58,25 @@ def create_collector(name: str, settings: Mapping[str, object] | None = None) ->
     return collector
 
 
+def find_collector_of_run(manifest: Mapping[str, Any]) -> Collector:
+    """Return the collector of a run by its manifest, which may be that of another version; `Collector` if unknown."""
+    name = (manifest.get("collector") or {}).get("name")
+    return create_collector(name) if isinstance(name, str) and name in COLLECTORS else Collector()
+
+
+def find_collector_of_file(path: Path, product: str = "") -> Collector:
+    """Return the collector that wrote a file; `Collector` if unknown.
+
+    Args:
+        path: the file.
+        product: `trace.source.product`; empty if it can't be read.
+    """
+    for collector in map(create_collector, COLLECTORS):
+        if path.suffix in collector.suffixes or (collector.product and product.startswith(collector.product)):
+            return collector
+    return Collector()
+
+
 def choose_collector(
     requested: str, unusable: Mapping[str, Message] | None = None, settings: Mapping[str, object] | None = None
 ) -> Choice:
@@ -67,9 +88,16 @@ def choose_collector(
         settings: as for `create_collector`.
 
     Raises:
-        UsageError: there is no such collector.
+        UsageError: there is no such collector, or there are settings for another one.
         CollectorError: the one requested, or every one that `auto` may take, does not work here.
     """
+    for name, setting in (settings or {}).items():
+        if requested not in (AUTO, name):
+            raise UsageError(
+                "option_of_other_collector",
+                f"{setting}: for {name} only, but --collector {requested} records without it",
+                "leave one of them out",
+            )
     rejected = dict(unusable or {})
     # Options for nsys imply nsys.
     without_gpu = gpu_device.explain_no_gpu() if requested == AUTO and "nsys" not in (settings or {}) else None
@@ -98,14 +126,8 @@ def with_gpu(choice: Choice) -> Choice:
     """Return a choice that records GPU activity too: nsys always does, the recorder through torch.
 
     Raises:
-        CollectorError: this runs under nsys, which is the only one to get the GPU's events.
+        CollectorError: it can't here.
     """
-    if choice.collector.name != "recorder":
+    if choice.collector.gpu != GPU_ON_REQUEST:
         return choice
-    from traceable.collectors.recorder import collector as recorder
-    from traceable.collectors.torch import collector as torch
-
-    torch.reject_under_nsys()
-    return Choice(
-        recorder.RecorderCollector(gpu=True), f"{choice.reason}, with GPU activity through the program's own torch"
-    )
+    return Choice(choice.collector.with_gpu(), f"{choice.reason}, with GPU activity through the program's own torch")

@@ -1,18 +1,25 @@
-"""The small interface that every collector implements.
+"""The interface of every collector.
 
-A collector knows how to start a program so that its ranges are recorded, and how to turn the files it leaves into an
-nsys SQLite file. It starts nothing itself: `launch` runs the plan. Adding a collector is one module that satisfies
-`Collector` and one line in `collectors/__init__.py`.
+A collector knows how to start a program so that its ranges are recorded, how to turn the files it leaves into an nsys
+SQLite file, and why data may be missing from it. It starts nothing itself: `launch` runs the plan. Adding a collector
+is one module with a subclass of `Collector` and one line in `collectors/__init__.py`.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from traceable.errors import Message
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.finding import Rule
+
+NO_GPU, GPU_ON_REQUEST, GPU_ALWAYS = "no", "on request", "always"
+"""Whether a collector records GPU activity."""
 
 NOTHING_RECORDED = Message("nothing_recorded", "no range or mark was recorded")
 """The note on an empty recording."""
@@ -94,14 +101,37 @@ class CollectorResult:
     more_databases: tuple[Path, ...] = ()
 
 
-class Collector(Protocol):
-    """One way to record a program."""
+class Collector:
+    """One way to record a program, and what the rest of traceable has to know about it.
 
-    name: str
+    A collector overrides `name`, the three methods that raise here, and what differs from the defaults. An instance of
+    this class itself represents an unknown collector.
+
+    Attributes:
+        name: its key in `COLLECTORS`.
+        records: whether it records anything.
+        gpu: `NO_GPU`, `GPU_ON_REQUEST` (`with_gpu`, for `run --gpu`) or `GPU_ALWAYS`.
+        has_flight_recorder: whether it can keep only the most recent data (`run --flight-recorder`).
+        follows_forks: whether it records a process that was forked without an exec.
+        survives_kill: whether it keeps every range that a process emitted, however the process ends.
+        loss_fix: what to do where ranges that were emitted are missing, as an imperative clause.
+        product: the beginning of `trace.source.product` of its recordings.
+        suffixes: of the files that only it writes.
+    """
+
+    name = ""
+    records = True
+    gpu = NO_GPU
+    has_flight_recorder = False
+    follows_forks = True
+    survives_kill = False
+    loss_fix = "record again, with --collector recorder"
+    product = ""
+    suffixes: tuple[str, ...] = ()
 
     def availability(self) -> Availability:
         """Return whether this collector works on this machine. Cheap: no program is recorded for it."""
-        ...
+        raise NotImplementedError
 
     def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
         """Return how to start `command` so that its recording lands in `run_dir` under the name `stem`.
@@ -112,7 +142,7 @@ class Collector(Protocol):
             stem: the start of the files' names.
             gating: which windows to record; None for everything.
         """
-        ...
+        raise NotImplementedError
 
     def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:
         """Turn the recording in `run_dir` into `<stem>.sqlite`. Idempotent; deletes no recording, and replaces no file
@@ -126,4 +156,62 @@ class Collector(Protocol):
         Raises:
             CollectorError: something was recorded and can't be read; the message names the file.
         """
-        ...
+        raise NotImplementedError
+
+    def with_gpu(self) -> Collector:
+        """Return this collector recording GPU activity too; called where `gpu` is `GPU_ON_REQUEST`.
+
+        Raises:
+            CollectorError: it can't here.
+        """
+        raise NotImplementedError
+
+    def remove_unfinished(self, run_dir: Path, stem: str) -> None:
+        """Remove what a `finalize` whose process died left in `run_dir`."""
+
+    def explain_pending(self, stem: str, has_files: bool) -> Message | None:
+        """Return why the recording of a window that has just closed is not there yet; None where it is.
+
+        Args:
+            stem: as for `plan`.
+            has_files: whether files were written since the window was opened.
+        """
+        return None
+
+    def explain_incomparable_counts(self, argv: Sequence[str]) -> str | None:
+        """Return why its recording need not have every range that was counted, as a code; None where it must.
+
+        Args:
+            argv: the command line of the plan, as in the manifest.
+        """
+        return None
+
+    def find_traced_apis(self, argv: Sequence[str], options: Mapping[str, str]) -> set[str] | None:
+        """Return the APIs that were traced, `nvtx` and `cuda` for example; None if not known.
+
+        Args:
+            argv: the command line of the plan; empty if not known.
+            options: META_DATA_CAPTURE of the recording.
+        """
+        return None
+
+    def read_log(self, run_dir: Path) -> tuple[str, ...]:
+        """Return the lines that it printed during the run."""
+        return ()
+
+    def read_messages(self, database: sqlite3.Connection, tables: set[str]) -> list[str]:
+        """Return its own messages in a recording, with their codes where they have any."""
+        return []
+
+    def was_nvtx_used(self, messages: Sequence[str]) -> bool | None:
+        """Return whether a recorded process called NVTX, according to its own messages; None if not known."""
+        return None
+
+    def list_rules(self) -> tuple[Rule, ...]:
+        """Return the rules of the diagnosis that hold for this collector only; they take a `checks.case.Case`."""
+        return ()
+
+
+def select_texts(database: sqlite3.Connection, query: str) -> list[str]:
+    """Return the values of a column that are non-empty text: it may hold anything."""
+    return [text for (text,) in database.execute(query) if isinstance(text, str) and text]

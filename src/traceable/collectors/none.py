@@ -8,29 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from traceable.collectors.base import Availability, CollectorResult, Gating, Plan
+from traceable.collectors.base import Availability, Collector, CollectorResult, Gating, Plan
+from traceable.errors import Message
 from traceable.protocol import environment
 
 
-class NoneCollector:
-    """Satisfies `base.Collector` by doing nothing."""
+class NoneCollector(Collector):
+    """Does nothing."""
 
     name = "none"
+    records = False
 
     def availability(self) -> Availability:
         """Always works."""
         return Availability(True, "nothing is recorded")
 
-    def plan(
-        self,
-        command: Sequence[str],
-        run_dir: Path,  # noqa: ARG002 - the interface
-        stem: str,  # noqa: ARG002
-        gating: Gating | None = None,
-    ) -> Plan:
+    def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
         """Run `command` as it is."""
         return Plan(argv=tuple(command), environment={environment.GATE: "none"} if gating else {})
 
-    def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:  # noqa: ARG002 - the interface
+    def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:
         """There is nothing to read."""
         return CollectorResult(database=None)
+
+    def explain_pending(self, stem: str, has_files: bool) -> Message:
+        """Nothing is recorded."""
+        return Message("collector_none", "nothing is recorded: the run was started with --collector none")

@@ -5,36 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traceable.collectors import find_collector_of_run
 from traceable.collectors.recorder import loss_table
-from traceable.protocol.nvtx import CAPTURE_RANGE, WINDOW_DOMAIN
 from traceable.protocol.run_records import EmittedCounts, load_range_counts
 
 if TYPE_CHECKING:
     from traceable.collectors.base import CollectorResult
-
-FLIGHT_RECORDER = "flight_recorder"
-OWN_OPTIONS = "nsys_options"
-NVTX_NOT_TRACED = "nvtx_not_traced"
-"""Reasons why counts are not compared: only the most recent data is kept; the user's options for nsys select what is
-recorded; NVTX is not traced."""
-
-_LIMITING_OPTIONS = {
-    "-y",
-    "--delay",
-    "-d",
-    "--duration",
-    "-Y",
-    "--start-later",
-    "--nvtx-domain-include",
-    "--nvtx-domain-exclude",
-}
-_TRACE_OPTIONS = {"-t", "--trace"}
-_CAPTURE_RANGE_OPTIONS = {"-c": "-c", "--capture-range": "-c", "-p": "-p", "--nvtx-capture": "-p"}
 
 
 def store_range_counts(directory: Path, manifest: Mapping[str, Any], recorded: CollectorResult | None) -> None:
@@ -82,34 +62,6 @@ def _parse_counts(pid: int, content: dict[str, Any]) -> EmittedCounts | None:
 def get_incomparable_reason(manifest: Mapping[str, Any]) -> str | None:
     """Return why the counts can't be compared with the recording of a run; None where they can."""
     if isinstance(manifest.get("flight_recorder"), dict):
-        return FLIGHT_RECORDER
-    if (manifest.get("collector") or {}).get("name") != "nsys":
-        return None
+        return "flight_recorder"
     argv = tuple(map(str, ((manifest.get("plan") or {}).get("argv")) or ()))
-    capture_ranges = dict[str, str]()
-    for name, value in _parse_options(argv):
-        if name in _LIMITING_OPTIONS:
-            return OWN_OPTIONS
-        if name in _TRACE_OPTIONS and "nvtx" not in value.split(","):
-            return NVTX_NOT_TRACED
-        if name in _CAPTURE_RANGE_OPTIONS:
-            capture_ranges[_CAPTURE_RANGE_OPTIONS[name]] = value
-    own_range = f"{CAPTURE_RANGE}@{WINDOW_DOMAIN}"
-    capture_range = capture_ranges.get("-c", "none")
-    return (
-        OWN_OPTIONS
-        if capture_range != "none" and (capture_range != "nvtx" or capture_ranges.get("-p") != own_range)
-        else None
-    )
-
-
-def _parse_options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options of nsys with their values: `--name value`, `--name=value`, `-n value` or `-nvalue`."""
-    for word, after in pairwise((*argv, "")):
-        name, equals, value = word.partition("=")
-        if name.endswith("exec_shim.py"):
-            return  # the rest belongs to the program
-        if word.startswith("-") and not word.startswith("--") and len(word) > 2:
-            yield word[:2], word[2:].removeprefix("=")
-        else:
-            yield name, value if equals else after
+    return find_collector_of_run(manifest).explain_incomparable_counts(argv)

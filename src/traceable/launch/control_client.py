@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from traceable.collectors import find_collector_of_run
 from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import flight
@@ -569,14 +570,4 @@ def _list_written_files(directory: Path, before: _Files, pids: Iterable[int]) ->
 def _make_pending_note(directory: Path, written: list[str]) -> Message | None:
     """Return which file is not written yet, or why none is; None where all are there."""
     manifest = run_dir.load_manifest(directory)
-    name = (manifest.get("collector") or {}).get("name")
-    if name == "none":
-        return Message("collector_none", "nothing is recorded: the run was started with --collector none")
-    if name == "recorder":
-        words = f"the recording is converted to {manifest.get('stem')}.sqlite when the program ends"
-        return Message("recording_at_end", words)
-    if name == "nsys" and not written:
-        # 2022.4 keeps each capture in its temporary directory until the program ends.
-        words = "nsys has not written its report yet: it does so when the program ends at the latest"
-        return Message("report_at_end", words)
-    return None
+    return find_collector_of_run(manifest).explain_pending(str(manifest.get("stem")), bool(written))

@@ -17,7 +17,6 @@ from typing import Any
 from traceable import collectors
 from traceable.collectors.base import Collector, CollectorResult, Gating, Plan
 from traceable.collectors.range_counts import store_range_counts
-from traceable.collectors.recorder import collector as recorder
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
 from traceable.launch import (
     control_client,
@@ -435,7 +434,7 @@ def _finish(
         except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
             problem = Message("reading_back_failed", f"can't read the recording ({format_one_line(error)}); it is kept")
         if recorded is None:
-            recorder.remove_unfinished_exports(run.directory / f"{request.stem}.sqlite")
+            choice.collector.remove_unfinished(run.directory, request.stem)
     store_range_counts(run.directory, run.manifest, recorded)
     released = run.release.notes if run.release is not None else []
     notes = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from traceable.collectors import find_collector_of_run
 from traceable.errors import Message
 from traceable.protocol.run_records import find_damaged_records, load_last_programs
 
@@ -13,26 +14,22 @@ _NAMES_MAX = 12
 
 
 def explain_missing_processes(directory: Path, manifest: Mapping[str, Any]) -> list[Message]:
-    """Return a message on the damaged records of processes, and one on the processes that nsys could not trace."""
+    """Return a message on the damaged records of processes, and one on those that the collector could not trace."""
     messages = find_damaged_records(directory)
     lost = []
-    if (manifest.get("collector") or {}).get("name") == "nsys":
+    collector = find_collector_of_run(manifest)
+    if not collector.follows_forks:
         lost = [str(one) for one in load_last_programs(directory) if one.forked]
     if lost:
         verb = "was" if len(lost) == 1 else "were"
         messages.append(
             Message(
                 "forked_not_recorded",
-                f"{_join(lost)} {verb} forked: {_format_nsys(manifest)} can't trace forked processes; "
+                f"{_join(lost)} {verb} forked: {collector.name} can't trace forked processes; "
                 "run with --collector recorder, or with the start method spawn",
             )
         )
     return messages
-
-
-def _format_nsys(manifest: Mapping[str, Any]) -> str:
-    words = str((manifest.get("collector") or {}).get("reason", "")).split()
-    return f"nsys {words[1]}" if words[:1] == ["nsys"] and len(words) > 1 else "nsys"
 
 
 def _join(words: Iterable[str]) -> str:

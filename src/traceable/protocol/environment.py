@@ -14,7 +14,7 @@ RUN_DIR = "TRACEABLE_RUN_DIR"
 """Absolute path of the run directory that the launcher created. Set for the program and all its children."""
 
 COLLECTOR = "TRACEABLE_COLLECTOR"
-"""Which collector records: `nsys`, `recorder`, `torch` or `none`. Set by the launcher."""
+"""Name of the collector, for the program. Set by the launcher."""
 
 RECORDING_DIR = "TRACEABLE_RECORDING_DIR"
 """Absolute path of the directory in which the embedded recorder writes. Read by the injection library (C)."""
@@ -87,8 +87,8 @@ STEPS = "TRACEABLE_STEPS"
 `every:1000:5`."""
 
 GATE = "TRACEABLE_GATE"
-"""What a window opens: `nvtx` (nsys's capture range), `cudaProfilerApi`, `recorder`, `gpu`, `torch` or `none`. Set by
-the launcher."""
+"""What a window opens: `nvtx` (nsys's capture range), `cudaProfilerApi`, `recorder`, `gpu`, `torch`, `none`, or `whole`
+where everything is recorded anyway. Set by the launcher."""
 
 WARMUP_STEPS = "TRACEABLE_WARMUP_STEPS"
 """How many steps to skip before the steps of a window are counted (`protocol/start_conditions.py`). Set by `run
@@ -168,7 +168,12 @@ def can_have_profiler() -> bool:
 
 def is_torch_collector() -> bool:
     """Whether the ranges of this process go into torch.profiler and not into NVTX."""
-    return os.environ.get(COLLECTOR) == "torch"
+    return os.environ.get(GATE) == "torch"
+
+
+def is_ungated() -> bool:
+    """Whether everything is recorded, whichever windows are opened in this process."""
+    return os.environ.get(GATE) == "whole"
 
 
 def escape_unprintable(text: str) -> str:

@@ -8,12 +8,7 @@ from typing import Any
 from traceable.errors import Message
 from traceable.units import format_count, format_duration, format_percent
 
-_WITHOUT = {
-    "recorder": "without the recorder",
-    "torch": "without torch.profiler",
-    "none": "in the first run",
-}
-"""How the run that is compared with is called, by collector; else without it."""
+_CONTROL = "without a collector"
 
 _REPORTED_MIN_SHARE = 0.02
 """The share of the time from which on the wait of the steps for a CPU is reported."""
@@ -27,26 +22,25 @@ def format_overhead(overhead: Mapping[str, Any] | None) -> list[str]:
     if overhead is None:
         return []
     recorded, other = overhead["recorded_steps"], overhead["other_steps"]
-    control = _WITHOUT.get(overhead["collector"], f"without {overhead['collector']}")
     lines = []
     if recorded is not None:
-        line = f"profiled step {_format_steps(recorded, control)}"
+        line = f"profiled step {_format_steps(recorded)}"
         if overhead["warm_up_steps"]:
             line += f"; the first {overhead['warm_up_steps']} excluded as warm-up"
         if overhead["stepping_processes"] > 1:
             line += f"; of process {overhead['pid']}, one of {overhead['stepping_processes']} processes with steps"
         lines.append(line)
     if other is not None:
-        lines.append(f"steps outside of the windows {_format_steps(other, control)}")
+        lines.append(f"steps outside of the windows {_format_steps(other)}")
     waits = [overhead[key] for key in ("profiled_cpu_wait_share", "plain_cpu_wait_share")]
     if recorded is not None and max(share or 0 for share in waits) >= _REPORTED_MIN_SHARE:
         parts = ["an unknown part" if share is None else format_percent(share) for share in waits]
-        words = f"a busy machine: the steps' thread waited for a CPU {parts[0]} of the time, {parts[1]} {control}"
+        words = f"a busy machine: the steps' thread waited for a CPU {parts[0]} of the time, {parts[1]} {_CONTROL}"
         lines.append(Message("machine_busy", words))
     run_share = overhead["run_overhead_share"]
     if run_share is not None:
         times = [format_duration(overhead[key]) for key in ("profiled_run_ns", "plain_run_ns")]
-        line = f"profiled run {_format_change(run_share)}: {times[0]}, {times[1]} {control}"
+        line = f"profiled run {_format_change(run_share)}: {times[0]}, {times[1]} {_CONTROL}"
         if overhead["stall_ns"] >= _REPORTED_MIN_NS:
             line += f", {format_duration(overhead['stall_ns'])} of it opening and closing windows"
         lines.append(line if recorded is not None else f"{line} ({_explain_missing_steps(overhead)})")
@@ -56,7 +50,7 @@ def format_overhead(overhead: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
-def _format_steps(steps: Mapping[str, Any], control: str) -> str:
+def _format_steps(steps: Mapping[str, Any]) -> str:
     if steps["low_share"] is None:
         interval = "too few steps to be significant"
     else:
@@ -65,7 +59,7 @@ def _format_steps(steps: Mapping[str, Any], control: str) -> str:
     medians = [format_duration(steps[key]) for key in ("profiled_p50_ns", "plain_p50_ns")]
     count = format_count(steps["steps"], "step")
     change = _format_change(steps["overhead_share"])
-    return f"{change} ({interval}): median {medians[0]}, {medians[1]} {control}, over {count}"
+    return f"{change} ({interval}): median {medians[0]}, {medians[1]} {_CONTROL}, over {count}"
 
 
 def _explain_missing_steps(overhead: Mapping[str, Any]) -> str:

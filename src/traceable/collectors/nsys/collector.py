@@ -13,6 +13,7 @@ process, the least that is known of it, and marked.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import sys
@@ -21,7 +22,7 @@ from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 
-from traceable.collectors.base import Availability, CollectorResult, Gating, Plan
+from traceable.collectors.base import GPU_ALWAYS, Availability, Collector, CollectorResult, Gating, Plan, select_texts
 from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys import privacy, user_options
 from traceable.collectors.nsys.tables import CLIPPED
@@ -30,6 +31,10 @@ from traceable.protocol import environment, untrusted
 from traceable.protocol.nvtx import CAPTURE_RANGE, WINDOW_DOMAIN
 from traceable.protocol.run_dir import NSYS_LOG
 from traceable.protocol.run_records import load_process_records
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.finding import Rule
 
 EXEC_SHIM = Path(__file__).parents[1] / "exec_shim.py"
 
@@ -43,6 +48,10 @@ _SECRETS = "traceable help secrets"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 """nsys's suffix of reports, and the one before 2021.4."""
 
+NO_REPORT = "Generated:"
+"""The last line of the log of an nsys that ended normally without a report: the range that starts the capture was never
+entered."""
+
 _RANGE_TYPES = (59, 60, 70, 71)
 """NVTX_EVENTS.eventType of ranges."""
 
@@ -52,14 +61,34 @@ _THREAD_TABLES = ("CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API")
 _PID = "(globalTid >> 24) & 0xFFFFFF"
 
 
-class NsysCollector:
-    """Satisfies `base.Collector` with the nsys that `install.find_nsys` finds.
+_MESSAGE = re.compile(
+    r"CUPTI|CUDA (driver|profiling|events|injection|trace)|NVTX (binary|injection|events|function)"
+    r"|No .* events collected|Not all .* events|perf event|CPU (IP|kernel)|privilege|ERR_NVGPUCTRPERM|dropped"
+)
+"""Which strings of an old report (2022, 2023) are messages of nsys: these versions have no table for them."""
+
+_NVTX_INITIALIZED = "NVTX injection initialized"
+
+_KINDS = {"NvtxEvents": "nvtx", "Cuda": "cuda", "OSRuntime": "osrt", "Graphics": "opengl"}
+"""Names of APIs in a report, and those of `--trace`."""
+
+
+class NsysCollector(Collector):
+    """Starts the nsys that `install.find_nsys` finds.
 
     Args:
         request: the user's preset and options for nsys.
     """
 
     name = "nsys"
+    gpu = GPU_ALWAYS
+    follows_forks = False
+    loss_fix = (
+        "exit normally (sys.exit, not os._exit; close() and join() a pool, not terminate()), start them with spawn, or "
+        "use --collector recorder"
+    )
+    product = "NVIDIA Nsight"
+    suffixes = (*REPORT_SUFFIXES, ".qdstrm")
 
     def __init__(self, request: user_options.NsysRequest | None = None) -> None:
         self._request = request or user_options.NsysRequest()
@@ -108,7 +137,7 @@ class NsysCollector:
             # Without it nsys's NVTX capture range matches registered strings only.
             environment={
                 "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0",
-                **({environment.GATE: "nvtx"} if gating and not timed else {}),
+                environment.GATE: "nvtx" if gating and not timed else os.environ.get(environment.GATE) or "whole",
             },
             collector_environment=collector_environment,
             detached=True,
@@ -213,7 +242,7 @@ class NsysCollector:
         ]
         if not reports and failures:
             raise failures[0]
-        if not reports and _ended_without_report(run_dir):
+        if not reports and self.read_log(run_dir)[-1:] == (NO_REPORT,):
             note = Message(
                 "capture_range_never_came", "nsys left no report: the range that starts the capture was never entered"
             )
@@ -221,7 +250,7 @@ class NsysCollector:
         if not reports:
             raise CollectorError(
                 "no_report",
-                f"nsys left no report in {run_dir}{describe_last_log_line(run_dir)}",
+                f"nsys left no report in {run_dir}{describe_last_line(self.read_log(run_dir))}",
                 "run it again, or with --collector recorder",
             )
         databases = [report.with_suffix(".sqlite") for report in reports]
@@ -235,6 +264,62 @@ class NsysCollector:
                 notes += privacy.check_report_for_secrets(report, database, environments)
         files = (*reports, *databases, *_list_files(run_dir, stem, ".qdstrm"))
         return CollectorResult(databases[0], files, tuple(notes), more_databases=tuple(databases[1:]))
+
+    def explain_pending(self, stem: str, has_files: bool) -> Message | None:
+        """2022.4 keeps each capture in its temporary directory until the program ends."""
+        if has_files:
+            return None
+        words = "nsys has not written its report yet: it does so when the program ends at the latest"
+        return Message("report_at_end", words)
+
+    def explain_incomparable_counts(self, argv: Sequence[str]) -> str | None:
+        """Return whether NVTX was not traced, or the user's own options decide when or what nsys records."""
+        options = user_options.parse_command(argv)
+        if "nvtx" not in options.get(user_options.TRACE, "nvtx").split(","):
+            return "nvtx_not_traced"
+        capture = options.get("--capture-range", "none"), options.get("--nvtx-capture")
+        is_own_range = capture == ("nvtx", f"{CAPTURE_RANGE}@{WINDOW_DOMAIN}")
+        if user_options.LIMITING.isdisjoint(options) and (capture[0] == "none" or is_own_range):
+            return None
+        return "nsys_options"
+
+    def find_traced_apis(self, argv: Sequence[str], options: Mapping[str, str]) -> set[str] | None:
+        """Return the value of --trace, or what the report has of it."""
+        if (value := user_options.parse_command(argv).get(user_options.TRACE)) is not None:
+            return set(value.split(","))
+        if (kinds := options.get("CAPTURE_EVENT_TYPE")) is not None:
+            return {_KINDS.get(kind, kind) for kind in kinds.split(",")}
+        return None
+
+    def read_log(self, run_dir: Path) -> tuple[str, ...]:
+        """Return the lines of nsys.log that are not empty."""
+        try:
+            text = untrusted.read_file(run_dir / NSYS_LOG).decode("utf-8", "replace")
+        except OSError:
+            return ()
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+    def read_messages(self, database: sqlite3.Connection, tables: set[str]) -> list[str]:
+        """Return the messages of nsys, which have no codes."""
+        if "DIAGNOSTIC_EVENT" in tables:
+            texts = select_texts(database, "SELECT DISTINCT text FROM DIAGNOSTIC_EVENT")
+        elif "StringIds" in tables:
+            # They include whole environments of processes, with a null between two variables.
+            strings = select_texts(database, "SELECT value FROM StringIds WHERE length(value) BETWEEN 12 AND 400")
+            texts = [text for text in strings if "\0" not in text and _MESSAGE.search(text)]
+        else:
+            return []
+        return [" ".join(text.split()) for text in texts]
+
+    def was_nvtx_used(self, messages: Sequence[str]) -> bool | None:
+        """Return whether its NVTX injection was initialized."""
+        return any(_NVTX_INITIALIZED in message for message in messages) if messages else None
+
+    def list_rules(self) -> tuple[Rule, ...]:
+        """Return those of `checks.py`."""
+        from traceable.collectors.nsys.checks import RULES
+
+        return RULES
 
 
 def _prepare_export(
@@ -277,25 +362,11 @@ def _list_files(run_dir: Path, stem: str, suffix: str) -> list[Path]:
     return [entry for _, entry in sorted(matches) if untrusted.is_regular(entry)]
 
 
-def _ended_without_report(run_dir: Path) -> bool:
-    """Whether nsys ended normally without a report: the range that starts the capture was never entered."""
-    lines = _read_log(run_dir)
-    return bool(lines) and lines[-1] == "Generated:"
-
-
-def describe_last_log_line(run_dir: Path) -> str:
+def describe_last_line(log: Sequence[str]) -> str:
     """Return the last line of nsys's log as a clause that ends a sentence; empty without one."""
     # 2023.4.4 ends with a reference to its documentation.
-    lines = [line for line in _read_log(run_dir) if not line.startswith(("http", "Please refer to"))]
+    lines = [line for line in log if not line.startswith(("http", "Please refer to"))]
     return f" (last line of its log: {lines[-1][:300]!r})" if lines else ""
-
-
-def _read_log(run_dir: Path) -> list[str]:
-    try:
-        text = untrusted.read_file(run_dir / NSYS_LOG).decode("utf-8", "replace")
-    except OSError:
-        return []
-    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _is_up_to_date(database: Path, report: Path) -> bool:

@@ -13,6 +13,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from traceable.errors import Message, UsageError
@@ -60,6 +61,19 @@ _REJECTED = {
     "--help": (Message("nsys_starts_no_program", "it starts no program"), "type `nsys profile --help`"),
 }
 """Options that are not supported, with the reason and the fix."""
+
+LIMITING = frozenset({"--delay", "--duration", "--start-later", "--nvtx-domain-include", "--nvtx-domain-exclude"})
+"""Options by which nsys does not record every range."""
+
+_SHORT = {
+    "-t": TRACE,
+    "-c": "--capture-range",
+    "-p": "--nvtx-capture",
+    "-y": "--delay",
+    "-d": "--duration",
+    "-Y": "--start-later",
+}
+"""Short names in a command line that was used: the nsys whose help lists them need not be there any more."""
 
 _WINDOW_OPTIONS = ("--capture-range", "--capture-range-end", "--nvtx-capture")
 
@@ -329,6 +343,18 @@ def parse_user_options(words: Sequence[str], options: Options) -> tuple[UserOpti
         parsed.append(UserOption(name, value, tuple(words[position : position + word_count]), option is not None))
         position += word_count
     return tuple(parsed)
+
+
+def parse_command(argv: Sequence[str]) -> dict[str, str]:
+    """Return the options of a command line of nsys: `--name value`, `--name=value`, `-n value` or `-nvalue`."""
+    options: dict[str, str] = {}
+    for word, after in pairwise((*argv, "")):
+        if word.endswith("exec_shim.py"):
+            break  # the rest belongs to the program
+        if word.startswith("-"):
+            name, joined, value = _split_word(word)
+            options[_SHORT.get(name, name)] = (value or "").removeprefix("=") if joined else after
+    return options
 
 
 def _split_word(word: str) -> tuple[str, bool, str | None]:

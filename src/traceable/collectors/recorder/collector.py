@@ -9,14 +9,27 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
 from traceable._native import find_recorder_library
-from traceable.collectors.base import Availability, CollectorResult, Gating, Plan
+from traceable.collectors.base import (
+    GPU_ON_REQUEST,
+    Availability,
+    Collector,
+    CollectorResult,
+    Gating,
+    Plan,
+    select_texts,
+)
 from traceable.errors import CollectorError, Message
 from traceable.protocol import environment, gpu_files, untrusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.finding import Rule
 
 DIRECTORY = "recording"
 """Name of the recording within the run directory."""
@@ -26,7 +39,7 @@ REBUILD = "install a C compiler and reinstall traceable"
 """The note on a missing library, and the fix."""
 
 
-class RecorderCollector:
+class RecorderCollector(Collector):
     """Records NVTX calls with the library that ships with traceable. Needs neither nsys nor a GPU.
 
     Args:
@@ -34,6 +47,11 @@ class RecorderCollector:
     """
 
     name = "recorder"
+    gpu = GPU_ON_REQUEST
+    has_flight_recorder = True
+    survives_kill = True
+    loss_fix = "check for dropped events, and that the process could write to the run directory"
+    product = "traceable"
 
     def __init__(self, gpu: bool = False) -> None:
         self._gpu = gpu
@@ -44,13 +62,18 @@ class RecorderCollector:
             return Availability(True, "embedded recorder")
         return Availability(False, NOT_BUILT, REBUILD, NOT_BUILT.code)
 
-    def plan(
-        self,
-        command: Sequence[str],
-        run_dir: Path,
-        stem: str,  # noqa: ARG002 - the interface
-        gating: Gating | None = None,
-    ) -> Plan:
+    def with_gpu(self) -> RecorderCollector:
+        """Return one that records GPU activity through the program's own torch.
+
+        Raises:
+            CollectorError: this runs under nsys, which is the only one to get the GPU's events.
+        """
+        from traceable.collectors.torch.collector import reject_under_nsys
+
+        reject_under_nsys()
+        return RecorderCollector(gpu=True)
+
+    def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
         """Return `command` unchanged with the environment that makes NVTX load the recorder, in children too.
 
         Raises:
@@ -94,7 +117,7 @@ class RecorderCollector:
             from traceable.collectors.recorder.recording import read_recording
             from traceable.collectors.recorder.schema import write_database
 
-            remove_unfinished_exports(database)
+            self.remove_unfinished(database.parent, stem)
             recording = read_recording(source)
             complete = not _is_any_alive(process.pid for process in recording.processes)
             gpu = find_gpu_recording(run_dir, recording, requested=self._gpu)
@@ -105,13 +128,31 @@ class RecorderCollector:
                 return CollectorResult(None, sources, notes)
         return CollectorResult(database, (database, *sources), notes)
 
+    def remove_unfinished(self, run_dir: Path, stem: str) -> None:
+        """Remove the temporary folders of processes that died while they wrote the database."""
+        start = f".{stem}.sqlite."
+        for folder in run_dir.glob(f"{glob.escape(start)}*"):
+            pid = folder.name.removeprefix(start).partition(".")[0]
+            if pid.isdigit() and not _is_any_alive([int(pid)]):
+                shutil.rmtree(folder, ignore_errors=True)
 
-def remove_unfinished_exports(database: Path) -> None:
-    """Remove the temporary folders of processes that died while they wrote `database`."""
-    for folder in database.parent.glob(f".{glob.escape(database.name)}.*"):
-        pid = folder.name.removeprefix(f".{database.name}.").partition(".")[0]
-        if pid.isdigit() and not _is_any_alive([int(pid)]):
-            shutil.rmtree(folder, ignore_errors=True)
+    def explain_pending(self, stem: str, has_files: bool) -> Message:
+        """The recording is converted at the end."""
+        words = f"the recording is converted to {stem}.sqlite when the program ends"
+        return Message("recording_at_end", words)
+
+    def read_messages(self, database: sqlite3.Connection, tables: set[str]) -> list[str]:
+        """Return the messages of the finalizer, as they were before they were stored."""
+        if "DIAGNOSTIC_EVENT" not in tables:
+            return []
+        texts = select_texts(database, "SELECT DISTINCT text FROM DIAGNOSTIC_EVENT")
+        return [Message.parse(" ".join(text.split())) for text in texts]
+
+    def list_rules(self) -> tuple[Rule, ...]:
+        """Return those of `checks.py`."""
+        from traceable.collectors.recorder.checks import RULES
+
+        return RULES
 
 
 def _load_notes_if_current(database: Path, sources: Sequence[Path]) -> tuple[Message, ...] | None:

@@ -10,9 +10,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from traceable.collectors.base import Availability, CollectorResult, Gating, Plan
+from traceable.collectors.base import GPU_ALWAYS, Availability, Collector, CollectorResult, Gating, Plan
 from traceable.errors import CollectorError, Message
 from traceable.protocol import environment, untrusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.finding import Rule
 
 DIRECTORY = "torch"
 """Name of the directory with the traces, within the run directory."""
@@ -32,10 +36,13 @@ _NSYS_LIBRARIES = ("ToolsInjection", "nsight")
 """The signs of a process under nsys: a variable of its own, or the libraries that it injects."""
 
 
-class TorchCollector:
-    """Satisfies `base.Collector`. Needs torch in the program; sees GPU work where torch sees a GPU."""
+class TorchCollector(Collector):
+    """Needs torch in the program; sees GPU work where torch sees a GPU."""
 
     name = "torch"
+    gpu = GPU_ALWAYS
+    loss_fix = "exit normally, and do not fork after torch is imported; or use --collector recorder"
+    product = "torch"
 
     def availability(self) -> Availability:
         """Always available as far as the launcher can know: the torch that the program imports is only known there.
@@ -46,19 +53,13 @@ class TorchCollector:
         reject_under_nsys()
         return Availability(True, "torch.profiler in the program")
 
-    def plan(
-        self,
-        command: Sequence[str],
-        run_dir: Path,
-        stem: str,  # noqa: ARG002 - the interface
-        gating: Gating | None = None,
-    ) -> Plan:
+    def plan(self, command: Sequence[str], run_dir: Path, stem: str, gating: Gating | None = None) -> Plan:
         """Return `command` unchanged with the environment that makes torch.profiler record it, and its children."""
         directory = str((run_dir / DIRECTORY).absolute())
         ours = {environment.TORCH_DIR: directory, environment.GATE: "torch"}
         return Plan(tuple(command), {**make_torch_environment(gating), **ours})
 
-    def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:  # noqa: ARG002 - the interface
+    def finalize(self, run_dir: Path, stem: str, into: Path | None = None) -> CollectorResult:
         """Return the trace, or the directory where there are several: of processes, or of windows.
 
         Raises:
@@ -83,6 +84,12 @@ class TorchCollector:
             notes.append(Message("no_torch_trace", text))
             return CollectorResult(None, (), tuple(notes))
         return CollectorResult(traces[0] if len(traces) == 1 else directory, tuple(traces), tuple(notes))
+
+    def list_rules(self) -> tuple[Rule, ...]:
+        """Return those of `checks.py`."""
+        from traceable.collectors.torch.checks import RULES
+
+        return RULES
 
 
 def make_torch_environment(gating: Gating | None) -> dict[str, str]:

@@ -1,0 +1,521 @@
+"""The rules of the diagnosis for nsys: what it loses and what it rejects, according to its messages and its log."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from traceable.collectors.nsys import install, user_options
+from traceable.collectors.nsys.collector import NO_REPORT
+from traceable.errors import TraceableError
+from traceable.finding import (
+    CERTAIN,
+    LIKELY,
+    NOTE,
+    POSSIBLE,
+    PROBLEM,
+    WARNING,
+    Finding,
+    Rule,
+    RuleResult,
+    join_first,
+    rule_out,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.checks.case import Case
+    from traceable.protocol.run_records import ProcessRecord
+
+_SUBSCRIBED = r"already subscribed to CUPTI|CUPTI_ERROR_MULTIPLE_SUBSCRIBERS|CUPTI_ERROR_MAX_LIMIT"
+
+_OLD_DRIVER = r"is no longer supported|Incompatible CUDA driver"
+
+_NEW_DRIVER = r"is not supported by this build of Nsight Systems|Could not (load the CUPTI|parse \d+ CUPTI)"
+
+_NO_CUDA = r"No CUDA events collected|CUDA profiling might have not been started"
+
+_CUDA_INITIALIZED = r"CUDA injection initialized successfully"
+
+_COUNTERS_TAKEN = r"Already under profiling|sampling hardware unit is already in use"
+
+_OTHER_SUBSCRIBERS = {
+    "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "the run was under ncu",
+    "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "the run was under compute-sanitizer",
+    "NSYS_PROFILING_SESSION_ID": "the run was under another nsys",
+    "KINETO_USE_DAEMON": "Kineto's daemon may record in the program",
+    "KINETO_CONFIG": "Kineto may record in the program",
+}
+"""Variables by which other subscribers of CUPTI are known. Not CUDA_INJECTION64_PATH: nsys sets it itself."""
+
+_COUNTER_USERS = re.compile(r"nv-hostengine|dcgm|ncu|nv-nsight-cu|nsys")
+
+_NVTX_INCOMPATIBLE = r"NVTX binary payload extension is incompatible"
+
+
+_REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
+
+_NO_IMPORTER = r"importer binary|QdstrmImporter"
+
+_CANNOT_START = r"error while loading shared libraries|cannot execute|[Ee]xec format error|version `[^']*' not found"
+
+_AGENT_LOST = r"Connection to (the )?Agent lost"  # 2022.4.2, and 2023.4.4 without the article
+
+_NOT_PERMITTED = (
+    r"perf event paranoid|Unable to configure the collection of CPU|Unable to collect CPU"
+    r"|failed to start event source Perf: AccessDenied"
+)
+
+_COUNTERS_REFUSED = r"ERR_NVGPUCTRPERM|[Ii]nsufficient privilege"
+
+_DROPPED = r"CUPTI dropped|CUPTI events dropped: [1-9]"
+
+
+def diagnose_capture_range(case: Case) -> RuleResult:
+    """The user's own options made nsys wait for a range or for cudaProfilerStart that never came."""
+    waits = _find_awaited_range(user_options.parse_command(case.argv))
+    if case.windows is not None or waits is None:
+        return None
+    if case.recording is not None or case.log[-1:] != (NO_REPORT,):
+        return rule_out(f"nsys began to record at {waits}")
+    if waits == "cudaProfilerApi":
+        return Finding(
+            "profiler_never_started",
+            "nsys waited for cudaProfilerStart, which was never called with a CUDA context",
+            "call torch.cuda.profiler.start(), or record windows with `traceable run --steps`",
+            PROBLEM,
+            ("-c cudaProfilerApi", "nsys ended normally and generated nothing"),
+        )
+    name = waits.partition("@")[0]
+    creators = [one.pid for one in case.process_records if name in one.names]
+    evidence: tuple[str, ...] = (f"-c nvtx waits for {waits!r}", "nsys ended normally and generated nothing")
+    if _REGISTER_ONLY in " ".join(case.argv) and not creators:
+        return Finding(
+            "unregistered_string",
+            f"nsys waited for the range {waits!r} and accepted registered strings only",
+            f"remove {_REGISTER_ONLY} (traceable sets it to 0), or open the range with traceable.annotate({name!r})",
+            PROBLEM,
+            (*evidence, _REGISTER_ONLY, "no process created that range with traceable, which registers its names"),
+            LIKELY,
+        )
+    if creators and "@" not in waits:
+        evidence = (*evidence, f"process {creators[0]} created a range of that name")
+        fix = f"name its domain, as in -p {name}@domain or -p '{name}@*'"
+    else:
+        fix = "correct the name, or record windows with `traceable run --steps`"
+    return Finding(
+        "capture_range_never_came", f"nsys waited for the range {waits!r}, which never came", fix, PROBLEM, evidence
+    )
+
+
+def _find_awaited_range(options: Mapping[str, str]) -> str | None:
+    """Return the range that the user's -c nvtx waits for, or `cudaProfilerApi`; None where nsys waits for nothing."""
+    kind = options.get("--capture-range", "none")
+    return options.get("--nvtx-capture", "") if kind == "nvtx" else None if kind == "none" else kind
+
+
+def diagnose_importer(case: Case) -> RuleResult:
+    """The stream that nsys left could not be converted to a report."""
+    errors = case.find_messages(_NO_IMPORTER)
+    streams = [name for name in case.files if name.endswith(".qdstrm")]
+    if not streams:
+        return (
+            rule_out("there is no .qdstrm file") if case.recording is not None or case.directory is not None else None
+        )
+    if case.recording is not None:
+        return rule_out(f"{streams[0]} was imported")
+    error = str(case.error.problem) if case.error else ""
+    evidence = (f"{streams[0]} and no .nsys-rep of it", *errors[:1], *([error] if error else []))
+    if re.search(_CANNOT_START, error):
+        return Finding(
+            "importer_fails",
+            "the importer, which converts nsys's stream to a report, does not start",
+            f"install its missing libraries, then run `traceable report {case.path.name}`",
+            PROBLEM,
+            evidence,
+        )
+    if _has_importer() or re.search("incomplete|invalid", error):
+        return Finding(
+            "stream_incomplete",
+            f"nsys was interrupted before {streams[0]} was complete, and its content is lost",
+            "run again and let nsys finish; the recorder (--collector recorder) loses nothing when it is killed",
+            PROBLEM,
+            evidence,
+        )
+    return Finding(
+        "importer_missing",
+        "this nsys has no importer to convert its stream to a report",
+        "install the whole nsight-systems package, or put QdstrmImporter of the same version on PATH; then run "
+        f"`traceable report {case.path.name}`",
+        PROBLEM,
+        evidence,
+    )
+
+
+def _has_importer() -> bool:
+    with contextlib.suppress(TraceableError):
+        return install.find_importer(install.find_nsys()) is not None
+    return install.find_importer() is not None
+
+
+def diagnose_killed_collector(case: Case) -> RuleResult:
+    """The collector nsys was killed or abandoned, and left no report."""
+    if case.directory is None:
+        return None
+    if case.recording is not None:
+        return rule_out("nsys wrote its report")
+    if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == (NO_REPORT,):
+        return rule_out("nsys ended normally")
+    lost = case.find_messages(_AGENT_LOST)
+    last = f"its last output: {case.log[-1][-200:]!r}" if case.log else "it printed nothing"
+    return Finding(
+        "collector_killed",
+        "nsys was killed before it wrote its report",
+        "stop the program, not nsys, and give nsys time to write (an orchestrator's grace period, memory, disk); the "
+        "recorder (--collector recorder) loses nothing when it is killed",
+        PROBLEM,
+        ("there is no .nsys-rep", *(lost[:1] or [last])),
+        CERTAIN if lost else LIKELY,
+    )
+
+
+def diagnose_killed_program(case: Case) -> RuleResult:
+    """The program died of a signal, and events that nsys had not received are lost."""
+    number = ((case.manifest or {}).get("end") or {}).get("signal")
+    if case.manifest is None or case.manifest.get("end") is None:
+        return None
+    if number is None:
+        return _killed_worker(case)
+    if case.recording is None:
+        return None
+    creator = next((one for one in case.process_records if one.names), None) if not case.range_count else None
+    return Finding(
+        "tail_lost",
+        f"the program died of signal {number}, and nsys loses what a process has not sent by then: its last "
+        "ranges, and the ends of open ones",
+        "end the program with a signal that it handles, or use --collector recorder, which loses nothing",
+        WARNING if case.range_count else PROBLEM,
+        (
+            f"the run ended by signal {number}",
+            f"{case.range_count} ranges in the report",
+            *((f"process {creator.pid} created {join_first(creator.names)}",) if creator else ()),
+        ),
+        CERTAIN if creator else LIKELY,
+    )
+
+
+def _killed_worker(case: Case) -> RuleResult:
+    """A child process was ended by a signal or os._exit, and its last ranges may be lost."""
+    if case.recording is None:
+        return None
+    main, cut = (case.manifest or {}).get("pid"), _cut_ranges(case) if case.is_full_recording else {}
+    last = {one.pid: one for one in case.process_records if one.pid != main}
+    traced = [one for one in last.values() if one.has_listener and not one.disabled and not one.forked]
+    lost = [one for one in traced if one.end is None or one.pid in cut]
+    if not lost:
+        return rule_out("the program ended without a signal, and so did every process that imported traceable")
+    lost = [one for one in lost if one.pid in cut or case.completeness.count_missing(one.pid) != 0]
+    if not lost:
+        return rule_out("every range of the processes that did not exit normally is in the recording")
+    unended = [one.file_name for one in lost if one.end is None]
+    evidence = [f"no normal exit of Python in {name}" for name in unended[:2]]
+    for one in lost:
+        if number := case.ranges_by_pid.get(one.pid):
+            open_ = f", {cut[one.pid]} of them without their end" if one.pid in cut else ""
+            evidence.append(f"{number} ranges of process {one.pid} are in the report{open_}")
+    return Finding(
+        "tail_lost",
+        f"nsys may lack the last ranges of process{'es' if len(lost) > 1 else ''} "
+        f"{join_first([str(one.pid) for one in lost])}: it loses what a process has not sent when a signal, as of "
+        "Pool.terminate(), or os._exit ends it",
+        "end workers with close() and join() (`with Pool()` terminates them), or use --collector recorder, which loses "
+        "nothing",
+        WARNING if case.range_count else PROBLEM,
+        tuple(evidence),
+        LIKELY if any(one.pid in case.ranges_by_pid for one in lost) else POSSIBLE,
+    )
+
+
+def _cut_ranges(case: Case) -> dict[int, int]:
+    """Return how many ranges without an end each process has, for processes with any."""
+    assert case.recording is not None
+    trace = case.recording.trace
+    threads, counts = np.unique(trace.ranges.thread[trace.ranges.clipped], return_counts=True)
+    counts_by_pid: dict[int, int] = {}
+    for thread, count in zip(threads.tolist(), counts.tolist(), strict=True):
+        pid = trace.processes[trace.threads[thread].process].pid
+        counts_by_pid[pid] = counts_by_pid.get(pid, 0) + count
+    return counts_by_pid
+
+
+def diagnose_dropped_events(case: Case) -> RuleResult:
+    """Buffers were full, and records were dropped."""
+    if case.recording is None:
+        return None
+    dropped = case.find_messages(_DROPPED)
+    if not dropped:
+        return rule_out("nsys reported no dropped events") if case.messages else None
+    fix = "record less: windows (--steps), or less of everything (--trace-preset light)"
+    return Finding("events_dropped", "the collector dropped records", fix, WARNING, tuple(dropped[:3]))
+
+
+def diagnose_permissions(case: Case) -> RuleResult:
+    """CPU samples and GPU counters that the kernel, the container or the driver denies."""
+    refused, samples = case.find_messages(_COUNTERS_REFUSED), case.find_messages(_NOT_PERMITTED)
+    if refused:
+        return Finding(
+            "counters_not_permitted",
+            "GPU counters are restricted to administrators",
+            "start the container with --cap-add SYS_ADMIN, or load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0",
+            WARNING,
+            tuple(refused[:2]),
+        )
+    if not samples:
+        return rule_out("nsys reported no missing permission") if case.messages else None
+    evidence = list(samples[:2])
+    machine = case.machine
+    if machine is not None and machine.perf_event_paranoid is not None:
+        evidence.append(f"perf_event_paranoid is {machine.perf_event_paranoid}")
+    if machine is not None and machine.container and not machine.may_use_perf:
+        evidence.append(f"a container ({machine.container}) without CAP_SYS_ADMIN and CAP_PERFMON")
+    fix = "run `sysctl kernel.perf_event_paranoid=1` on the host, start the container with --cap-add PERFMON, or "
+    if case.is_from_windows:
+        fix = "start nsys as administrator, or "
+    return Finding(
+        "samples_not_permitted",
+        "the system denied CPU samples; ranges and GPU work are not affected",
+        f"{fix}disable sampling (--sample=none)",
+        NOTE,
+        tuple(evidence),
+    )
+
+
+def diagnose_nvtx_not_traced(case: Case) -> RuleResult:
+    """NVTX was not requested."""
+    traced = case.traced_apis
+    if traced is None:
+        return None
+    if "nvtx" in traced:
+        return rule_out("NVTX was traced")
+    return Finding(
+        "nvtx_not_traced",
+        "NVTX was not requested from nsys",
+        "add nvtx to --trace",
+        PROBLEM,
+        (f"it traced {join_first(sorted(traced)) or 'nothing'}",),
+    )
+
+
+def diagnose_nvtx_silent(case: Case) -> RuleResult:
+    """The nvtx package since 0.2.12 emits nothing under an nsys that rejects its payload extension."""
+    if case.recording is None:
+        return None
+    errors = case.find_messages(_NVTX_INCOMPATIBLE)
+    if not errors:
+        return rule_out("nsys did not reject the payload extension of the nvtx package") if case.messages else None
+    ended = [one for one in case.process_records if one.end is not None]
+    if ended and not any(one.nvtx is not None for one in ended):
+        return rule_out("no process with a record imported the nvtx package")
+    imported = next((one.nvtx for one in ended if one.nvtx), None)
+    version = imported or ((case.manifest or {}).get("versions") or {}).get("nvtx")
+    nsys = case.recording.trace.source.version
+    return Finding(
+        "nvtx_package_incompatible",
+        f"the nvtx package {version or '(0.2.12 or newer)'} emits nothing under nsys {nsys}",
+        "annotate with traceable.annotate instead of nvtx.annotate; or install nvtx==0.2.11 or a newer nsys; or "
+        "use --collector recorder",
+        case.loss_severity,
+        (errors[0], f"{case.range_count} ranges in the report, though NVTX was used"),
+        # Others request that extension too, e.g. NCCL.
+        CERTAIN if imported and not case.range_count else LIKELY,
+    )
+
+
+def diagnose_never_attached(case: Case) -> RuleResult:
+    """Happens with nsys 2022.4 on an overloaded machine."""
+    missing = case.unrecorded_processes
+    if not missing or not case.is_full_recording or case.range_count != 0 or case.nvtx_used is not False:
+        return None
+    return Finding(
+        "nsys_never_attached",
+        f"nsys never attached to process {missing[0].pid}, which created ranges",
+        "run it again when the machine is less busy, or use --collector recorder",
+        PROBLEM,
+        (f"it created {join_first(missing[0].names)}", "no traced process called NVTX"),
+        CERTAIN if any(process.ended_steps for process in case.step_statuses) else LIKELY,
+    )
+
+
+def diagnose_exec(case: Case) -> RuleResult:
+    """exec: nsys loses what a process has not passed to it before."""
+    if not case.process_records:
+        return None
+    recorded = case.ranges_by_pid
+    unexplained = False
+    signalled = ((case.manifest or {}).get("end") or {}).get("signal") is not None
+    for one in case.process_records:
+        missing = case.completeness.count_missing(one.pid)
+        is_main = one.pid == (case.manifest or {}).get("pid")
+        if missing == 0 or (one.end is None and is_main and signalled and not one.number):
+            continue
+        again = any(other.pid == one.pid and other.number > one.number for other in case.process_records)
+        gone = one.end is None
+        if gone and again:
+            return _exec(
+                case, one, "by another program (exec)", "it started twice, and the first image did not exit normally"
+            )
+        if gone and _ended_well(case) and is_main and (missing or not recorded.get(one.pid)):
+            reason = "Python did not exit normally, and the process ended without a signal"
+            return _exec(case, one, "by another program (exec), or left by os._exit", reason)
+        unexplained = unexplained or gone
+    if unexplained:
+        return None
+    if any(one.end is None for one in case.process_records):
+        return rule_out("no process that was replaced, or left by os._exit, lost a range by it")
+    return rule_out("every process that imported traceable ended as Python does")
+
+
+def _exec(case: Case, record: ProcessRecord, how: str, reason: str) -> Finding:
+    # A process without ranges lost none; one that ended without counting is unknown.
+    missing = case.completeness.count_missing(record.pid)
+    return Finding(
+        "exec",
+        f"process {record.pid} replaced itself {how}, and nsys lost the ranges from before",
+        "use --collector recorder, which loses nothing; or start the other program with subprocess, and exit with "
+        "sys.exit",
+        NOTE if case.range_count and not missing else case.loss_severity,
+        (
+            f"process {record.pid}: {reason}",
+            *((f"{missing} of the ranges that it counted are missing",) if missing else ()),
+            f"{case.range_count or 0} ranges in the report",
+        ),
+        LIKELY if missing or not case.range_count else POSSIBLE,
+    )
+
+
+def _ended_well(case: Case) -> bool:
+    end = (case.manifest or {}).get("end") or {}
+    return end.get("exit_code") is not None
+
+
+def _list_gpus(case: Case) -> list[str] | None:
+    """Return the GPUs of the machine that the run was on; None if not known, empty for none."""
+    if case.recording is not None and case.recording.trace.devices:
+        return [device.name for device in case.recording.trace.devices]
+    gpus = (case.manifest or {}).get("gpus")
+    return None if gpus is None else [str(gpu.get("name")) for gpu in gpus]
+
+
+def diagnose_cupti_taken(case: Case) -> RuleResult:
+    """CUPTI supports one subscriber per process."""
+    errors = case.find_messages(_SUBSCRIBED)
+    fix = "disable the other one while nsys records: torch.profiler, ncu, compute-sanitizer, an outer nsys"
+    message = "another profiler uses CUPTI in the program, so nsys can't record the GPU"
+    if errors:
+        return Finding("cupti_taken", message, fix, WARNING if case.operation_count else PROBLEM, tuple(errors[:2]))
+    if case.operation_count:
+        return rule_out(f"{case.operation_count} GPU operations were recorded")
+    if not _list_gpus(case) or "cuda" not in (case.traced_apis or ()):
+        return None
+    evidence = [f"process {one.pid} used torch.profiler itself" for one in case.process_records if one.torch_profiler]
+    evidence += [
+        f"{name} is set: {effect}" for name, effect in _OTHER_SUBSCRIBERS.items() if name in case.environment_names
+    ]
+    if not evidence:
+        return rule_out("no sign of another profiler")
+    evidence.append("no GPU operation was recorded, on a machine with a GPU")
+    return Finding("cupti_taken", message, fix, PROBLEM, tuple(evidence), LIKELY)
+
+
+def diagnose_counters_taken(case: Case) -> RuleResult:
+    """One tool per machine can use the GPU counters. That is not CUPTI: DCGM does not block kernel tracing."""
+    errors = case.find_messages(_COUNTERS_TAKEN)
+    if not errors:
+        return rule_out("nsys did not report that another tool uses the GPU counters") if case.messages else None
+    users = [name for name in case.profilers if _COUNTER_USERS.match(name)]
+    running = (f"running when the run began: {join_first(users)}",) if users else ()
+    return Finding(
+        "counters_taken",
+        "another tool uses the GPU counters, so nsys can't sample GPU metrics",
+        "run `dcgmi profile --pause` while you profile and `--resume` after, or end the other nsys or ncu",
+        WARNING,
+        (*errors[:1], *running),
+    )
+
+
+def diagnose_driver(case: Case) -> RuleResult:
+    """For a CUDA driver without a matching CUPTI nsys uses the nearest one, or none."""
+    if case.recording is None:
+        return None
+    old, new = case.find_messages(_OLD_DRIVER), case.find_messages(_NEW_DRIVER)
+    if not old and not new:
+        return rule_out("nsys did not reject the CUDA driver") if case.messages else None
+    severity = NOTE if case.operation_count else PROBLEM
+    version = case.recording.trace.source.version
+    if old:
+        return Finding(
+            "driver_too_old",
+            f"the CUDA driver is too old for nsys {version}",
+            "update the driver, or set TRACEABLE_NSYS to an older nsys",
+            severity,
+            tuple(old[:2]),
+        )
+    return Finding(
+        "driver_too_new",
+        f"the CUDA driver is too new for nsys {version}"
+        + ("; GPU work was recorded anyway" if case.operation_count else ""),
+        "install a newer nsys",
+        severity,
+        tuple(new[:2]),
+    )
+
+
+def diagnose_no_context(case: Case) -> RuleResult:
+    """CUDA was traced, and no context was created."""
+    traced = case.traced_apis
+    if case.recording is None or traced is None or "cuda" not in traced:
+        return None
+    if case.operation_count or len(case.recording.trace.calls):
+        return rule_out(
+            f"{len(case.recording.trace.calls)} CUDA calls and {case.operation_count} GPU operations were recorded"
+        )
+    gpus = _list_gpus(case)
+    if not gpus:
+        return rule_out("the recorded machine has no known GPU")
+    evidence = ["CUDA was traced, and no CUDA call was recorded", *case.find_messages(_NO_CUDA)[:1]]
+    evidence.append(f"the machine has {join_first(gpus)}")
+    initialized = case.find_messages(_CUDA_INITIALIZED)
+    message = "the program never used CUDA: no context was created in a process that nsys traces"
+    if initialized:
+        message = "the program loaded CUDA, but made no CUDA call while it was recorded"
+    # If the ranges were recorded and the program is not meant to use the GPU, nothing is missing.
+    return Finding(
+        "no_cuda_context",
+        message,
+        "check that the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
+        WARNING if case.range_count else PROBLEM,
+        (*evidence, *initialized[:1]),
+        POSSIBLE if initialized or case.range_count else LIKELY,
+    )
+
+
+RULES = (
+    Rule("capture_range_never_came", diagnose_capture_range),
+    Rule("importer_missing", diagnose_importer),
+    Rule("collector_killed", diagnose_killed_collector),
+    Rule("tail_lost", diagnose_killed_program),
+    Rule("events_dropped", diagnose_dropped_events),
+    Rule("permissions", diagnose_permissions),
+    Rule("nvtx_not_traced", diagnose_nvtx_not_traced),
+    Rule("nvtx_package_incompatible", diagnose_nvtx_silent),
+    Rule("exec", diagnose_exec),
+    Rule("nsys_never_attached", diagnose_never_attached),
+    Rule("cupti_taken", diagnose_cupti_taken),
+    Rule("counters_taken", diagnose_counters_taken),
+    Rule("driver", diagnose_driver),
+    Rule("no_cuda_context", diagnose_no_context),
+)

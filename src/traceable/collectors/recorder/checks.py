@@ -1,0 +1,35 @@
+"""The rule of the diagnosis for the embedded recorder."""
+
+from __future__ import annotations
+
+from traceable.collectors.recorder.loss_table import EVENTS_DROPPED, NAMES_LOST
+from traceable.finding import WARNING, Finding, Rule, RuleResult, rule_out
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.checks.case import Case
+
+_FIXES = {
+    "size_cap": "record less (--steps), or raise TRACEABLE_RECORDING_MAX_BYTES",
+    "disk_full": "make room or record to another disk (-o), or record less (--steps)",
+    "file_size_limit": "raise `ulimit -f`, or record less (--steps)",
+    "permission": "record into a directory (-o) that is writable for the user that the program switches to",
+    "descriptors": "raise `ulimit -n`",
+    "directory_gone": "record into a directory (-o) that the program neither deletes nor leaves by chroot",
+}
+"""The fix for each reason why events are dropped (`loss_table.py`)."""
+
+
+def diagnose_dropped_events(case: Case) -> RuleResult:
+    """A process could not write, and records were dropped."""
+    if case.recording is None:
+        return None
+    notes = case.find_notes(EVENTS_DROPPED, NAMES_LOST)
+    if not notes:
+        return rule_out("recorder reported no dropped events")
+    reasons = [one.reason for one in case.completeness.processes if one.reason]
+    fix = next((_FIXES[one] for one in reasons if one in _FIXES), _FIXES["size_cap"])
+    return Finding("events_dropped", "the collector dropped records", fix, WARNING, tuple(notes[:3]))
+
+
+RULES = (Rule("events_dropped", diagnose_dropped_events),)

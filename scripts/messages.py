@@ -2,8 +2,8 @@
 
     python scripts/messages.py > docs/messages.md
 
-A code is the first argument of what makes a message: a class of traceable's errors, `Message`, `warn_once`, a finding
-of `checks/`, or `say` where nothing else is loaded, in Python and in C. Texts that are filled in at run time are in
+A code is the first argument of what makes a message: a class of traceable's errors, `Message`, `warn_once`, a
+`Finding`, or `say` where nothing else is loaded, in Python and in C. Texts that are filled in at run time are in
 braces.
 """
 
@@ -26,7 +26,7 @@ _ROOTS = {"TraceableError", "CauseError"}
 _MAKERS = {"Message", "warn_once"}
 _BARE = {"_log"}
 _FINDINGS = {"Finding", "ok", "note", "warning", "problem"}
-_FINDING_FILES = "checks/*.py"
+_FINDING_FILES = ("checks/*.py", "collectors/*/checks.py", "finding.py")
 
 _HEAD = """\
 # Messages and their codes
@@ -66,7 +66,9 @@ def sites(sources: Path = SOURCES) -> list[Site]:
     python = [
         site
         for path, tree in trees.items()
-        for site in _in(tree, path, errors, errors | _MAKERS | (_FINDINGS if path.match(_FINDING_FILES) else set()))
+        for site in _in(
+            tree, path, errors, errors | _MAKERS | (_FINDINGS if any(map(path.match, _FINDING_FILES)) else set())
+        )
     ]
     return python + [site for path in sorted((sources / "_native").glob("recorder*.c")) for site in _in_c(path)]
 

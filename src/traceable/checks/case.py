@@ -44,6 +44,7 @@ from traceable.protocol.run_records import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.recording import Recording
+    from traceable.trace.model import NDArray
 
 _WSL_PROCESS = re.compile(r"init-systemd\(|wsl-pro-service|Relay\(\d+\)")
 """Processes that only WSL has."""
@@ -103,6 +104,16 @@ class Case:
         """The notes in the manifest of the run."""
         notes = (self.manifest or {}).get("notes") or ()
         return tuple(Message.parse(one) if isinstance(one, str) else Message(one["code"], one["text"]) for one in notes)
+
+    @property
+    def end(self) -> Mapping[str, Any]:
+        """How the program ended, as in the manifest; empty if not known."""
+        return (self.manifest or {}).get("end") or {}
+
+    @property
+    def program_pid(self) -> int | None:
+        """The pid of the program; None if not known."""
+        return (self.manifest or {}).get("pid")
 
     @property
     def range_count(self) -> int | None:
@@ -182,14 +193,16 @@ class Case:
     @cached_property
     def ranges_by_pid(self) -> dict[int, int]:
         """How many ranges were recorded of each process."""
-        if self.recording is None:
-            return {}
-        trace, ranges = self.recording.trace, dict[int, int]()
-        threads, counts = np.unique(trace.ranges.thread, return_counts=True)
-        for thread, count in zip(threads.tolist(), counts.tolist(), strict=True):
+        return {} if self.recording is None else self.count_by_pid(self.recording.trace.ranges.thread)
+
+    def count_by_pid(self, threads: NDArray[Any]) -> dict[int, int]:
+        """Return how often threads of each process are in a column of the recording."""
+        assert self.recording is not None
+        trace, counts = self.recording.trace, dict[int, int]()
+        for thread, count in zip(*(one.tolist() for one in np.unique(threads, return_counts=True)), strict=True):
             pid = trace.processes[trace.threads[thread].process].pid
-            ranges[pid] = ranges.get(pid, 0) + count
-        return ranges
+            counts[pid] = counts.get(pid, 0) + count
+        return counts
 
     def find_notes(self, *codes: str) -> list[Message]:
         """Return the collector's messages and the run's notes that have one of these codes, each once."""

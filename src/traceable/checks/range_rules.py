@@ -56,7 +56,7 @@ def diagnose_disabled(case: Case) -> RuleResult:
 
 
 def diagnose_fork(case: Case) -> RuleResult:
-    """A process that was forked without an exec can't be traced by nsys."""
+    """A process that was forked without an exec, which not every collector can trace."""
     if case.collector.follows_forks or case.manifest is None:
         return None
     recorded = case.ranges_by_pid
@@ -102,9 +102,8 @@ def diagnose_scrubbed_environment(case: Case) -> RuleResult:
         pid, name = case.without_environment[0]
         who, how = f"process {pid} ({name})", "without the environment of the run"
         evidence = [f"the launcher saw it with traceable loaded and without {environment.RUN_DIR}"]
-        evidence += (
-            [f"{len(case.without_environment) - 1} more such processes"] if len(case.without_environment) > 1 else []
-        )
+        if more := len(case.without_environment) - 1:
+            evidence.append(f"{more} more such processes")
     else:
         who, how = f"process {not_traced[0].pid}", "without the variables of the collector"
         evidence = [
@@ -162,8 +161,7 @@ def diagnose_level(case: Case) -> RuleResult:
 
 def diagnose_program_failure(case: Case) -> RuleResult:
     """The program failed before it created a range; it may be annotated."""
-    end = (case.manifest or {}).get("end") or {}
-    code, number = end.get("exit_code"), end.get("signal")
+    code, number = case.end.get("exit_code"), case.end.get("signal")
     if code is None and number is None:
         return None
     if not code and number is None:
@@ -244,11 +242,9 @@ def diagnose_nothing_entered(case: Case) -> RuleResult:
     traced = [
         one for one in case.process_records if one.has_listener and not one.disabled and not case.is_lost_by_fork(one)
     ]
-    unknown = [one for one in traced if one.end is None]
-    if not traced:
-        return None
     # A process that ended abruptly may have entered ranges that are lost.
-    if not case.collector.survives_kill and (unknown or any(one.names for one in traced)):
+    may_have_lost = not case.collector.survives_kill and any(one.end is None or one.names for one in traced)
+    if not traced or may_have_lost:
         return None
     names = tuple(sorted({name for one in traced for name in one.names}))
     evidence = [f"{_processes(traced)} imported traceable, and no range was recorded"]

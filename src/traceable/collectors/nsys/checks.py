@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
-
-import numpy as np
 
 from traceable.collectors.nsys import install, user_options
-from traceable.collectors.nsys.collector import NO_REPORT
 from traceable.errors import TraceableError
 from traceable.finding import (
     CERTAIN,
@@ -31,17 +27,11 @@ if TYPE_CHECKING:
     from traceable.protocol.run_records import ProcessRecord
 
 _SUBSCRIBED = r"already subscribed to CUPTI|CUPTI_ERROR_MULTIPLE_SUBSCRIBERS|CUPTI_ERROR_MAX_LIMIT"
-
 _OLD_DRIVER = r"is no longer supported|Incompatible CUDA driver"
-
 _NEW_DRIVER = r"is not supported by this build of Nsight Systems|Could not (load the CUPTI|parse \d+ CUPTI)"
-
 _NO_CUDA = r"No CUDA events collected|CUDA profiling might have not been started"
-
 _CUDA_INITIALIZED = r"CUDA injection initialized successfully"
-
 _COUNTERS_TAKEN = r"Already under profiling|sampling hardware unit is already in use"
-
 _OTHER_SUBSCRIBERS = {
     "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "the run was under ncu",
     "NV_SANITIZER_INJECTION_PORT_RANGE_BEGIN": "the run was under compute-sanitizer",
@@ -50,36 +40,29 @@ _OTHER_SUBSCRIBERS = {
     "KINETO_CONFIG": "Kineto may record in the program",
 }
 """Variables by which other subscribers of CUPTI are known. Not CUDA_INJECTION64_PATH: nsys sets it itself."""
-
 _COUNTER_USERS = re.compile(r"nv-hostengine|dcgm|ncu|nv-nsight-cu|nsys")
-
 _NVTX_INCOMPATIBLE = r"NVTX binary payload extension is incompatible"
-
-
 _REGISTER_ONLY = "NSYS_NVTX_PROFILER_REGISTER_ONLY=1"
-
 _NO_IMPORTER = r"importer binary|QdstrmImporter"
-
 _CANNOT_START = r"error while loading shared libraries|cannot execute|[Ee]xec format error|version `[^']*' not found"
-
 _AGENT_LOST = r"Connection to (the )?Agent lost"  # 2022.4.2, and 2023.4.4 without the article
-
 _NOT_PERMITTED = (
     r"perf event paranoid|Unable to configure the collection of CPU|Unable to collect CPU"
     r"|failed to start event source Perf: AccessDenied"
 )
-
 _COUNTERS_REFUSED = r"ERR_NVGPUCTRPERM|[Ii]nsufficient privilege"
-
 _DROPPED = r"CUPTI dropped|CUPTI events dropped: [1-9]"
 
 
 def diagnose_capture_range(case: Case) -> RuleResult:
     """The user's own options made nsys wait for a range or for cudaProfilerStart that never came."""
-    waits = _find_awaited_range(user_options.parse_command(case.argv))
-    if case.windows is not None or waits is None:
+    options = user_options.parse_command(case.argv)
+    waits = options.get("--capture-range", "none")
+    if case.windows is not None or waits == "none":
         return None
-    if case.recording is not None or case.log[-1:] != (NO_REPORT,):
+    if waits == "nvtx":
+        waits = options.get("--nvtx-capture", "")
+    if case.recording is not None or case.log[-1:] != (install.NO_REPORT,):
         return rule_out(f"nsys began to record at {waits}")
     if waits == "cudaProfilerApi":
         return Finding(
@@ -111,20 +94,12 @@ def diagnose_capture_range(case: Case) -> RuleResult:
     )
 
 
-def _find_awaited_range(options: Mapping[str, str]) -> str | None:
-    """Return the range that the user's -c nvtx waits for, or `cudaProfilerApi`; None where nsys waits for nothing."""
-    kind = options.get("--capture-range", "none")
-    return options.get("--nvtx-capture", "") if kind == "nvtx" else None if kind == "none" else kind
-
-
 def diagnose_importer(case: Case) -> RuleResult:
     """The stream that nsys left could not be converted to a report."""
     errors = case.find_messages(_NO_IMPORTER)
     streams = [name for name in case.files if name.endswith(".qdstrm")]
     if not streams:
-        return (
-            rule_out("there is no .qdstrm file") if case.recording is not None or case.directory is not None else None
-        )
+        return rule_out("there is no .qdstrm file")
     if case.recording is not None:
         return rule_out(f"{streams[0]} was imported")
     error = str(case.error.problem) if case.error else ""
@@ -167,7 +142,7 @@ def diagnose_killed_collector(case: Case) -> RuleResult:
         return None
     if case.recording is not None:
         return rule_out("nsys wrote its report")
-    if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == (NO_REPORT,):
+    if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == (install.NO_REPORT,):
         return rule_out("nsys ended normally")
     lost = case.find_messages(_AGENT_LOST)
     last = f"its last output: {case.log[-1][-200:]!r}" if case.log else "it printed nothing"
@@ -184,20 +159,18 @@ def diagnose_killed_collector(case: Case) -> RuleResult:
 
 def diagnose_killed_program(case: Case) -> RuleResult:
     """The program died of a signal, and events that nsys had not received are lost."""
-    number = ((case.manifest or {}).get("end") or {}).get("signal")
-    if case.manifest is None or case.manifest.get("end") is None:
+    if not case.end or case.recording is None:
         return None
+    number = case.end.get("signal")
     if number is None:
         return _killed_worker(case)
-    if case.recording is None:
-        return None
     creator = next((one for one in case.process_records if one.names), None) if not case.range_count else None
     return Finding(
         "tail_lost",
         f"the program died of signal {number}, and nsys loses what a process has not sent by then: its last "
         "ranges, and the ends of open ones",
         "end the program with a signal that it handles, or use --collector recorder, which loses nothing",
-        WARNING if case.range_count else PROBLEM,
+        case.loss_severity,
         (
             f"the run ended by signal {number}",
             f"{case.range_count} ranges in the report",
@@ -209,10 +182,10 @@ def diagnose_killed_program(case: Case) -> RuleResult:
 
 def _killed_worker(case: Case) -> RuleResult:
     """A child process was ended by a signal or os._exit, and its last ranges may be lost."""
-    if case.recording is None:
-        return None
-    main, cut = (case.manifest or {}).get("pid"), _cut_ranges(case) if case.is_full_recording else {}
-    last = {one.pid: one for one in case.process_records if one.pid != main}
+    assert case.recording is not None
+    ranges = case.recording.trace.ranges
+    cut = case.count_by_pid(ranges.thread[ranges.clipped]) if case.is_full_recording else {}
+    last = {one.pid: one for one in case.process_records if one.pid != case.program_pid}
     traced = [one for one in last.values() if one.has_listener and not one.disabled and not one.forked]
     lost = [one for one in traced if one.end is None or one.pid in cut]
     if not lost:
@@ -233,22 +206,10 @@ def _killed_worker(case: Case) -> RuleResult:
         "Pool.terminate(), or os._exit ends it",
         "end workers with close() and join() (`with Pool()` terminates them), or use --collector recorder, which loses "
         "nothing",
-        WARNING if case.range_count else PROBLEM,
+        case.loss_severity,
         tuple(evidence),
         LIKELY if any(one.pid in case.ranges_by_pid for one in lost) else POSSIBLE,
     )
-
-
-def _cut_ranges(case: Case) -> dict[int, int]:
-    """Return how many ranges without an end each process has, for processes with any."""
-    assert case.recording is not None
-    trace = case.recording.trace
-    threads, counts = np.unique(trace.ranges.thread[trace.ranges.clipped], return_counts=True)
-    counts_by_pid: dict[int, int] = {}
-    for thread, count in zip(threads.tolist(), counts.tolist(), strict=True):
-        pid = trace.processes[trace.threads[thread].process].pid
-        counts_by_pid[pid] = counts_by_pid.get(pid, 0) + count
-    return counts_by_pid
 
 
 def diagnose_dropped_events(case: Case) -> RuleResult:
@@ -354,21 +315,17 @@ def diagnose_exec(case: Case) -> RuleResult:
     """exec: nsys loses what a process has not passed to it before."""
     if not case.process_records:
         return None
-    recorded = case.ranges_by_pid
     unexplained = False
-    signalled = ((case.manifest or {}).get("end") or {}).get("signal") is not None
     for one in case.process_records:
         missing = case.completeness.count_missing(one.pid)
-        is_main = one.pid == (case.manifest or {}).get("pid")
-        if missing == 0 or (one.end is None and is_main and signalled and not one.number):
+        is_program, gone = one.pid == case.program_pid, one.end is None
+        if missing == 0 or (gone and is_program and case.end.get("signal") is not None and not one.number):
             continue
-        again = any(other.pid == one.pid and other.number > one.number for other in case.process_records)
-        gone = one.end is None
-        if gone and again:
-            return _exec(
-                case, one, "by another program (exec)", "it started twice, and the first image did not exit normally"
-            )
-        if gone and _ended_well(case) and is_main and (missing or not recorded.get(one.pid)):
+        if gone and any(other.pid == one.pid and other.number > one.number for other in case.process_records):
+            reason = "it started twice, and the first image did not exit normally"
+            return _exec(case, one, "by another program (exec)", reason)
+        has_exit_code = case.end.get("exit_code") is not None
+        if gone and has_exit_code and is_program and (missing or not case.ranges_by_pid.get(one.pid)):
             reason = "Python did not exit normally, and the process ended without a signal"
             return _exec(case, one, "by another program (exec), or left by os._exit", reason)
         unexplained = unexplained or gone
@@ -395,11 +352,6 @@ def _exec(case: Case, record: ProcessRecord, how: str, reason: str) -> Finding:
         ),
         LIKELY if missing or not case.range_count else POSSIBLE,
     )
-
-
-def _ended_well(case: Case) -> bool:
-    end = (case.manifest or {}).get("end") or {}
-    return end.get("exit_code") is not None
 
 
 def _list_gpus(case: Case) -> list[str] | None:
@@ -497,7 +449,7 @@ def diagnose_no_context(case: Case) -> RuleResult:
         "no_cuda_context",
         message,
         "check that the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
-        WARNING if case.range_count else PROBLEM,
+        case.loss_severity,
         (*evidence, *initialized[:1]),
         POSSIBLE if initialized or case.range_count else LIKELY,
     )

@@ -48,10 +48,6 @@ _SECRETS = "traceable help secrets"
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 """nsys's suffix of reports, and the one before 2021.4."""
 
-NO_REPORT = "Generated:"
-"""The last line of the log of an nsys that ended normally without a report: the range that starts the capture was never
-entered."""
-
 _RANGE_TYPES = (59, 60, 70, 71)
 """NVTX_EVENTS.eventType of ranges."""
 
@@ -242,7 +238,7 @@ class NsysCollector(Collector):
         ]
         if not reports and failures:
             raise failures[0]
-        if not reports and self.read_log(run_dir)[-1:] == (NO_REPORT,):
+        if not reports and self.read_log(run_dir)[-1:] == (nsys_install.NO_REPORT,):
             note = Message(
                 "capture_range_never_came", "nsys left no report: the range that starts the capture was never entered"
             )

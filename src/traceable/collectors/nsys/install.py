@@ -41,6 +41,10 @@ INSTALL_FOLDERS = (
 )
 """Where NVIDIA's own packages, the CUDA toolkit and Debian put nsys when it is not on PATH."""
 
+NO_REPORT = "Generated:"
+"""The last line of the log of an nsys that ended normally without a report: the range that starts the capture was never
+entered."""
+
 _VERSION = re.compile(r"version\s+(\S+)")
 
 IMPORTER = "QdstrmImporter"

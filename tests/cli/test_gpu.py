@@ -43,9 +43,7 @@ def traceable(tmp_path: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize(
-    ("collector", "named"), [("nsys", "nsys"), ("torch", "torch"), ("none", "--collector none")]
-)
+@pytest.mark.parametrize(("collector", "named"), [("nsys", "nsys"), ("torch", "torch"), ("none", "--collector none")])
 def test_with_another_collector_it_is_refused(traceable: Run, tmp_path: Path, collector: str, named: str) -> None:
     done = traceable("run", "--collector", collector, "--gpu", "-c", "pass")
     assert done.returncode == 2

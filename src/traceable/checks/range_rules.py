@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from traceable.checks.case import Case
+from traceable.finding import (
+    CERTAIN,
     LIKELY,
     NOTE,
     POSSIBLE,

@@ -7,7 +7,6 @@ is one module with a subclass of `Collector` and one line in `collectors/__init_
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,8 @@ from traceable.errors import Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import sqlite3
+
     from traceable.finding import Rule
 
 NO_GPU, GPU_ON_REQUEST, GPU_ALWAYS = "no", "on request", "always"

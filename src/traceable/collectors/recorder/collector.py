@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +28,8 @@ from traceable.protocol import environment, gpu_files, untrusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import sqlite3
+
     from traceable.finding import Rule
 
 DIRECTORY = "recording"

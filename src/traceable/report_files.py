@@ -120,9 +120,11 @@ def find_manifest(path: Path) -> dict[str, Any] | None:
 
 def _has_torch_traces(directory: Path) -> bool:
     """Return whether a directory has torch.profiler traces and is not a run directory."""
+    if (directory / run_dir.MANIFEST).exists():
+        return False
     from traceable.trace import kineto
 
-    return not (directory / run_dir.MANIFEST).exists() and bool(kineto.list_trace_files(directory))
+    return bool(kineto.list_trace_files(directory))
 
 
 def _wait_for_collector(directory: Path) -> None:

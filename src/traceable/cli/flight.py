@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from traceable import collectors
-from traceable.collectors.recorder.flight import parse_flight_recorder
 from traceable.errors import UsageError
-from traceable.launch import flight
 from traceable.protocol import environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.collectors.recorder.flight import FlightRecorder
 
 _SIGUSR2_ALONE = 0
 _DUMPS_MAX = 20
@@ -23,9 +25,15 @@ def add_flight_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flight-recorder",
         metavar="LIMIT",
-        type=parse_flight_recorder,
+        type=_parse_limits,
         help="keep only the most recent data, as 5s, 64MB or 5s,64MB; dump on request (traceable help flight-recorder)",
     )
+
+
+def _parse_limits(text: str) -> FlightRecorder:
+    from traceable.collectors.recorder.flight import parse_flight_recorder
+
+    return parse_flight_recorder(text)
 
 
 def resolve_flight_options(arguments: argparse.Namespace) -> None:
@@ -36,7 +44,7 @@ def resolve_flight_options(arguments: argparse.Namespace) -> None:
     """
     text = os.environ.get(environment.FLIGHT_RECORDER)
     if arguments.flight_recorder is None and text and not environment.read_flag(environment.DISABLE):
-        arguments.flight_recorder = parse_flight_recorder(text)
+        arguments.flight_recorder = _parse_limits(text)
     if arguments.flight_recorder is None:
         return
     names = collectors.COLLECTORS if arguments.collector == collectors.AUTO else [arguments.collector]
@@ -84,6 +92,8 @@ def make_flight_environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 def report_dumps(directory: Path, log: Callable[[str], None]) -> None:
     """Log the dumps of the run in `directory`; nothing where it has none or is not a run."""
+    from traceable.launch import flight
+
     dumps = flight.list_dumps(directory) if directory.is_dir() else []
     for dump in dumps[:_DUMPS_MAX]:
         clock = time.strftime("%H:%M:%S", time.localtime(dump.wall_ns // 10**9))

@@ -6,11 +6,16 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
-from traceable.collectors.nsys.user_options import DEFAULT_PRESET, PRESETS, NsysRequest
 from traceable.errors import Message
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.collectors.nsys.user_options import NsysRequest
 
 PRESET = "--trace-preset"
 ARGUMENTS = "--nsys-args"
+PRESETS = ("light", "default", "python", "full")
+"""The names of `collectors.nsys.user_options.PRESETS`, which a run that does not use nsys does not load."""
 
 
 def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,8 +23,8 @@ def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         PRESET,
         metavar="NAME",
-        choices=list(PRESETS),
-        help=f"what nsys records: {', '.join(PRESETS)} (default: {DEFAULT_PRESET}; traceable help nsys)",
+        choices=PRESETS,
+        help=f"what nsys records: {', '.join(PRESETS)} (default: default; traceable help nsys)",
     )
     parser.add_argument(
         ARGUMENTS,
@@ -43,8 +48,12 @@ def join_nsys_args(words: Sequence[str]) -> list[str]:
 
 def parse_nsys_options(arguments: argparse.Namespace) -> dict[str, NsysRequest]:
     """Return the settings for nsys, as the collectors take them; empty for none."""
-    request = NsysRequest(arguments.trace_preset, tuple(word for words in arguments.nsys_args or () for word in words))
-    return {} if request == NsysRequest() else {"nsys": request}
+    words = tuple(word for one in arguments.nsys_args or () for word in one)
+    if arguments.trace_preset is None and not words:
+        return {}
+    from traceable.collectors.nsys.user_options import NsysRequest
+
+    return {"nsys": NsysRequest(arguments.trace_preset, words)}
 
 
 def _words(text: str) -> list[str]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from traceable.cli.console import log
-from traceable.collectors.none import NoneCollector
 from traceable.errors import Message, UsageError, format_one_line
 from traceable.launch import launcher, supervisor, target
 from traceable.protocol import environment, run_dir, untrusted
@@ -98,6 +97,8 @@ def run_plain(request: launcher.RunRequest, directory: Path, manifest: dict[str,
         PlainRunError: it failed, or a termination signal was received.
         UsageError: it can't be executed.
     """
+    from traceable.collectors.none import NoneCollector
+
     if not request.quiet:
         log("first run, without a collector")
     plain: dict[str, Any] = {"pid": None, "start_wall_ns": None, "end_wall_ns": None, "exit_code": None, "signal": None}

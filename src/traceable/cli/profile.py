@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.report import OUTPUTS, Content, load_output
-from traceable.report.row_filter import DEFAULT_SORT, RowFilter, resolve_column
 from traceable.report.text import escape_unencodable
 
 TYPE_CHECKING = False
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
     from traceable.analysis.expectations import ExpectationResult
     from traceable.analysis.windows import CaptureResult
     from traceable.recording import Recording
+    from traceable.report.row_filter import RowFilter
 
 STDOUT = "-"
 """Where --json and --csv go without a file."""
@@ -111,6 +110,7 @@ def print_ranges(
         thresholds: of the findings, as `Recording.findings` takes them. CSV has the ranges alone.
     """
     from traceable.report.document import build_header, build_report
+    from traceable.report.row_filter import DEFAULT_SORT
 
     table = recording.profile.names if by == "name" else recording.profile.ranges
     content = Content(
@@ -148,6 +148,8 @@ def print_ranges(
 
 def parse_row_filter(arguments: argparse.Namespace) -> RowFilter:
     """Return the row filter of the options."""
+    from traceable.report.row_filter import RowFilter
+
     return RowFilter(sort=arguments.sort, top=arguments.top, domain=arguments.domain, match=arguments.match)
 
 
@@ -268,6 +270,9 @@ def parse_non_negative_int(word: str) -> int:
 
 def parse_sort_column(request: str) -> str:
     """Check --sort before a program is run for hours."""
+    from traceable.analysis.columns import RANGE_COLUMNS
+    from traceable.report.row_filter import resolve_column
+
     if (column := resolve_column(request, RANGE_COLUMNS)) is None:
         raise argparse.ArgumentTypeError(
             Message(

@@ -12,7 +12,6 @@ Arguments after the program are passed to it, and the exit code is the program's
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import resource
 import signal
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from traceable import collectors
-from traceable.cli import annotate, diagnosis, expectations, flight, nsys, overhead, profile, ranks
+from traceable.cli import annotate, expectations, flight, nsys, overhead, profile, ranks
 from traceable.cli.console import log, print_command
 from traceable.collectors.base import GPU_ALWAYS, NO_GPU, CollectorResult
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
@@ -197,6 +196,8 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
             f"unknown option {word}: it is an option of Python",
             f"put it before -m: python {word} -m traceable run",
         )
+    import difflib
+
     matches = difflib.get_close_matches(name, options, n=1)
     raise UsageError(
         "no_such_option",
@@ -268,30 +269,7 @@ def run(arguments: argparse.Namespace) -> int:
         except overhead.PlainRunError as error:
             log(error.message)
             return exit_with_status(error.status) or (expectations.EXIT_UNMET if arguments.strict else 0)
-        directory = launcher.format_path(finished.run_dir)
-        outcome = Outcome()
-        try:
-            if finished.readable:
-                outcome = worker.call(_conclude, finished, arguments, (*targets, *stepping))
-            elif finished.problem is not None:
-                log(finished.problem)
-        except WorkerDiedError as error:
-            log(
-                Message(
-                    "profile_process_died",
-                    f"making the profile {error}; the recording is kept: on a machine with more memory, type "
-                    f"`python -m traceable report {directory}`",
-                )
-            )
-        except KeyboardInterrupt:
-            log(Message("profile_interrupted", f"the profile was interrupted; the recording is kept in {directory}"))
-        except Exception as error:  # noqa: BLE001 - our own fault is logged, but must not change the exit code
-            log(
-                Message(
-                    "profile_failed", f"the profile could not be made ({format_one_line(error)}); the recording is kept"
-                )
-            )
-    strict = _strict_code(finished, outcome, steps, arguments.gpu) if arguments.strict else 0
+        strict = _conclude_in_worker(worker, finished, arguments, (*targets, *stepping), steps is not None)
     return exit_with_status(finished.status) or strict
 
 
@@ -303,8 +281,46 @@ def _prepare() -> None:
     keep_freed_memory()
 
 
-def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targets: Sequence[Target]) -> Outcome:
-    """Print the profile and the notes after the program's end, and return the verdicts."""
+def _conclude_in_worker(
+    worker: Worker,
+    finished: launcher.RunResult,
+    arguments: argparse.Namespace,
+    targets: Sequence[Target],
+    has_steps: bool,
+) -> int:
+    """Print the profile and the notes in the worker, and return the exit code of --strict; 0 without that option.
+
+    Only the worker loads what reads a recording: the launcher passes plain values.
+    """
+    directory = launcher.format_path(finished.run_dir)
+    try:
+        if finished.readable:
+            return worker.call(_conclude, finished, arguments, targets, has_steps)
+        if finished.problem is not None:
+            log(finished.problem)
+    except WorkerDiedError as error:
+        log(
+            Message(
+                "profile_process_died",
+                f"making the profile {error}; the recording is kept: on a machine with more memory, type "
+                f"`python -m traceable report {directory}`",
+            )
+        )
+    except KeyboardInterrupt:
+        log(Message("profile_interrupted", f"the profile was interrupted; the recording is kept in {directory}"))
+    except Exception as error:  # noqa: BLE001 - our own fault is logged, but must not change the exit code
+        log(
+            Message(
+                "profile_failed", f"the profile could not be made ({format_one_line(error)}); the recording is kept"
+            )
+        )
+    return _evaluate_strict(finished, Outcome(), arguments, has_steps)
+
+
+def _conclude(
+    finished: launcher.RunResult, arguments: argparse.Namespace, targets: Sequence[Target], has_steps: bool
+) -> int:
+    """Print the profile and the notes after the program's end, and return the exit code of --strict."""
     outcome = Outcome()
     try:
         if arguments.measure_overhead:
@@ -322,7 +338,7 @@ def _conclude(finished: launcher.RunResult, arguments: argparse.Namespace, targe
         log(error.message)
     except BrokenPipeError:
         sys.stdout = None
-    return outcome
+    return _evaluate_strict(finished, outcome, arguments, has_steps)
 
 
 @dataclass(frozen=True)
@@ -335,20 +351,24 @@ class Outcome:
     gpu_operations: int = 0
 
 
-def _strict_code(finished: launcher.RunResult, outcome: Outcome, steps: Spec | None, with_gpu: bool) -> int:
+def _evaluate_strict(
+    finished: launcher.RunResult, outcome: Outcome, arguments: argparse.Namespace, has_steps: bool
+) -> int:
     """Return the exit code of --strict for a program that succeeded, and log the reason where nothing else did."""
-    if with_gpu and not outcome.gpu_operations:
+    if not arguments.strict:
+        return 0
+    if arguments.gpu and not outcome.gpu_operations:
         log(Message("no_gpu_operations", "--gpu is set, but no GPU operation was recorded"))
         return expectations.EXIT_UNMET
     if finished.problem:
         log(Message("completeness_unknown", "the emitted ranges could not be compared with the recorded ones"))
         return expectations.EXIT_UNMET
     counted = outcome.completeness is not None and outcome.completeness.state != "unknown"
-    if not finished.expected and steps is None and outcome.windows is None and not with_gpu and not counted:
+    if not (finished.expected or has_steps or outcome.windows or arguments.gpu or counted):
         error = expectations.make_nothing_expected_error(outcome.completeness)
         log(error.message)
         return error.exit_code
-    if (finished.expected and outcome.verdicts is None) or (steps is not None and outcome.windows is None):
+    if (finished.expected and outcome.verdicts is None) or (has_steps and outcome.windows is None):
         log(Message("expectations_not_judged", "the expectations could not be evaluated"))
         return expectations.EXIT_UNMET
     if outcome.windows is not None and not outcome.windows.ok:
@@ -358,7 +378,7 @@ def _strict_code(finished: launcher.RunResult, outcome: Outcome, steps: Spec | N
 
 def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcome:
     """Print the profile and the verdicts, and return the verdicts."""
-    from traceable.cli import windows
+    from traceable.cli import diagnosis, windows
 
     for note in finished.recorded.notes if finished.recorded else ():
         log(note)
@@ -404,9 +424,11 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
     found = windows.evaluate_without_recording(finished.run_dir)
     windows.report_capture(found, log)
     windows.save_capture(found, finished.run_dir)
-    from traceable.analysis.expectations import evaluate_expectations
+    verdicts: tuple[ExpectationResult, ...] = ()
+    if finished.expected:
+        from traceable.analysis.expectations import evaluate_expectations
 
-    verdicts = evaluate_expectations(finished.expected, None)
+        verdicts = evaluate_expectations(finished.expected, None)
     expectations.report_expectations(verdicts, log, quiet=arguments.quiet)
     complete = expectations.evaluate_unrecorded_run(finished.run_dir)
     expectations.report_losses(complete, log)

@@ -16,13 +16,9 @@ from typing import Any
 
 from traceable import collectors
 from traceable.collectors.base import Collector, CollectorResult, Gating, Plan
-from traceable.collectors.range_counts import store_range_counts
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
 from traceable.launch import (
-    control_client,
     finalize_progress,
-    flight,
-    lost_run,
     memory_limit,
     process_watcher,
     provenance,
@@ -30,7 +26,6 @@ from traceable.launch import (
     supervisor,
     target,
 )
-from traceable.launch.exit_release import ExitReleaser
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment, redact, run_dir, untrusted
 from traceable.protocol.capture_request import (
@@ -43,6 +38,10 @@ from traceable.protocol.ranks import RANK_KEY, Rank
 from traceable.protocol.run_records import EXPECT_KEY, load_expected_names
 from traceable.protocol.start_conditions import NO_CONDITIONS as NO_CONDITIONS
 from traceable.protocol.start_conditions import Conditions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.launch.exit_release import ExitReleaser
 
 
 @dataclass(frozen=True)
@@ -288,14 +287,17 @@ def _start(
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
 
-    run.release = ExitReleaser(run.log) if plan.detached else None
+    if plan.detached:
+        from traceable.launch import exit_release, lost_run
+
+        run.release = exit_release.ExitReleaser(run.log)
     watcher = process_watcher.ProcessWatcher(run.directory, run.release)
 
     def started(pid: int) -> None:
         finalize_signals.set_started()
         watcher.start(pid)
+        # The program runs from here on: nothing may keep the launcher from supervising it.
         if plan.detached:
-            # The program runs from here on: nothing may keep the launcher from supervising it.
             with contextlib.suppress(Exception):
                 pids = supervisor.find_collector_processes(run.directory)
                 run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(pids)
@@ -361,7 +363,7 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
             conditions=NO_CONDITIONS if request.timed else request.conditions,
         ),
         TIMED_WINDOW_KEY: describe_timed_window(request.conditions) if request.timed else None,
-        flight.FLIGHT_RECORDER_KEY: flight.make_flight_recorder_entry(request.variables),
+        "flight_recorder": _describe_flight_recorder(request),
         **provenance.collect_provenance(),
         "profilers": [],
         "launcher_pid": os.getpid(),
@@ -373,6 +375,14 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         "files": [],
         "notes": [],
     }
+
+
+def _describe_flight_recorder(request: RunRequest) -> dict[str, Any] | None:
+    if environment.FLIGHT_RECORDER not in request.variables:
+        return None
+    from traceable.launch import flight
+
+    return flight.make_flight_recorder_entry(request.variables)
 
 
 def _finish(
@@ -413,7 +423,7 @@ def _finish(
             run_dir.check_not_replaced(run.directory)
             memory_limit.check_memory_limit(run.directory)
             with finalize_signals.stage("reading the recording back"):
-                recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem)
+                recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem, run.manifest)
         except finalize_progress.NotAwaited:
             words = (
                 f"reading back was interrupted; the recording is kept: `traceable report {format_path(run.directory)}`"
@@ -435,12 +445,17 @@ def _finish(
             problem = Message("reading_back_failed", f"can't read the recording ({format_one_line(error)}); it is kept")
         if recorded is None:
             choice.collector.remove_unfinished(run.directory, request.stem)
-    store_range_counts(run.directory, run.manifest, recorded)
     released = run.release.notes if run.release is not None else []
     notes = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
     run.manifest["notes"] = [note.as_dict for note in notes]
-    flight.add_intervals(run.manifest, recorded.database if recorded else None)
-    control_client.remove_stale_sockets(run.directory)
+    if run.manifest["flight_recorder"] is not None:
+        from traceable.launch import flight
+
+        flight.add_intervals(run.manifest, recorded.database if recorded else None)
+    if any(run.directory.glob("control.*.sock")):
+        from traceable.launch import control_client
+
+        control_client.remove_stale_sockets(run.directory)
     run.manifest["files"] = list_run_files(run.directory)
     run.save()
     for name in (run_dir.PID_FILE, run_dir.EXIT_FILE):
@@ -451,12 +466,21 @@ def _finish(
     return RunResult(run.directory, ended.status, recorded, problem, expected, readable)
 
 
-def _read_back(collector: Collector, directory: Path, stem: str) -> tuple[CollectorResult | None, Message | None]:
+def _read_back(
+    collector: Collector, directory: Path, stem: str, manifest: Mapping[str, Any]
+) -> tuple[CollectorResult | None, Message | None]:
     """Return the collector's result, or why there is none."""
     try:
-        return collector.finalize(directory, stem), None
+        recorded = collector.finalize(directory, stem)
     except TraceableError as error:
-        return None, lost_run.add_remaining_data(error, directory, run_dir.load_manifest(directory)).message
+        from traceable.launch import lost_run
+
+        return None, lost_run.add_remaining_data(error, directory, manifest).message
+    if recorded.database is not None:
+        from traceable.collectors.range_counts import store_range_counts
+
+        store_range_counts(directory, manifest, recorded)
+    return recorded, None
 
 
 def list_run_files(directory: Path) -> list[str]:

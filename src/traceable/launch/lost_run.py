@@ -31,14 +31,14 @@ def find_streams(pids: Iterable[int]) -> list[str]:
     return [os.fspath(path) for path in list_open_files(pids) if path.suffix == STREAM_SUFFIX]
 
 
-def add_remaining_data(error: TraceableError, directory: Path, manifest: dict[str, Any]) -> TraceableError:
+def add_remaining_data(error: TraceableError, directory: Path, manifest: Mapping[str, Any]) -> TraceableError:
     """Return `error`, about an unreadable recording, with the remaining data of the run added to its text."""
     return type(error)(
         error.code, "; ".join((error.problem, *_describe_remaining_data(directory, manifest))), error.remedy
     )
 
 
-def _describe_remaining_data(directory: Path, manifest: dict[str, Any]) -> list[str]:
+def _describe_remaining_data(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
     sentences = []
     for path in manifest.get(STREAMS_KEY) or ():
         # A path outside the run directory, from a manifest that is not trusted: the file is not opened.

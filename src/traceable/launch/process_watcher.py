@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceable.launch import local_client
-from traceable.launch.exit_release import ExitReleaser
 from traceable.protocol import environment
 from traceable.protocol.run_records import WITHOUT_ENVIRONMENT_FILE
 
 if TYPE_CHECKING:
     import psutil
+
+    from traceable.launch.exit_release import ExitReleaser
 
 FIRST_INTERVAL_SECONDS = 0.25
 INTERVAL_SHARE = 0.1

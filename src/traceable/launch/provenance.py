@@ -8,7 +8,6 @@ never a value.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable.collectors import gpu_device
+from traceable.protocol.package_version import get_package_version
 
 QUERY_SECONDS = 0.2
 """How long git and nvidia-smi may take."""
@@ -96,14 +96,6 @@ class BackgroundQueries:
             output = _run_query(words)
             if output is not None:
                 self._outputs[name] = output
-
-
-def get_package_version(package: str) -> str | None:
-    """Return the version of an installed package; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 _GPU_FIELDS = ("index", "name", "driver_version", "memory.total")

@@ -7,7 +7,6 @@ imported for the checks.
 
 from __future__ import annotations
 
-import difflib
 import importlib.machinery
 import importlib.util
 import os
@@ -15,9 +14,7 @@ import pkgutil
 import shutil
 import stat
 import sys
-import textwrap
 import warnings
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,8 +129,12 @@ def check_target(target: Target, flags: Sequence[str] = ()) -> None:
     elif target.kind == MODULE:
         _check_module(target.program)
     elif target.kind == CODE:
-        # From 3.14 on Python dedents the code after -c.
-        _check_syntax(textwrap.dedent(target.program) if sys.version_info >= (3, 14) else target.program, "<string>")
+        code = target.program
+        if sys.version_info >= (3, 14):  # from there on Python dedents it
+            import textwrap
+
+            code = textwrap.dedent(code)
+        _check_syntax(code, "<string>")
     elif target.program != "-":
         _check_script(Path(target.program), skips_first_line=any("x" in f for f in flags if not f.startswith("-X")))
 
@@ -173,11 +174,14 @@ def _check_file(path: Path, *, skips_first_line: bool = False) -> None:
         ) from None
     if source[:2] == importlib.util.MAGIC_NUMBER[:2] or path.suffix == ".pyc" or skips_first_line:
         return
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if not {f"__main__{suffix}" for suffix in _SUFFIXES} & set(archive.namelist()):
-                raise UsageError("zip_without_main", f"{path} is a zip file without __main__.py", "give a script")
-        return
+    if _ZIP_END in source:
+        import zipfile
+
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if not {f"__main__{suffix}" for suffix in _SUFFIXES} & set(archive.namelist()):
+                    raise UsageError("zip_without_main", f"{path} is a zip file without __main__.py", "give a script")
+            return
     _check_syntax(source, str(path))
 
 
@@ -196,6 +200,8 @@ def _check_syntax(source: str | bytes, name: str) -> None:
 
 
 _SUFFIXES = (".py", ".pyc")
+_ZIP_END = b"PK\5\6"
+"""Every zip file has it near its end; few scripts do."""
 
 
 def _check_module(name: str) -> None:
@@ -258,5 +264,7 @@ def _suggest_file(path: Path) -> str:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         names = []
+    import difflib
+
     near = difflib.get_close_matches(path.name, names, n=1)
     return f"did you mean {path.parent / near[0]}?" if near else "check the path and the working directory"

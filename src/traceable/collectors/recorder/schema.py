@@ -8,7 +8,6 @@ file (`sqlite_pages`); everything else is inserted by SQLite afterwards. Memory 
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import json
 import os
@@ -43,6 +42,7 @@ from traceable.collectors.recorder.rows import PlacedProcess, ProcessRows, Rows,
 from traceable.collectors.recorder.sqlite_pages import PAGE_BYTES, TableWriter
 from traceable.errors import CollectorError, Message
 from traceable.protocol import gpu_files
+from traceable.protocol.package_version import get_package_version
 
 if TYPE_CHECKING:
     from traceable.collectors.recorder.gpu import GpuRecording
@@ -380,10 +380,8 @@ def list_export_properties(complete: bool) -> list[tuple[str, str]]:
     """Return nsys's properties of an export: product, time, schema; and whether the recording is complete."""
     now = datetime.now(timezone.utc)
     major, minor, micro = SCHEMA_VERSION.split(".")
-    try:
-        version = importlib.metadata.version("traceable")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""  # run from a source tree that was never installed
+    # A source tree that was never installed has none.
+    version = get_package_version("traceable") or ""
     return [
         ("EXPORT_PRODUCT_NAME", "traceable embedded recorder"),
         ("EXPORT_PRODUCT_VERSION", version),

@@ -44,7 +44,7 @@ from traceable.collectors.running_profilers import RunningProfilers
 from traceable.errors import Message, TraceableError
 from traceable.finding import OK, Finding, Rule, note, ok, problem, warning
 from traceable.protocol import environment
-from traceable.protocol.package_version import get_package_version
+from traceable.protocol.packages import get_package_version
 from traceable.units import format_bytes
 
 SECONDS = 13.0

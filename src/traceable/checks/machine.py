@@ -25,7 +25,7 @@ from traceable import _native
 from traceable.collectors import gpu_device
 from traceable.errors import Message
 from traceable.protocol import environment
-from traceable.protocol.package_version import get_package_version
+from traceable.protocol.packages import get_package_version
 from traceable.units import format_bytes
 
 ROOT = Path("/")

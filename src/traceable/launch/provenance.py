@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable.collectors import gpu_device
-from traceable.protocol.package_version import get_package_version
+from traceable.protocol.packages import get_package_version
 
 QUERY_SECONDS = 0.2
 """How long git and nvidia-smi may take."""

@@ -42,7 +42,7 @@ from traceable.collectors.recorder.rows import PlacedProcess, ProcessRows, Rows,
 from traceable.collectors.recorder.sqlite_pages import PAGE_BYTES, TableWriter
 from traceable.errors import CollectorError, Message
 from traceable.protocol import gpu_files
-from traceable.protocol.package_version import get_package_version
+from traceable.protocol.packages import get_package_version
 
 if TYPE_CHECKING:
     from traceable.collectors.recorder.gpu import GpuRecording

@@ -11,14 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from traceable.errors import Message
-from traceable.trace.model import Int64, Trace
-from traceable.trace.payload_marks import WINDOW_DOMAIN
 
 if TYPE_CHECKING:
     from traceable.protocol.run_records import EmittedCounts
+    from traceable.trace.model import Int64, Trace
 
 RANGES_MISSING = "ranges_missing"
 EVENTS_DROPPED = "events_dropped"
@@ -218,6 +215,11 @@ def _missing(
 
 def count_recorded_ranges(trace: Trace) -> dict[int, dict[DomainAndName, int]]:
     """Return how many ranges were recorded of each process, by domain and name; those of windows are not among them."""
+    # Not at the top: the completeness of a run that recorded nothing needs neither.
+    import numpy as np
+
+    from traceable.trace.payload_marks import WINDOW_DOMAIN
+
     ranges, counts_by_pid = trace.ranges, dict[int, dict[DomainAndName, int]]()
     if not len(ranges):
         return counts_by_pid

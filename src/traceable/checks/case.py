@@ -16,8 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from traceable import collectors, report_files
 from traceable.analysis.completeness import Completeness
 from traceable.analysis.windows import CaptureResult
@@ -198,6 +196,8 @@ class Case:
     def count_by_pid(self, threads: NDArray[Any]) -> dict[int, int]:
         """Return how often threads of each process are in a column of the recording."""
         assert self.recording is not None
+        import numpy as np
+
         trace, counts = self.recording.trace, dict[int, int]()
         for thread, count in zip(*(one.tolist() for one in np.unique(threads, return_counts=True)), strict=True):
             pid = trace.processes[trace.threads[thread].process].pid

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
-from traceable.analysis.attribution import INHERITED, Coverage, Share
 from traceable.checks.case import Case
 from traceable.finding import (
     LIKELY,
@@ -21,6 +18,7 @@ from traceable.finding import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.attribution import Coverage, Share
     from traceable.recording import Recording
 
 _GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
@@ -55,7 +53,7 @@ def diagnose_graphs(case: Case) -> RuleResult:
         return rule_out("the kernels of CUDA graphs were recorded node by node")
     context = case.recording.context
     call = context.launches.call_of[context.launches.call_of >= 0]
-    if nodes := int(np.isin(trace.calls.name[call], launched).sum()):
+    if nodes := sum(int((trace.calls.name[call] == name).sum()) for name in launched):
         # torch.profiler names no nodes (2022 to 2026).
         return rule_out(f"{nodes} GPU operations were launched by cudaGraphLaunch")
     message = f"{calls} CUDA graphs were launched, and none of their kernels is in the recording"
@@ -104,6 +102,10 @@ def _share(part: Share, coverage: Coverage) -> str:
 
 def _inherited_from(recording: Recording) -> tuple[list[str], list[str]]:
     """Return the names of the threads that launched what is inherited, and of the ranges of backward() it is in."""
+    import numpy as np
+
+    from traceable.analysis.attribution import INHERITED
+
     trace, context = recording.trace, recording.context
     operations = np.flatnonzero(context.attribution.rule == INHERITED)
     launching = np.unique(trace.calls.thread[context.launches.call_of[operations]]).tolist()

@@ -6,7 +6,6 @@ environment in both runs. `analysis/overhead.py` compares the times of their ste
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable.cli.console import log
+from traceable.collectors.none import NoneCollector
 from traceable.errors import Message, UsageError, format_one_line
 from traceable.launch import launcher, supervisor, target
 from traceable.protocol import environment, run_dir, untrusted
@@ -38,29 +38,6 @@ _RECORDING_VARIABLES = (
 )
 """Variables about recording, which the run without a collector does not get. It does get those that set how windows are
 requested: a SIGUSR2 without a handler ends a program."""
-
-
-class PlainRunError(Exception):
-    """The run without a collector failed or was interrupted, so there is nothing to compare with, and no second run.
-
-    Args:
-        message: the reason, for the user.
-        status: its wait status, as of `os.waitpid`.
-    """
-
-    def __init__(self, message: Message, status: int) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-
-
-def add_overhead_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --measure-overhead."""
-    parser.add_argument(
-        "--measure-overhead",
-        action="store_true",
-        help="run the program twice, first without a collector, and report how much longer it takes with one",
-    )
 
 
 def check_repeatable(directory: Path | None) -> None:
@@ -94,11 +71,9 @@ def run_plain(request: launcher.RunRequest, directory: Path, manifest: dict[str,
         manifest: gets how the first run went.
 
     Raises:
-        PlainRunError: it failed, or a termination signal was received.
+        PreparationError: it failed, or a termination signal was received: there is nothing to compare with.
         UsageError: it can't be executed.
     """
-    from traceable.collectors.none import NoneCollector
-
     if not request.quiet:
         log("first run, without a collector")
     plain: dict[str, Any] = {"pid": None, "start_wall_ns": None, "end_wall_ns": None, "exit_code": None, "signal": None}
@@ -132,7 +107,7 @@ def run_plain(request: launcher.RunRequest, directory: Path, manifest: dict[str,
     else:
         return
     manifest["end"] = {"wall_ns": time.time_ns(), "error": message.as_dict}
-    raise PlainRunError(message, result.status)
+    raise launcher.PreparationError(message, result.status)
 
 
 def save_overhead(directory: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from traceable.cli.console import print_command
 from traceable.errors import TraceError
-from traceable.launch import launcher, processes, ranks, target
+from traceable.launch import launcher, ranks, target
 from traceable.protocol import run_dir
 from traceable.protocol.ranks import Rank, matches_rank, read_rank
 
@@ -74,6 +74,8 @@ def with_rank(
 
 def report_missing_processes(directory: Path, log: Callable[[str], None]) -> None:
     """Log which processes of a run, or of the ranks in a directory, nsys could not trace."""
+    from traceable.launch import processes
+
     for one in (directory, *ranks.list_rank_runs(directory)):
         try:
             manifest = run_dir.load_manifest(one)

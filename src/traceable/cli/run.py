@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from traceable import collectors
-from traceable.cli import annotate, expectations, flight, nsys, overhead, profile, ranks
+from traceable.cli import annotate, expectations, flight, nsys, profile, ranks
 from traceable.cli.console import log, print_command
 from traceable.collectors.base import GPU_ALWAYS, NO_GPU, CollectorResult
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
@@ -99,7 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpu_arguments(parser)
     nsys.add_nsys_arguments(parser)
     ranks.add_ranks_arguments(parser)
-    overhead.add_overhead_arguments(parser)
+    parser.add_argument(
+        "--measure-overhead",
+        action="store_true",
+        help="run the program twice, first without a collector, and report how much longer it takes with one",
+    )
     add_condition_arguments(parser)
     annotate.add_annotate_arguments(parser)
     expectations.add_expectation_arguments(parser)
@@ -256,17 +260,20 @@ def run(arguments: argparse.Namespace) -> int:
             "use another --collector than none",
         )
     annotate.check_reachable((*targets, *stepping), request.target.command(target.get_interpreter_flags()))
+    first_run = None
     if arguments.measure_overhead:
+        from traceable.cli import overhead
+
         overhead.check_repeatable(request.directory)
+        first_run = partial(overhead.run_plain, request)
     if arguments.dry_run:
         print_command(launcher.format_command_line(request, log))
         return 0
     with Worker(_prepare) as worker:
         try:
             profile.remove_output_file(arguments)
-            first_run = partial(overhead.run_plain, request) if arguments.measure_overhead else None
             finished = launcher.run_program(request, log, worker, first_run)
-        except overhead.PlainRunError as error:
+        except launcher.PreparationError as error:
             log(error.message)
             return exit_with_status(error.status) or (expectations.EXIT_UNMET if arguments.strict else 0)
         strict = _conclude_in_worker(worker, finished, arguments, (*targets, *stepping), steps is not None)
@@ -324,6 +331,8 @@ def _conclude(
     outcome = Outcome()
     try:
         if arguments.measure_overhead:
+            from traceable.cli import overhead
+
             overhead.save_overhead(finished.run_dir)
         for note in annotate.find_unmatched(targets, finished.run_dir):
             log(note)
@@ -388,6 +397,8 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
     directory = launcher.format_path(finished.run_dir)
     shown = database is not None and profile.has_table_output(arguments)
     if arguments.measure_overhead and not shown and not arguments.quiet:
+        from traceable.cli import overhead
+
         overhead.print_overhead(finished.run_dir)
     why = diagnosis.RunDiagnosis(finished.run_dir, log)
     if database is not None:

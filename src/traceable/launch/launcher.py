@@ -28,12 +28,6 @@ from traceable.launch import (
 )
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment, redact, run_dir, untrusted
-from traceable.protocol.capture_request import (
-    TIMED_WINDOW_KEY,
-    WINDOW_KEY,
-    describe_timed_window,
-    make_window_entry,
-)
 from traceable.protocol.ranks import RANK_KEY, Rank
 from traceable.protocol.run_records import EXPECT_KEY, load_expected_names
 from traceable.protocol.start_conditions import NO_CONDITIONS as NO_CONDITIONS
@@ -98,6 +92,20 @@ class RunRequest:
         conditions = self.conditions
         by_time = any(conditions) and not conditions.need_steps
         return by_time and self.steps is None and not self.control and target.is_not_python(self.target)
+
+
+class PreparationError(Exception):
+    """The preparation of a run failed, so the program is not started.
+
+    Args:
+        message: the reason, for the user.
+        status: the wait status to end with, as of `os.waitpid`.
+    """
+
+    def __init__(self, message: Message, status: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -215,6 +223,7 @@ def run_program(
             the manifest is saved and the run is over if it raises.
 
     Raises:
+        PreparationError: raised by `prepare`.
         UsageError: the program can't run, or the directory can't be used.
         CollectorError: no collector works, or the requested one failed before it started the program.
     """
@@ -356,14 +365,10 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         "stem": request.stem,
         RANK_KEY: ranks.make_rank_entry(request.rank, grouped=request.grouped),
         EXPECT_KEY: list(request.expect),
-        WINDOW_KEY: make_window_entry(
-            request.steps,
-            request.windows,
-            on_request=request.control,
-            conditions=NO_CONDITIONS if request.timed else request.conditions,
-        ),
-        TIMED_WINDOW_KEY: describe_timed_window(request.conditions) if request.timed else None,
-        "flight_recorder": _describe_flight_recorder(request),
+        "window": None,
+        "timed_window": None,
+        "flight_recorder": None,
+        **_describe_options(request),
         **provenance.collect_provenance(),
         "profilers": [],
         "launcher_pid": os.getpid(),
@@ -377,12 +382,23 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
     }
 
 
-def _describe_flight_recorder(request: RunRequest) -> dict[str, Any] | None:
-    if environment.FLIGHT_RECORDER not in request.variables:
-        return None
-    from traceable.launch import flight
+def _describe_options(request: RunRequest) -> dict[str, Any]:
+    """Return the entries of the requested windows and of the flight recorder; nothing for what is not requested."""
+    entries: dict[str, Any] = {}
+    if request.steps is not None or request.control or any(request.conditions):
+        from traceable.protocol import capture_request
 
-    return flight.make_flight_recorder_entry(request.variables)
+        if request.timed:
+            entries[capture_request.TIMED_WINDOW_KEY] = capture_request.describe_timed_window(request.conditions)
+        else:
+            entries[capture_request.WINDOW_KEY] = capture_request.make_window_entry(
+                request.steps, request.windows, on_request=request.control, conditions=request.conditions
+            )
+    if environment.FLIGHT_RECORDER in request.variables:
+        from traceable.launch import flight
+
+        entries[flight.FLIGHT_RECORDER_KEY] = flight.make_flight_recorder_entry(request.variables)
+    return entries
 
 
 def _finish(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -34,8 +33,8 @@ def collect_provenance() -> dict[str, Any]:
         "cwd": str(Path.cwd()),
         "python": {
             "executable": sys.executable,
-            "version": platform.python_version(),
-            "implementation": platform.python_implementation(),
+            "version": sys.version.partition(" ")[0],
+            "implementation": sys.implementation.name,
         },
         "versions": {name: get_package_version(name) for name in PACKAGES},
         "git": None,

@@ -16,6 +16,7 @@ from pathlib import Path
 from traceable._native import find_recorder_library
 from traceable.collectors.base import (
     GPU_ON_REQUEST,
+    NOTHING_RECORDED,
     Availability,
     Collector,
     CollectorResult,
@@ -110,6 +111,9 @@ class RecorderCollector(Collector):
         """
         source = run_dir / DIRECTORY
         database = run_dir / f"{stem}.sqlite"
+        if not (self._gpu or untrusted.exists(source) or untrusted.exists(run_dir / gpu_files.DIRECTORY)):
+            # No process has made an NVTX call. The modules below load numpy.
+            return CollectorResult(None, (), (NOTHING_RECORDED,))
         sources = tuple(path for path in (source, run_dir / gpu_files.DIRECTORY) if untrusted.is_directory(path))
         notes = _load_notes_if_current(database, sources)
         if notes is None:

@@ -216,3 +216,16 @@ def test_a_report_has_the_command_line_of_its_run_to_be_pasted(run, tmp_path):
     assert " --api-key '***'" in line and "-m traceable run --collector recorder " in line
     pasted = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path)
     assert pasted.stdout == first.stdout.replace("'k'", "'***'")
+
+
+def test_of_a_long_program_the_tables_have_the_first_line_and_json_all(run, tmp_path):
+    program = "import traceable\nwith traceable.annotate('work'):\n    print('a\\x0a')\n" + "# a comment\n" * 20
+    run("--collector", "recorder", "-o", "one", "-c", program, "after")
+    command = [sys.executable, "-m", "traceable", "report", "one"]
+    text, document = (
+        subprocess.run([*command, *options], capture_output=True, text=True, cwd=tmp_path).stdout
+        for options in ((), ("--json",))
+    )
+    (line,) = [line for line in text.splitlines() if line.startswith("run by: ")]
+    assert line.endswith(" -c $'import traceable ...' after")
+    assert json.loads(document)["source"]["command"].count("# a comment") == 20

@@ -22,7 +22,7 @@ from traceable.report.columns import Column, format_column, is_worth_showing
 from traceable.report.layout import Cells
 from traceable.report.page import Page
 from traceable.report.row_filter import DEFAULT_SORT, Row, RowFilter
-from traceable.report.text import escape_name, format_line, message_from_dict
+from traceable.report.text import escape_name, format_line, message_from_dict, shorten_command
 from traceable.report.views import (
     COUNTER_COLUMNS,
     FINDINGS,
@@ -267,7 +267,7 @@ def format_header(report: Mapping[str, Any]) -> list[str]:
     if report["selection"] is not None:
         lines.append(_selection_line(report["selection"]))
     if source["command"] is not None:
-        lines.append(f"run by: {source['command']}")
+        lines.append(f"run by: {shorten_command(source['command'])}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +13,10 @@ MAX_NAME_LENGTH = 200
 _DOTS = ".."
 _NARROWEST_CORE = 3
 """With less room between the dots than this texts can't be distinguished."""
+
+_LONG_ARGUMENT = 80
+_MANY_LINES = re.compile(r"\$'(?:\\x0a)*((?:[^'\\]|\\(?!x0a).)*)(?:[^'\\]|\\.)*'")
+"""An argument that `format_command` escapes, with the first of its lines that is not empty."""
 
 _ROUNDS = 3
 """Attempts to distinguish names that are cut to the same text, with more characters each time."""
@@ -38,6 +43,18 @@ def format_command(words: Sequence[str]) -> str:
         -c $'a\x0ab'
     """
     return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_escape_for_shell(word)}'" for word in words)
+
+
+def shorten_command(command: str) -> str:
+    r"""Return a line of `format_command` with the first line alone of a long argument of many, as a program after -c.
+
+    Examples:
+        >>> print(shorten_command(format_command(["python", "-c", "import time\n" + "time.sleep(1)\n" * 9])))
+        python -c $'import time ...'
+        >>> print(shorten_command(format_command(["python", "-c", "a\nb"])))
+        python -c $'a\x0ab'
+    """
+    return _MANY_LINES.sub(lambda match: match[0] if len(match[0]) <= _LONG_ARGUMENT else f"$'{match[1]} ...'", command)
 
 
 def _escape_for_shell(word: str) -> str:

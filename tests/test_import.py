@@ -1,4 +1,4 @@
-"""What `import traceable` loads into a server: next to nothing, in either form."""
+"""What is loaded: by `import traceable` next to nothing, in either form, and by `traceable run` what that run needs."""
 
 from __future__ import annotations
 
@@ -67,3 +67,70 @@ def test_the_version_is_that_of_the_installed_package():
     asked = subprocess.run([sys.executable, "-m", "traceable", "--version"], capture_output=True, text=True, check=True)
     assert traceable.__version__ == importlib.metadata.version("traceable")
     assert asked.stdout.startswith(f"traceable {traceable.__version__} (Python ")
+
+
+HEADER = "import time: self [us] | cumulative | imported package"
+END = "the program ends here"
+
+NOT_BEFORE_THE_PROGRAM = {
+    *("numpy", "rich", "nvtx", "wrapt", "torch", "psutil", "importlib.metadata", "email", "zipfile", "difflib"),
+    *("traceable.trace", "traceable.analysis", "traceable.checks", "traceable.recording"),
+    *(f"traceable.collectors.{name}" for name in ("nsys", "torch", "recorder.recording", "recorder.flight")),
+    *(f"traceable.launch.{name}" for name in ("control_client", "exit_release", "flight", "lost_run", "range_counts")),
+    *(f"traceable.launch.{name}" for name in ("reports", "windows")),
+    *(f"traceable.cli.{name}" for name in ("diagnosis", "doctor", "ncu", "overhead", "progress", "report", "windows")),
+}
+"""Imports are time before the program starts."""
+
+NOT_AFTER_IT = {
+    *("rich", "pandas", "torch", "importlib.metadata"),
+    *(f"traceable.trace.{name}" for name in ("kineto", "ncu_csv", "recorder_gpu")),
+    *(f"traceable.collectors.{name}" for name in ("nsys.collector", "nsys.install", "torch", "ncu")),
+    *(f"traceable.checks.{name}" for name in ("doctor", "probes")),
+    *(f"traceable.report.{name}" for name in ("layout", "page", "terminal", "views", "csv_output")),
+    *(f"traceable.cli.{name}" for name in ("doctor", "ncu", "overhead", "report")),
+}
+"""With --quiet no table is printed."""
+
+NOT_FOR_NOTHING = {
+    *("numpy", "traceable.trace", "traceable.recording", "traceable.collectors.nsys", "traceable.analysis.profile"),
+    *("traceable.checks.performance", "traceable.checks.performance_rules", "traceable.report.document"),
+}
+"""What only a recording needs."""
+
+
+def list_imports(directory: Path, code: str, collector: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the imports of a run: of the launcher before the program, of the program, and of launcher and worker."""
+    code += f"\nimport sys; print({END!r}, file=sys.stderr)"
+    options = ("--collector", collector, "--quiet", "-o", "out")
+    command = [sys.executable, "-X", "importtime", "-m", "traceable", "run", *options, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=directory)
+    assert ended.returncode == 0, ended.stderr
+    _, before, rest = ended.stderr.split(HEADER)
+    program, after = rest.split(END)
+    parts = [
+        [line.rpartition("|")[2].strip() for line in part.splitlines() if line.startswith("import time:")]
+        for part in (before, program, after)
+    ]
+    return parts[0], parts[1], parts[2]
+
+
+def select_forbidden(imports: list[str], forbidden: set[str]) -> list[str]:
+    """Return the imports that are a forbidden module or in a forbidden package."""
+    return [name for name in imports if any(f"{name}.".startswith(f"{one}.") for one in forbidden)]
+
+
+@pytest.mark.parametrize("collector", ["recorder", "none"])
+def test_a_run_that_records_nothing_loads_no_reader_and_puts_nothing_of_ours_into_the_program(tmp_path, collector):
+    before, program, after = list_imports(tmp_path, "pass", collector)
+    assert "traceable.launch.launcher" in before
+    assert not select_forbidden(before, NOT_BEFORE_THE_PROGRAM)
+    assert not select_forbidden(program, {"traceable"})
+    assert not select_forbidden(after, NOT_AFTER_IT | NOT_FOR_NOTHING)
+
+
+def test_a_run_loads_the_reader_of_its_recording_once_and_no_other(tmp_path):
+    before, _, after = list_imports(tmp_path, "import traceable\nwith traceable.annotate('x'): pass", "recorder")
+    assert not select_forbidden(before, NOT_BEFORE_THE_PROGRAM)
+    assert not select_forbidden(after, NOT_AFTER_IT)
+    assert after.count("numpy") == after.count("traceable.trace.nsys") == 1, "the worker reads, the launcher does not"

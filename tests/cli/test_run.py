@@ -191,17 +191,6 @@ def test_a_time_limit_that_is_none_is_said_and_ignored(nsys, run):
     assert "TRACEABLE_START_SECONDS='soon'" in said
 
 
-def test_the_launcher_spends_no_numpy_before_the_program(tmp_path):
-    """Imports are time before the program starts."""
-    code = (
-        "import sys; from traceable.cli import main; "
-        "code = main.main(['run', '--collector', 'none', '-o', 'out', '-c', 'pass']); "
-        "print(code, sorted({'numpy', 'rich', 'nvtx', 'wrapt', 'torch'} & set(sys.modules)))"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert ended.stdout == "0 []\n", ended.stderr
-
-
 def test_a_report_has_the_command_line_of_its_run_to_be_pasted(run, tmp_path):
     (tmp_path / "app.py").write_text("import sys, traceable\nwith traceable.annotate('work'): print(sys.argv[1:])\n")
     first = run("--collector", "recorder", "-o", "one", "--force", "app.py", "it's", "a\nb\u2028", "--api-key", "k")

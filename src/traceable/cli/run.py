@@ -157,7 +157,7 @@ def _milliseconds(word: str) -> float:
 
 
 def _variables(arguments: argparse.Namespace) -> dict[str, str]:
-    """What the options set in the program's environment."""
+    """Return what the options set in the program's environment."""
     variables = {environment.GC: "1"} if arguments.record_gc else {}
     if arguments.record_loop_pauses is not None:
         variables[environment.LOOP_PAUSES] = str(arguments.record_loop_pauses)
@@ -166,6 +166,8 @@ def _variables(arguments: argparse.Namespace) -> dict[str, str]:
 
         # So that a program that never imports traceable is recorded too.
         variables["PYTHONPATH"] = make_bootstrap_path(os.environ)
+    if arguments.measure_overhead:
+        variables[environment.STEP_TIMES] = "1"
     if _allows_requests(arguments):
         variables[environment.CONTROL] = "1"
     if arguments.sigusr2 is not None:
@@ -219,34 +221,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _check_gpu(arguments)
     flight.resolve_flight_options(arguments)
-    targets = annotate.load_option_targets(arguments)
     steps = arguments.steps or _steps_of_environment()
-    stepping = _step_targets(arguments)
-    conditions = _requested_conditions(arguments, steps=steps is not None, controlled=_allows_requests(arguments))
-    request = launcher.RunRequest(
-        target=target.parse_target(arguments.program),
-        argv=(*_read_own_command(), "run", *arguments.words),
-        collector=arguments.collector,
-        directory=arguments.output,
-        name=arguments.name,
-        force=arguments.force,
-        expect=tuple(dict.fromkeys(arguments.expect)),
-        variables={
-            **_variables(arguments),
-            **_condition_variables(conditions, steps=steps is not None),
-            **_step_variables(stepping),
-            **annotate.make_annotate_environment(targets),
-            **({environment.STEP_TIMES: "1"} if arguments.measure_overhead else {}),
-        },
-        steps=str(steps) if steps else None,
-        control=_allows_requests(arguments),
-        windows=None if steps is None or steps.every else tuple(steps.windows),
-        conditions=conditions,
-        quiet=arguments.quiet,
-        gpu=arguments.gpu,
-        settings=nsys.parse_nsys_options(arguments),
-    )
-    request = ranks.with_rank(request, arguments, log)
+    annotated, stepping = annotate.load_option_targets(arguments), _step_targets(arguments)
+    targets = (*annotated, *stepping)
+    request = ranks.with_rank(_make_request(arguments, steps, annotated, stepping), arguments, log)
     if request.grouped and profile.output_file(arguments) is not None:
         raise UsageError(
             "output_file_shared",
@@ -259,7 +237,7 @@ def run(arguments: argparse.Namespace) -> int:
             "expectations need a recording",
             "use another --collector than none",
         )
-    annotate.check_reachable((*targets, *stepping), request.target.command(target.get_interpreter_flags()))
+    annotate.check_reachable(targets, request.target.command(target.get_interpreter_flags()))
     first_run = None
     if arguments.measure_overhead:
         from traceable.cli import overhead
@@ -276,8 +254,48 @@ def run(arguments: argparse.Namespace) -> int:
         except launcher.PreparationError as error:
             log(error.message)
             return exit_with_status(error.status) or (expectations.EXIT_UNMET if arguments.strict else 0)
-        strict = _conclude_in_worker(worker, finished, arguments, (*targets, *stepping), steps is not None)
+        strict = _conclude_in_worker(worker, finished, arguments, targets, steps is not None)
     return exit_with_status(finished.status) or strict
+
+
+def _make_request(
+    arguments: argparse.Namespace, steps: Spec | None, annotated: tuple[Target, ...], stepping: tuple[Target, ...]
+) -> launcher.RunRequest:
+    """Return the request of the options.
+
+    Args:
+        arguments: of the command line.
+        steps: the requested steps, if any.
+        annotated: the functions to annotate.
+        stepping: the function whose calls are steps, none or one.
+
+    Raises:
+        UsageError: options conflict, or there is no program.
+    """
+    controlled = _allows_requests(arguments)
+    conditions = _requested_conditions(arguments, steps=steps is not None, controlled=controlled)
+    return launcher.RunRequest(
+        target=target.parse_target(arguments.program),
+        argv=(*_read_own_command(), "run", *arguments.words),
+        collector=arguments.collector,
+        directory=arguments.output,
+        name=arguments.name,
+        force=arguments.force,
+        expect=tuple(dict.fromkeys(arguments.expect)),
+        variables={
+            **_variables(arguments),
+            **_condition_variables(conditions, steps=steps is not None),
+            **_step_variables(stepping),
+            **annotate.make_annotate_environment(annotated),
+        },
+        steps=str(steps) if steps else None,
+        control=controlled,
+        windows=None if steps is None or steps.every else tuple(steps.windows),
+        conditions=conditions,
+        quiet=arguments.quiet,
+        gpu=arguments.gpu,
+        settings=nsys.parse_nsys_options(arguments),
+    )
 
 
 def _prepare() -> None:

@@ -19,7 +19,6 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -542,6 +541,8 @@ class StdioHandoff:
 
     def _send(self, descriptors: list[int]) -> int:
         """Send the descriptors into a socket and return its receiving end, which the collector inherits."""
+        import socket
+
         sender, receiver = socket.socketpair()
         with sender, receiver:
             socket.send_fds(sender, [b"1"], descriptors)

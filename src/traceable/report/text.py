@@ -15,7 +15,7 @@ _NARROWEST_CORE = 3
 """With less room between the dots than this texts can't be distinguished."""
 
 _LONG_ARGUMENT = 80
-_MANY_LINES = re.compile(r"\$'(?:\\x0a)*((?:[^'\\]|\\(?!x0a).)*)(?:[^'\\]|\\.)*'")
+_MANY_LINES = r"\$'(?:\\x0a)*((?:[^'\\]|\\(?!x0a).)*)(?:[^'\\]|\\.)*'"
 """An argument that `format_command` escapes, with the first of its lines that is not empty."""
 
 _ROUNDS = 3
@@ -54,7 +54,11 @@ def shorten_command(command: str) -> str:
         >>> print(shorten_command(format_command(["python", "-c", "a\nb"])))
         python -c $'a\x0ab'
     """
-    return _MANY_LINES.sub(lambda match: match[0] if len(match[0]) <= _LONG_ARGUMENT else f"$'{match[1]} ...'", command)
+
+    def shorten(argument: re.Match[str]) -> str:
+        return argument[0] if len(argument[0]) <= _LONG_ARGUMENT else f"$'{argument[1]} ...'"
+
+    return re.sub(_MANY_LINES, shorten, command)
 
 
 def _escape_for_shell(word: str) -> str:

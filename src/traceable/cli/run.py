@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from traceable.analysis.expectations import ExpectationResult
     from traceable.analysis.windows import CaptureResult
     from traceable.annotation.external.patterns import Target
+    from traceable.cli.diagnosis import RunDiagnosis
     from traceable.protocol.start_conditions import Conditions
     from traceable.protocol.windows import Spec
 
@@ -405,54 +406,68 @@ def _evaluate_strict(
 
 def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcome:
     """Print the profile and the verdicts, and return the verdicts."""
-    from traceable.cli import diagnosis, windows
+    from traceable.cli import diagnosis
 
     for note in finished.recorded.notes if finished.recorded else ():
         log(note)
     if finished.problem:
         log(finished.problem)
     database = finished.recorded.database if finished.recorded else None
-    directory = launcher.format_path(finished.run_dir)
-    shown = database is not None and profile.has_table_output(arguments)
-    if arguments.measure_overhead and not shown and not arguments.quiet:
+    if arguments.measure_overhead and not arguments.quiet and not (database and profile.has_table_output(arguments)):
         from traceable.cli import overhead
 
         overhead.print_overhead(finished.run_dir)
     why = diagnosis.RunDiagnosis(finished.run_dir, log)
     if database is not None:
-        verdicts, found, complete = profile.show_profile(
-            database,
-            arguments,
-            title=f"profile of {directory}",
-            stream=sys.stdout if profile.has_stdout_output(arguments) else sys.stderr,
-            save_to=finished.run_dir / "report.json",
-            expected=finished.expected,
-            run_directory=finished.run_dir,
-            diagnose=why,
-        )
-        if not shown and not (arguments.quiet and (found is None or found.ok)):
-            windows.report_capture(found, log)
-        windows.save_capture(found, finished.run_dir)
-        expectations.report_expectations(verdicts, log, quiet=arguments.quiet)
-        if not shown:
-            expectations.report_losses(complete, log)
-        why.report_problems()
-        if not arguments.quiet:
-            log(f"next: python -m traceable report {directory}")
-        return Outcome(verdicts, found, complete)
+        return _show_recording(finished, database, arguments, why)
     if not finished.run_dir.is_dir():
         return Outcome()
     if _records(arguments):
         why(None, finished.problem)
     if finished.problem:
         why.report_problems()
-        log(f"next: python -m traceable report {directory}, after fixing it")
+        log(f"next: python -m traceable report {launcher.format_path(finished.run_dir)}, after fixing it")
         return Outcome()
     if not _records(arguments):
         return Outcome()
-    found = windows.evaluate_without_recording(finished.run_dir)
-    windows.report_capture(found, log)
-    windows.save_capture(found, finished.run_dir)
+    return _show_empty_recording(finished, arguments, why)
+
+
+def _show_recording(
+    finished: launcher.RunResult, database: Path, arguments: argparse.Namespace, why: RunDiagnosis
+) -> Outcome:
+    from traceable.cli import windows
+
+    directory = launcher.format_path(finished.run_dir)
+    verdicts, capture, complete = profile.show_profile(
+        database,
+        arguments,
+        title=f"profile of {directory}",
+        stream=sys.stdout if profile.has_stdout_output(arguments) else sys.stderr,
+        save_to=finished.run_dir / "report.json",
+        expected=finished.expected,
+        run_directory=finished.run_dir,
+        diagnose=why,
+    )
+    has_tables = profile.has_table_output(arguments)
+    if not has_tables and not (arguments.quiet and (capture is None or capture.ok)):
+        windows.report_capture(capture, log)
+    windows.save_capture(capture, finished.run_dir)
+    expectations.report_expectations(verdicts, log, quiet=arguments.quiet)
+    if not has_tables:
+        expectations.report_losses(complete, log)
+    why.report_problems()
+    if not arguments.quiet:
+        log(f"next: python -m traceable report {directory}")
+    return Outcome(verdicts, capture, complete)
+
+
+def _show_empty_recording(finished: launcher.RunResult, arguments: argparse.Namespace, why: RunDiagnosis) -> Outcome:
+    from traceable.cli import windows
+
+    capture = windows.evaluate_without_recording(finished.run_dir)
+    windows.report_capture(capture, log)
+    windows.save_capture(capture, finished.run_dir)
     verdicts: tuple[ExpectationResult, ...] = ()
     if finished.expected:
         from traceable.analysis.expectations import evaluate_expectations
@@ -462,7 +477,7 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
     complete = expectations.evaluate_unrecorded_run(finished.run_dir)
     expectations.report_losses(complete, log)
     why.report_problems()
-    return Outcome(verdicts, found, complete)
+    return Outcome(verdicts, capture, complete)
 
 
 def _records(arguments: argparse.Namespace) -> bool:

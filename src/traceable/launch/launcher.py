@@ -118,7 +118,6 @@ class RunResult:
         recorded: the collector's result; None where it is unknown (see `problem`).
         problem: why there is nothing to read.
         expected: names of the ranges that the command line or the program requires.
-        readable: there is enough memory to load the readers.
     """
 
     run_dir: Path
@@ -126,7 +125,11 @@ class RunResult:
     recorded: CollectorResult | None = None
     problem: Message | None = None
     expected: tuple[str, ...] = ()
-    readable: bool = True
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is enough memory to load the readers."""
+        return self.problem is None or self.problem.code != memory_limit.TOO_LOW
 
 
 @dataclass
@@ -422,45 +425,7 @@ def _finish(
     run.queries.wait()
     # The launcher may be killed from here on, by whoever gives it ten seconds: save how the program ended.
     run.save()
-    recorded, problem, readable = None, None, True
-    if ended.pid is None:
-        problem = Message("run_canceled", "the run was canceled before the program started")
-    elif not ended.complete:
-        words = (
-            f"{choice.collector.name} is still writing its report; read it later with "
-            f"`traceable report {format_path(run.directory)}`"
-        )
-        problem = Message("report_not_awaited", words)
-    elif not run.directory.is_dir():
-        words = f"the program deleted {format_path(run.directory)} with the recording in it"
-        problem = Message("run_dir_deleted", words)
-    else:
-        try:
-            run_dir.check_not_replaced(run.directory)
-            memory_limit.check_memory_limit(run.directory)
-            with finalize_signals.stage("reading the recording back"):
-                recorded, problem = worker.call(_read_back, choice.collector, run.directory, request.stem, run.manifest)
-        except finalize_progress.NotAwaited:
-            words = (
-                f"reading back was interrupted; the recording is kept: `traceable report {format_path(run.directory)}`"
-            )
-            problem = Message("reading_back_skipped", words)
-        except WorkerDiedError as error:
-            words = (
-                f"the process that reads the recording back {error}; the recording is kept: read it with more memory, "
-                f"`python -m traceable report {format_path(run.directory)}`"
-            )
-            problem = Message("reading_back_died", words)
-        except untrusted.RejectedFileError as error:
-            problem = Message("run_dir_replaced", f"can't read {format_path(run.directory)}: {error.strerror}")
-        except memory_limit.MemoryLimitError as error:
-            problem, readable = error.message, False
-        except TraceableError as error:
-            problem = error.message
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
-            problem = Message("reading_back_failed", f"can't read the recording ({format_one_line(error)}); it is kept")
-        if recorded is None:
-            choice.collector.remove_unfinished(run.directory, request.stem)
+    recorded, problem = _read_recording(run, choice.collector, request.stem, ended, finalize_signals, worker)
     released = run.release.notes if run.release is not None else []
     notes = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
     run.manifest["notes"] = [note.as_dict for note in notes]
@@ -479,13 +444,56 @@ def _finish(
             with contextlib.suppress(OSError):
                 (run.directory / name).unlink()
     expected = load_expected_names(run.directory, run.manifest)
-    return RunResult(run.directory, ended.status, recorded, problem, expected, readable)
+    return RunResult(run.directory, ended.status, recorded, problem, expected)
+
+
+def _read_recording(
+    run: _Run,
+    collector: Collector,
+    stem: str,
+    ended: supervisor.ProgramExit,
+    finalize_signals: finalize_progress.FinalizeSignals,
+    worker: Worker,
+) -> tuple[CollectorResult | None, Message | None]:
+    """Return the collector's result, or why there is none."""
+    directory = format_path(run.directory)
+    if ended.pid is None:
+        return None, Message("run_canceled", "the run was canceled before the program started")
+    if not ended.complete:
+        words = f"{collector.name} is still writing its report; read it later with `traceable report {directory}`"
+        return None, Message("report_not_awaited", words)
+    if not run.directory.is_dir():
+        return None, Message("run_dir_deleted", f"the program deleted {directory} with the recording in it")
+    recorded = None
+    try:
+        run_dir.check_not_replaced(run.directory)
+        memory_limit.check_memory_limit(run.directory)
+        with finalize_signals.stage("reading the recording back"):
+            recorded, problem = worker.call(_read_back, collector, run.directory, stem, run.manifest)
+    except finalize_progress.NotAwaited:
+        words = f"reading back was interrupted; the recording is kept: `traceable report {directory}`"
+        problem = Message("reading_back_skipped", words)
+    except WorkerDiedError as error:
+        words = (
+            f"the process that reads the recording back {error}; the recording is kept: read it with more memory, "
+            f"`python -m traceable report {directory}`"
+        )
+        problem = Message("reading_back_died", words)
+    except untrusted.RejectedFileError as error:
+        problem = Message("run_dir_replaced", f"can't read {directory}: {error.strerror}")
+    except TraceableError as error:
+        problem = error.message
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not hide how the program ended
+        problem = Message("reading_back_failed", f"can't read the recording ({format_one_line(error)}); it is kept")
+    if recorded is None:
+        collector.remove_unfinished(run.directory, stem)
+    return recorded, problem
 
 
 def _read_back(
-    collector: Collector, directory: Path, stem: str, manifest: Mapping[str, Any]
+    collector: Collector, directory: Path, stem: str, manifest: dict[str, Any]
 ) -> tuple[CollectorResult | None, Message | None]:
-    """Return the collector's result, or why there is none."""
+    """Return the collector's result, or why there is none. Called in the worker."""
     try:
         recorded = collector.finalize(directory, stem)
     except TraceableError as error:

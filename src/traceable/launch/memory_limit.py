@@ -16,8 +16,8 @@ from traceable.units import format_bytes
 _IMPORT_NUMPY = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2); import numpy"
 
 
-class MemoryLimitError(TraceError):
-    """The memory limit is too low to read a recording."""
+TOO_LOW = "memory_limit_too_low"
+"""The code of the error."""
 
 
 def check_memory_limit(path: Path) -> None:
@@ -27,7 +27,7 @@ def check_memory_limit(path: Path) -> None:
         path: the recording, for the message.
 
     Raises:
-        MemoryLimitError: the limit is too low.
+        TraceError: the limit is too low.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY or "numpy" in sys.modules:
@@ -44,8 +44,8 @@ def check_memory_limit(path: Path) -> None:
         check=False,
     )
     if attempt.returncode:
-        raise MemoryLimitError(
-            "memory_limit_too_low",
+        raise TraceError(
+            TOO_LOW,
             f"the memory limit of {format_bytes(limit)} (ulimit -v) is too low to read the recording, which is kept",
             f"raise it, then run `traceable report {path}`",
         )

@@ -512,8 +512,8 @@ def _pair_by_depth(
 
 def _list_distinct(numbers: NDArray[np.integer[Any]]) -> list[int]:
     """Return the distinct numbers in order. Without counts `np.unique` would import numpy.ma, which takes 10 ms."""
-    distinct, _ = np.unique(numbers, return_counts=True)
-    return distinct.tolist()
+    distinct: list[int] = np.unique(numbers, return_counts=True)[0].tolist()
+    return distinct
 
 
 def _stable_argsort(keys: NDArray[np.integer[Any]]) -> NDArray[np.intp]:

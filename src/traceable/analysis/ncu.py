@@ -8,14 +8,14 @@ not a roofline of floating-point operations over bytes, which needs other metric
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from traceable.analysis.table import Table, objects
 from traceable.errors import TraceError
-from traceable.trace.model import Float64, NDArray
+from traceable.trace.model import NDArray
 from traceable.trace.ncu_csv import COMPUTE, DRAM, DURATION, MEMORY, OCCUPANCY, WAVES, Launch
 from traceable.units import format_percent
 
@@ -55,28 +55,19 @@ def summarize_launches(launches: Sequence[Launch]) -> Table:
     Raises:
         TraceError: the values of a metric are in several units.
     """
-    units = _collect_units(launches)
+    units: dict[str, str] = {}
     groups: dict[tuple[str, ...], list[Launch]] = {}
     for launch in launches:
         groups.setdefault((launch.name, launch.grid, launch.block, launch.device), []).append(launch)
-    each = list(groups.values())
-    durations = [[one.values[DURATION] for one in members if DURATION in one.values] for members in each]
-    total = _reduce_each(durations, math.fsum)
-    times = {
-        "launches": np.array([len(members) for members in each], np.int64),
-        "duration_total_ns": total,
-        "duration_mean_ns": _reduce_each(durations, lambda known: math.fsum(known) / len(known)),
-        "duration_min_ns": _reduce_each(durations, min),
-        "duration_max_ns": _reduce_each(durations, max),
-    }
-    kernels = Table({**_identify(each), **times, **_measure(each, units)})
-    single = [[one] for one in launches]
-    time = {"duration_ns": np.array([one.values.get(DURATION, math.nan) for one in launches], np.float64)}
-    others = {
-        "launches": Table({**_identify(single), **time, **_measure(single, units)}),
-        "metrics": Table({"metric": objects(units), "unit": objects(unit or None for unit in units.values())}),
-    }
-    return Table(kernels.take(np.argsort(-np.nan_to_num(total), kind="stable")).values, others)
+        for name, (_, unit) in launch.requested.items():
+            if units.setdefault(name, unit) != unit:
+                problem = f"{name} is in {units[name]!r} and in {unit!r}"
+                raise TraceError("units_differ", problem, "export with --print-units base")
+    kernels = [_make_row(members, _summarize_durations(members), units) for members in groups.values()]
+    kernels.sort(key=lambda row: -np.nan_to_num(row["duration_total_ns"]))
+    single = [_make_row([one], {"duration_ns": one.values.get(DURATION, math.nan)}, units) for one in launches]
+    metrics = {"metric": objects(units), "unit": objects(unit or None for unit in units.values())}
+    return Table(_make_columns(kernels), {"launches": Table(_make_columns(single)), "metrics": Table(metrics)})
 
 
 def classify_bound(compute: float, memory: float, waves: float, dram: float) -> tuple[str | None, str | None]:
@@ -104,75 +95,59 @@ def classify_bound(compute: float, memory: float, waves: float, dram: float) -> 
     return side, f"{numbers}: {format_percent(BALANCED)} or more apart"
 
 
-def _collect_units(launches: Sequence[Launch]) -> dict[str, str]:
-    """Return the unit of each requested metric."""
-    units: dict[str, str] = {}
-    for launch in launches:
-        for name, (_, unit) in launch.requested.items():
-            if units.setdefault(name, unit) != unit:
-                raise TraceError(
-                    "units_differ", f"{name} is in {units[name]!r} and in {unit!r}", "export with --print-units base"
-                )
-    return units
-
-
-def _identify(groups: Sequence[Sequence[Launch]]) -> dict[str, NDArray[Any]]:
-    """Return the columns that identify the kernel of each group."""
-    first = [members[0] for members in groups]
+def _summarize_durations(launches: Sequence[Launch]) -> dict[str, float]:
+    known = [one.values[DURATION] for one in launches if DURATION in one.values] or [math.nan]
     return {
-        "name": objects(one.name for one in first),
-        "grid": objects(one.grid or None for one in first),
-        "block": objects(one.block or None for one in first),
-        "device": objects(one.device or None for one in first),
+        "launches": len(launches),
+        "duration_total_ns": math.fsum(known),
+        "duration_mean_ns": math.fsum(known) / len(known),
+        "duration_min_ns": min(known),
+        "duration_max_ns": max(known),
     }
 
 
-def _measure(groups: Sequence[Sequence[Launch]], units: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Return the columns of the bound, the measurements, and the requested metrics of each group."""
-    means = {
-        column: np.array([_mean(members, _get_value(metric)) for members in groups], np.float64)
-        for column, metric in _MEASURED.items()
-    }
-    four = (means["compute_share"], means["memory_share"], means["waves"], means["dram_share"])
-    bounds = [classify_bound(*row) for row in zip(*four, strict=True)]
-    requested = {name: [_reduce_metric(members, name, unit) for members in groups] for name, unit in units.items()}
+def _make_row(launches: Sequence[Launch], times: Mapping[str, float], units: Mapping[str, str]) -> dict[str, Any]:
+    """Return the row of launches of one kernel, with these columns of times; absent values are NaN or None."""
+    durations = [one.values.get(DURATION) for one in launches]
+    means = {column: _mean([one.values.get(name) for one in launches], durations) for column, name in _MEASURED.items()}
+    bound, reason = classify_bound(means["compute_share"], means["memory_share"], means["waves"], means["dram_share"])
+    requested: dict[str, float | str | None] = {}
+    for name, unit in units.items():
+        values = [one.requested[name][0] if name in one.requested else None for one in launches]
+        known = {value for value in values if value is not None}
+        if any(isinstance(value, str) for value in known):
+            requested[name] = known.pop() if len(known) == 1 else None
+        else:
+            is_rate = unit == "%" or "/" in unit
+            requested[name] = _mean(values, durations if is_rate else [None] * len(launches))
     return {
-        "bound": objects(bound for bound, _ in bounds),
+        "name": launches[0].name,
+        "grid": launches[0].grid or None,
+        "block": launches[0].block or None,
+        "device": launches[0].device or None,
+        **times,
+        "bound": bound,
         **means,
-        "reason": objects(reason for _, reason in bounds),
-        **{
-            name: objects(values) if any(isinstance(value, str) for value in values) else np.array(values, np.float64)
-            for name, values in requested.items()
-        },
+        "reason": reason,
+        **requested,
     }
 
 
-def _get_value(metric: str) -> Callable[[Launch], float | None]:
-    return lambda launch: launch.values.get(metric)
-
-
-def _reduce_metric(launches: Sequence[Launch], name: str, unit: str) -> float | str | None:
-    """Return the value of a requested metric for several launches; None where it is absent, or texts differ."""
-    values = [one.requested[name][0] for one in launches if name in one.requested]
-    if any(isinstance(value, str) for value in values):
-        return values[0] if len(set(values)) == 1 else None
-    is_ratio = unit == "%" or "/" in unit
-    value = _mean(
-        launches, lambda one: cast(float, one.requested[name][0]) if name in one.requested else None, is_ratio
-    )
-    return None if math.isnan(value) else value
-
-
-def _mean(launches: Sequence[Launch], get: Callable[[Launch], float | None], weighted: bool = True) -> float:
-    """Return the mean of a value over the launches that have it, weighted by their durations if all are known."""
-    known = [(value, one.values.get(DURATION, math.nan)) for one in launches if (value := get(one)) is not None]
+def _mean(values: Sequence[Any], weights: Sequence[float | None]) -> float:
+    """Return the mean of the values that are not None, weighted if all of their weights are known; NaN of none."""
+    known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
     if not known:
         return math.nan
-    whole = math.fsum(weight for _, weight in known)
-    if not weighted or not whole > 0:
-        return math.fsum(value for value, _ in known) / len(known)
-    return math.fsum(value * weight for value, weight in known) / whole
+    numbers, used = zip(*known, strict=True)
+    return float(np.average(numbers, weights=used if all(used) else None))
 
 
-def _reduce_each(lists: Sequence[Sequence[float]], function: Callable[[Sequence[float]], float]) -> Float64:
-    return np.array([function(known) if known else math.nan for known in lists], np.float64)
+def _make_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    columns = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if any(isinstance(value, str) for value in values):
+            columns[name] = objects(None if value != value else value for value in values)
+        else:
+            columns[name] = np.array(values, np.int64 if name == "launches" else np.float64)
+    return columns

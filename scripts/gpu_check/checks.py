@@ -260,7 +260,7 @@ def gate_calls(bench: Bench) -> str:
 
 def gate_ncu(bench: Bench) -> str:
     """With --profile-from-start off, ncu profiles between a window's cudaProfilerStart and cudaProfilerStop."""
-    from traceable.collectors import ncu
+    from traceable.launch import ncu
     from traceable.trace import ncu_csv
 
     bench.need_gpu()
@@ -302,15 +302,15 @@ def gate_nsys(bench: Bench) -> str:
 
 
 def _ncu_words(report: Path) -> list[str]:
-    from traceable.collectors import ncu
+    from traceable.launch import ncu
 
-    words = [str(ncu.find_ncu().executable), "--target-processes", "all", "--clock-control", "none"]
+    words = [str(ncu.find_ncu()[0]), "--target-processes", "all", "--clock-control", "none"]
     return [*words, "--metrics", "gpu__time_duration.sum", "--export", str(report.with_suffix(""))]
 
 
 def _check_ncu_works(bench: Bench) -> None:
     """Raise `NotPossible` if ncu alone can't measure one kernel."""
-    from traceable.collectors import ncu
+    from traceable.launch import ncu
 
     report = bench.work / "control.ncu-rep"
     words = [*_ncu_words(report), "--launch-count", "1", sys.executable, *program_words(bench, "forward")]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.collectors.sample_ncu import DEFAULT_DOMAIN, STAND_IN, Profiled, real_ncu, write_report
+from tests.launch.sample_ncu import DEFAULT_DOMAIN, STAND_IN, Profiled, real_ncu, write_report
 from tests.printed_messages import message
 
 from traceable.trace.ncu_csv import COMPUTE, DURATION, MEMORY

@@ -23,7 +23,7 @@ from gpu_check.harness import CPU, CUDA, Bench, Failed, NotPossible, Rehearsed
 from tests.collectors.conftest import recorded as recorded
 from tests.collectors.gpu_runs import finalize_run, process_of
 from tests.collectors.gpu_traces import BASE_NS, half, write
-from tests.collectors.sample_ncu import STAND_IN
+from tests.launch.sample_ncu import STAND_IN
 from tests.trace import sample_kineto
 
 import traceable

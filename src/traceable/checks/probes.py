@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from traceable.collectors import ncu, tools
+from traceable.collectors import tools
 from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys import user_options
 from traceable.collectors.process_list import UNREADABLE, list_processes
 from traceable.errors import CollectorError, Message, TraceableError
-from traceable.launch import target
+from traceable.launch import ncu, target
 from traceable.protocol import environment
 
 TYPE_CHECKING = False
@@ -269,11 +269,10 @@ def describe_unresponsive_nsys(seconds: float) -> Nsys:
 def probe_ncu() -> Tool:
     """Return the version of the ncu that `traceable ncu` would use."""
     try:
-        install = ncu.find_ncu()
+        return Tool(*ncu.find_ncu())
     except TraceableError as error:
         exists = bool(os.environ.get(environment.NCU) or shutil.which("ncu"))
         return Tool(None, error=error.problem, remedy=error.remedy, exists=exists)
-    return Tool(install.executable, install.version)
 
 
 def probe_cuda() -> Cuda:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
 from traceable.analysis.table import Table
+from traceable.analysis.top_kernels import TopKernels
+from traceable.errors import Message
 from traceable.report.columns import Column, format_value
 from traceable.report.document import table_to_dict
 from traceable.report.page import Page
@@ -13,6 +16,7 @@ from traceable.report.row_filter import RowFilter
 from traceable.report.terminal import write_view
 from traceable.report.text import escape_name, format_line, truncate
 from traceable.report.views import View
+from traceable.units import format_count, format_duration, format_percent
 
 SCHEMA = "traceable.ncu/1"
 MAX_NAME_CELLS = 60
@@ -64,3 +68,30 @@ def write_kernels(stream: TextIO, table: Table, title: str) -> None:
             page.paragraph([], f"{row['bound']}: {name}: {row['reason']}")
     for note in table.notes:
         page.line(format_line(note))
+
+
+def describe_top_kernels(top: TopKernels, scope: str, launches: int, *, has_symbols: bool) -> Sequence[str]:
+    """Return the lines about kernels of which ncu will profile so many launches each, `scope` being a clause."""
+    share = sum(kernel.total_ns for kernel in top.kernels) / max(1, top.total_ns)
+    lines = [
+        f"ncu will profile {format_count(top.launches_needed, 'launch', 'launches')} {scope} to get {launches} of each "
+        f"of {format_count(len(top.kernels), 'kernel')} ({format_percent(share)} of the kernel time there):"
+    ]
+    for kernel in top.kernels:
+        count = format_count(kernel.launches, "launch", "launches")
+        name = truncate(escape_name(kernel.name), 100)
+        lines.append(f"  {format_duration(kernel.total_ns)} in {count}: {name}")
+    if not has_symbols:
+        words = "the recording has no symbols of kernels: every template instance of these functions is profiled"
+        lines.append(Message("kernel_symbols_missing", words))
+    if not top.all_visible:
+        words = (
+            "some of them are launched by another thread (autograd's) than the one that opened the range, where ncu "
+            "does not see it: they are profiled wherever they run"
+        )
+        lines.append(Message("kernels_on_other_threads", words))
+    if top.excluded:
+        number = format_count(top.excluded, "NCCL kernel")
+        words = f"{number} excluded: they would deadlock, since ncu runs kernels one at a time"
+        lines.append(Message("nccl_kernels_excluded", words))
+    return lines

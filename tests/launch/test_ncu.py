@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.collectors.sample_ncu import DEFAULT_DOMAIN, Profiled, names_left, real_ncu, write_report
+from tests.launch.sample_ncu import DEFAULT_DOMAIN, Profiled, names_left, real_ncu, write_report
 
-from traceable.collectors import ncu
-from traceable.collectors.ncu import (
+from traceable.errors import CollectorError
+from traceable.launch import ncu
+from traceable.launch.ncu import (
     RangePath,
     convert_glob,
     escape_regex,
@@ -17,7 +18,7 @@ from traceable.collectors.ncu import (
     make_kernel_regex,
     parse_range_option,
 )
-from traceable.errors import CollectorError
+from traceable.launch.target import Target
 
 ODD_NAMES = (
     *(
@@ -152,19 +153,29 @@ def test_a_glob_matches_in_any_namespace_and_takes_brackets_as_they_are() -> Non
     assert not re.fullmatch(expression, "fused_rms_norm[0]")
 
 
-def test_the_command_line_holds_all_of_the_selection(tmp_path: Path) -> None:
-    selection = ncu.Selection(("one/", "two"), "regex:^(k)$", "mangled", 2, 15, ("m1", "m2"), "none", "full")
-    folder = tmp_path / "100%"
-    plan = ncu.make_plan("/opt/ncu", selection, ["python", "app.py", "--nvtx"], folder, "app")
+def test_the_command_line_holds_all_of_the_request(tmp_path: Path) -> None:
+    request = ncu.NcuRequest(
+        target=Target("script", "app.py", ("--nvtx",)),
+        metrics=("m1", "m2"),
+        launches=15,
+        skip=2,
+        range_name="f",
+        kernels=("k", "l", "k"),
+        name_base="mangled",
+        clocks="none",
+        section_set="full",
+    )
+    plan = ncu.make_plan(request, "/opt/ncu", tmp_path / "100%")
     at = plan.argv.index("--export")
     assert plan.argv[:at] == (
-        *("/opt/ncu", "--target-processes", "all", "--nvtx", "--nvtx-include", "one/", "--nvtx-include", "two"),
-        *("--kernel-name-base", "mangled", "--kernel-name", "regex:^(k)$", "--launch-skip", "2"),
+        *("/opt/ncu", "--target-processes", "all", "--nvtx"),
+        *("--nvtx-include", "regex:.*@^f$/", "--nvtx-include", "regex:.*@^f$"),
+        *("--kernel-name-base", "mangled", "--kernel-name", "regex:^(k|l)$", "--launch-skip", "2"),
         *("--launch-count", "15", "--clock-control", "none", "--set", "full"),
         *("--metrics", "m1,m2"),
     )
     assert plan.argv[at + 1] == f"{tmp_path}/100%%/app"
-    assert plan.argv[-3:] == ("python", "app.py", "--nvtx")
+    assert plan.argv[-2:] == ("app.py", "--nvtx")
     assert plan.detached
 
 
@@ -194,23 +205,35 @@ def test_the_command_line_holds_all_of_the_selection(tmp_path: Path) -> None:
         ("", "ncu_no_report", ""),
     ],
 )
-def test_the_reason_for_a_missing_report_comes_from_ncus_output(said: str, code: str, named: str) -> None:
-    error = ncu.explain_failure(said, "inside range forward")
+def test_the_reason_for_a_missing_report_comes_from_ncus_output(
+    tmp_path: Path, said: str, code: str, named: str
+) -> None:
+    (tmp_path / "ncu.log").write_text(said)
+    error = ncu.explain_failure(tmp_path, "inside range forward")
     assert error.code == code
     assert named in error.problem
     assert "\n" not in str(error)
     assert error.remedy
 
 
-def test_only_from_2022_2_on_are_ranges_filtered_by_regular_expressions() -> None:
-    for version, able in (
-        ("2022.1.1.0", False),
-        ("2021.3", False),
-        ("2022.2.0.0", True),
-        ("2026.1", True),
-        ("x", True),
-    ):
-        assert ncu.Install(Path("ncu"), version).can_filter_ranges is able, version
+@pytest.mark.parametrize(
+    ("version", "is_able"),
+    [("2022.1.1.0", False), ("2021.3", False), ("2022.2.0.0", True), ("2026.1", True), ("x", True)],
+)
+def test_only_from_2022_2_on_are_ranges_filtered_by_regular_expressions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_able: bool
+) -> None:
+    executable = tmp_path / "ncu"
+    executable.write_text(f"#!/bin/sh\necho Version {version}\n")
+    executable.chmod(0o755)
+    monkeypatch.setenv("TRACEABLE_NCU", str(executable))
+    assert ncu.find_ncu() == (executable, version)
+    if is_able:
+        assert ncu.find_ncu(for_ranges=True) == (executable, version)
+        return
+    with pytest.raises(CollectorError) as caught:
+        ncu.find_ncu(for_ranges=True)
+    assert caught.value.code == "ncu_too_old"
 
 
 def test_an_invalid_path_of_ncu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,6 @@ import contextlib
 import os
 import sys
 import time
-from array import array
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +18,11 @@ from traceable.collectors.none import NoneCollector
 from traceable.errors import Message, UsageError, format_one_line
 from traceable.launch import launcher, supervisor, target
 from traceable.protocol import environment, run_dir, untrusted
-from traceable.protocol.capture_request import WINDOW_KEY
 from traceable.protocol.run_records import load_last_programs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.overhead import ProcessTimes, RunTimes
-    from traceable.protocol.windows import WindowRecord
+    from traceable.analysis.overhead import ProcessTimes
 
 _PLAIN_DIRECTORY = "plain"
 """Subdirectory of the run directory for the run without a collector."""
@@ -52,14 +47,10 @@ def check_repeatable(directory: Path | None) -> None:
             "--measure-overhead runs the program twice, but its stdin is a pipe, which can be read only once",
             "redirect stdin from a file (`< FILE`) or from `/dev/null`",
         )
-    if directory is None or (directory / run_dir.MANIFEST).exists():
-        return
-    if (directory / _PLAIN_DIRECTORY).exists():
-        raise UsageError(
-            "plain_run_dir_taken",
-            f"{directory / _PLAIN_DIRECTORY} exists; --measure-overhead needs that path for its first run",
-            "give another directory with -o",
-        )
+    # With a manifest it is an earlier run, which is moved out of the way.
+    if directory and not (directory / run_dir.MANIFEST).exists() and (directory / _PLAIN_DIRECTORY).exists():
+        problem = f"{directory / _PLAIN_DIRECTORY} exists; --measure-overhead needs that path for its first run"
+        raise UsageError("plain_run_dir_taken", problem, "give another directory with -o")
 
 
 def run_plain(request: launcher.RunRequest, directory: Path, manifest: dict[str, Any]) -> None:
@@ -76,7 +67,7 @@ def run_plain(request: launcher.RunRequest, directory: Path, manifest: dict[str,
     """
     if not request.quiet:
         log("first run, without a collector")
-    plain: dict[str, Any] = {"pid": None, "start_wall_ns": None, "end_wall_ns": None, "exit_code": None, "signal": None}
+    plain = dict.fromkeys(("pid", "start_wall_ns", "end_wall_ns", "exit_code", "signal"))
     manifest.update(plain=plain, overhead=None)
     own_directory = directory / _PLAIN_DIRECTORY
     own_directory.mkdir()
@@ -84,22 +75,21 @@ def run_plain(request: launcher.RunRequest, directory: Path, manifest: dict[str,
     variables = {name: value for name, value in inherited.items() if name not in _RECORDING_VARIABLES}
     variables |= {environment.RUN_DIR: str(own_directory), environment.STEP_TIMES: "1"}
     variables |= dict.fromkeys((environment.COLLECTOR, environment.GATE), NoneCollector.name)
-    command = request.target.command(target.get_interpreter_flags())
+    plan = NoneCollector().plan(request.target.command(target.get_interpreter_flags()), directory, "")
 
     def started(pid: int) -> None:
         plain.update(pid=pid, start_wall_ns=time.time_ns())
 
     position = _get_stdin_position()
-    result = supervisor.supervise(NoneCollector().plan(command, directory, ""), variables, directory, started, log)
+    result = supervisor.supervise(plan, variables, directory, started, log)
     code = os.waitstatus_to_exitcode(result.status)
     plain.update(end_wall_ns=time.time_ns(), exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
     if position is not None:
         with contextlib.suppress(OSError):
             os.lseek(0, position, os.SEEK_SET)
     if result.termination_requested:
-        message = Message(
-            "plain_run_interrupted", "the run without a collector was interrupted, so the second run is skipped"
-        )
+        words = "the run without a collector was interrupted, so the second run is skipped"
+        message = Message("plain_run_interrupted", words)
     elif code:
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
         words = f"the run without a collector failed ({how}), so the second run is skipped"
@@ -116,8 +106,15 @@ def save_overhead(directory: Path) -> None:
         from traceable.analysis.overhead import compute_overhead
 
         manifest = run_dir.load_manifest(directory)
-        overhead = compute_overhead(*_load_runs(directory, manifest))
-        manifest["overhead"] = {"collector": manifest["collector"]["name"], **asdict(overhead)}
+        collector = manifest["collector"]["name"]
+        plain, start, end = (manifest.get(key) or {} for key in ("plain", "start", "end"))
+        before = _load_step_times(directory / _PLAIN_DIRECTORY, plain.get("pid"))
+        has_windows = manifest.get(WINDOW_KEY) is not None
+        after = _load_step_times(directory, manifest.get("pid"), has_windows=has_windows)
+        run_ns = None
+        if plain.get("exit_code") == end.get("exit_code") == 0:
+            run_ns = plain["end_wall_ns"] - plain["start_wall_ns"], end["program_wall_ns"] - start["program_wall_ns"]
+        manifest["overhead"] = {"collector": collector, **compute_overhead(before, after, run_ns)}
         run_dir.write_json(directory / run_dir.MANIFEST, manifest)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not hide the profile
         log(Message("overhead_failed", f"the overhead could not be computed ({format_one_line(error)})"))
@@ -135,23 +132,8 @@ def print_overhead(directory: Path) -> None:
         log(line)
 
 
-def _load_runs(directory: Path, manifest: Mapping[str, Any]) -> tuple[RunTimes, RunTimes]:
-    """Return the run without a collector and the one under it, as far as they are known."""
-    from traceable.analysis.overhead import RunTimes
-
-    plain, start, end = (manifest.get(key) or {} for key in ("plain", "start", "end"))
-    plain_ns = profiled_ns = None
-    if plain.get("exit_code") == end.get("exit_code") == 0:
-        plain_ns = _get_duration_ns(plain.get("start_wall_ns"), plain.get("end_wall_ns"))
-        profiled_ns = _get_duration_ns(start.get("program_wall_ns"), end.get("program_wall_ns"))
-    before = _load_process_times(directory / _PLAIN_DIRECTORY, plain.get("pid"))
-    has_windows = manifest.get(WINDOW_KEY) is not None
-    after = _load_process_times(directory, manifest.get("pid"), has_windows=has_windows)
-    return RunTimes(plain_ns, before), RunTimes(profiled_ns, after)
-
-
-def _load_process_times(directory: Path, program: int | None, *, has_windows: bool = False) -> tuple[ProcessTimes, ...]:
-    """Return the step times of the processes of a run, by pid.
+def _load_step_times(directory: Path, program: int | None, *, has_windows: bool = False) -> list[ProcessTimes]:
+    """Return the processes of a run that took steps, by pid.
 
     Args:
         directory: the directory of the run.
@@ -159,6 +141,8 @@ def _load_process_times(directory: Path, program: int | None, *, has_windows: bo
         has_windows: whether windows were requested, so that nothing else is recorded. The same holds if a process
             opened one: it can't where everything is recorded.
     """
+    import numpy as np
+
     from traceable.analysis.overhead import ProcessTimes
 
     processes = []
@@ -167,22 +151,20 @@ def _load_process_times(directory: Path, program: int | None, *, has_windows: bo
             content = untrusted.read_file(record.times_path)
             known = record.steps.windows if record.steps is not None else ()
             opened = [window for window in known if window.opened_step is not None]
-            is_cut = has_windows or bool(opened)
+            recorded = tuple(
+                (window.opened_step, window.stop_step if window.closed_step is None else window.closed_step)
+                for window in opened
+            )
             processes.append(
                 ProcessTimes(
                     pid=record.pid,
-                    step_times=array("q", content[: len(content) // 24 * 24]),
+                    step_times=np.frombuffer(content[: len(content) // 24 * 24], np.int64).reshape(-1, 3),
                     is_program=record.pid == program,
-                    recorded_steps=tuple(map(_get_steps, opened)) if is_cut else None,
+                    recorded_steps=recorded if has_windows or opened else None,
                     stall_ns=sum((window.open_stall_ns or 0) + (window.close_stall_ns or 0) for window in opened),
                 )
             )
-    return tuple(sorted(processes, key=lambda process: process.pid or 0))
-
-
-def _get_steps(window: WindowRecord) -> tuple[int, int]:
-    assert window.opened_step is not None
-    return window.opened_step, window.stop_step if window.closed_step is None else window.closed_step
+    return sorted(processes, key=lambda process: process.pid or 0)
 
 
 def _get_stdin_position() -> int | None:
@@ -191,7 +173,3 @@ def _get_stdin_position() -> int | None:
         return os.lseek(0, 0, os.SEEK_CUR)
     except OSError:
         return None
-
-
-def _get_duration_ns(start: Any, end: Any) -> int | None:
-    return end - start if isinstance(start, int) and isinstance(end, int) and end > start else None

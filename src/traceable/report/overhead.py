@@ -21,7 +21,7 @@ def format_overhead(overhead: Mapping[str, Any] | None) -> list[str]:
     """Return the lines about it: what a step costs, those that were not recorded, and the whole run."""
     if overhead is None:
         return []
-    recorded, other = overhead["recorded_steps"], overhead["other_steps"]
+    recorded, other, run_share = (overhead[key] for key in ("recorded_steps", "other_steps", "run_overhead_share"))
     lines = []
     if recorded is not None:
         line = f"profiled step {_format_steps(recorded)}"
@@ -37,15 +37,20 @@ def format_overhead(overhead: Mapping[str, Any] | None) -> list[str]:
         parts = ["an unknown part" if share is None else format_percent(share) for share in waits]
         words = f"a busy machine: the steps' thread waited for a CPU {parts[0]} of the time, {parts[1]} {_CONTROL}"
         lines.append(Message("machine_busy", words))
-    run_share = overhead["run_overhead_share"]
+    if not overhead["stepping_processes"]:
+        reason = "no steps were taken, so its significance is not known"
+    elif overhead["pid"] is None:
+        reason = "the processes of the two runs can't be matched"
+    else:
+        reason = "no recorded step can be compared"
     if run_share is not None:
         times = [format_duration(overhead[key]) for key in ("profiled_run_ns", "plain_run_ns")]
         line = f"profiled run {_format_change(run_share)}: {times[0]}, {times[1]} {_CONTROL}"
         if overhead["stall_ns"] >= _REPORTED_MIN_NS:
             line += f", {format_duration(overhead['stall_ns'])} of it opening and closing windows"
-        lines.append(line if recorded is not None else f"{line} ({_explain_missing_steps(overhead)})")
+        lines.append(line if recorded is not None else f"{line} ({reason})")
     elif recorded is None:
-        words = f"the overhead is not known: {_explain_missing_steps(overhead)}, and the runs ended differently"
+        words = f"the overhead is not known: {reason}, and the runs ended differently"
         lines.append(Message("overhead_unknown", words))
     return lines
 
@@ -57,17 +62,8 @@ def _format_steps(steps: Mapping[str, Any]) -> str:
         low, high = (_format_change(steps[key]) for key in ("low_share", "high_share"))
         interval = f"between {low} and {high}{'' if steps['significant'] else ', not significant'}"
     medians = [format_duration(steps[key]) for key in ("profiled_p50_ns", "plain_p50_ns")]
-    count = format_count(steps["steps"], "step")
-    change = _format_change(steps["overhead_share"])
+    change, count = _format_change(steps["overhead_share"]), format_count(steps["steps"], "step")
     return f"{change} ({interval}): median {medians[0]}, {medians[1]} {_CONTROL}, over {count}"
-
-
-def _explain_missing_steps(overhead: Mapping[str, Any]) -> str:
-    if not overhead["stepping_processes"]:
-        return "no steps were taken, so its significance is not known"
-    if overhead["pid"] is None:
-        return "the processes of the two runs can't be matched"
-    return "no recorded step can be compared"
 
 
 def _format_change(share: float) -> str:

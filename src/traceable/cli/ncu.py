@@ -59,60 +59,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--range", metavar="NAME", dest="range_name", help="only inside this range: NAME, DOMAIN:NAME or OUTER/INNER"
     )
-    parser.add_argument(
-        "--kernel", metavar="GLOB", help="only kernels whose function name matches, such as 'rms_norm*'"
-    )
-    parser.add_argument(
-        "--from",
-        metavar="RUN",
-        dest="source",
-        type=Path,
-        help="profile the most expensive kernels of the range in this run directory, .nsys-rep, .sqlite or torch trace",
-    )
+    parser.add_argument("--kernel", metavar="GLOB", help="only kernels with a matching name, such as 'rms_norm*'")
+    words = "profile the most expensive kernels of the range in this run directory, .nsys-rep, .sqlite or torch trace"
+    parser.add_argument("--from", metavar="RUN", dest="source", type=Path, help=words)
     parser.add_argument(
         "--top", metavar="N", type=parse_positive_int, help=f"with --from: number of kernels (default: {DEFAULT_TOP})"
     )
-    parser.add_argument(
-        "--launches",
-        metavar="N",
-        type=parse_positive_int,
-        default=DEFAULT_LAUNCHES,
-        help=f"profile N launches; with --from, N of each kernel (default: {DEFAULT_LAUNCHES})",
-    )
-    parser.add_argument(
-        "--skip",
-        metavar="N",
-        type=parse_non_negative_int,
-        default=0,
-        help="skip the first N matching launches (default: 0)",
-    )
-    parser.add_argument(
-        "--clock-control",
-        choices=ncu.CLOCKS,
-        default=ncu.CLOCKS[0],
-        help="lock the GPU's clocks to base while a kernel is profiled, or don't (default: base)",
-    )
-    parser.add_argument(
-        "--metrics",
-        metavar="NAMES",
-        type=_parse_metrics,
-        default=(),
-        help="also collect and print these metrics of ncu, separated by commas",
-    )
-    parser.add_argument(
-        "--set",
-        metavar="NAME",
-        dest="section_set",
-        help="also collect a set of ncu's sections, to view in ncu-ui: basic, detailed, full, roofline",
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, help="output directory (default: traceable-runs/NAME-ncu-TIME)"
-    )
+    words = f"profile N launches; with --from, N of each kernel (default: {DEFAULT_LAUNCHES})"
+    parser.add_argument("--launches", metavar="N", type=parse_positive_int, default=DEFAULT_LAUNCHES, help=words)
+    words = "skip the first N matching launches (default: 0)"
+    parser.add_argument("--skip", metavar="N", type=parse_non_negative_int, default=0, help=words)
+    words = "lock the GPU's clocks to base while a kernel is profiled, or don't (default: base)"
+    parser.add_argument("--clock-control", choices=ncu.CLOCKS, default=ncu.CLOCKS[0], help=words)
+    words = "also collect and print these metrics of ncu, separated by commas"
+    parser.add_argument("--metrics", metavar="NAMES", type=_parse_metrics, default=(), help=words)
+    words = "also collect a set of ncu's sections, to view in ncu-ui: basic, detailed, full, roofline"
+    parser.add_argument("--set", metavar="NAME", dest="section_set", help=words)
+    words = "output directory (default: traceable-runs/NAME-ncu-TIME)"
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help=words)
     parser.add_argument("--force", action="store_true", help="allow a non-empty output directory")
     parser.add_argument("--dry-run", action="store_true", help="print the environment and the command line, and exit")
-    parser.add_argument(
-        "--read", metavar="FILE", type=Path, help="print a .ncu-rep, a directory with one, or ncu's CSV, and exit"
-    )
+    words = "print a .ncu-rep, a directory with one, or ncu's CSV, and exit"
+    parser.add_argument("--read", metavar="FILE", type=Path, help=words)
     group = parser.add_argument_group("Output")
     output = group.add_mutually_exclusive_group()
     for name in OUTPUTS:
@@ -200,8 +168,8 @@ def _select_kernels(request: ncu.NcuRequest, arguments: argparse.Namespace) -> t
         expression, base = ncu.convert_glob(arguments.kernel)
         request = replace(request, kernels=(expression,), name_base=base)
     if arguments.source is None:
-        kernels = f"kernels named {arguments.kernel}" if arguments.kernel else "the first kernels"
-        return request, [f"ncu will profile {request.launches} launches {request.scope}: {kernels}"]
+        words = f"kernels named {arguments.kernel}" if arguments.kernel else "the first kernels"
+        return request, [f"ncu will profile {request.launches} launches {request.scope}: {words}"]
     from traceable.analysis.top_kernels import find_top_kernels, match_instances
     from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress

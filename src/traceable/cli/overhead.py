@@ -18,6 +18,7 @@ from traceable.collectors.none import NoneCollector
 from traceable.errors import Message, UsageError, format_one_line
 from traceable.launch import launcher, supervisor, target
 from traceable.protocol import environment, run_dir, untrusted
+from traceable.protocol.capture_request import WINDOW_KEY
 from traceable.protocol.run_records import load_last_programs
 
 TYPE_CHECKING = False
@@ -150,18 +151,18 @@ def _load_step_times(directory: Path, program: int | None, *, has_windows: bool 
         with contextlib.suppress(OSError):
             content = untrusted.read_file(record.times_path)
             known = record.steps.windows if record.steps is not None else ()
-            opened = [window for window in known if window.opened_step is not None]
             recorded = tuple(
                 (window.opened_step, window.stop_step if window.closed_step is None else window.closed_step)
-                for window in opened
+                for window in known
+                if window.opened_step is not None
             )
             processes.append(
                 ProcessTimes(
                     pid=record.pid,
                     step_times=np.frombuffer(content[: len(content) // 24 * 24], np.int64).reshape(-1, 3),
                     is_program=record.pid == program,
-                    recorded_steps=recorded if has_windows or opened else None,
-                    stall_ns=sum((window.open_stall_ns or 0) + (window.close_stall_ns or 0) for window in opened),
+                    recorded_steps=recorded if has_windows or recorded else None,
+                    stall_ns=sum((window.open_stall_ns or 0) + (window.close_stall_ns or 0) for window in known),
                 )
             )
     return sorted(processes, key=lambda process: process.pid or 0)

@@ -1,6 +1,6 @@
 """NVIDIA's command-line tools: how one is found, and how its subcommands are run.
 
-The subcommands are in `nsys.install` and `ncu.install`. Nothing here starts a program under a tool.
+The subcommands are in `nsys.install` and `launch.ncu`. Nothing here starts a program under a tool.
 """
 
 from __future__ import annotations

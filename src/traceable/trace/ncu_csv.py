@@ -109,7 +109,7 @@ def parse(text: str, source: str, metrics: Sequence[str] = ()) -> list[Launch]:
             units = cells
             continue
         if "Metric Name" in cells and "Metric Value" in cells:
-            key = (cells.get("Process ID", ""), cells.get("ID", ""), cells["Kernel Name"])
+            key: tuple[str, ...] = (cells.get("Process ID", ""), cells.get("ID", ""), cells["Kernel Name"])
             measurements = [(cells["Metric Name"], cells.get("Metric Unit", ""), cells["Metric Value"])]
         else:
             key = (where,)

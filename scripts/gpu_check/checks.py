@@ -302,9 +302,9 @@ def gate_nsys(bench: Bench) -> str:
 
 
 def _ncu_words(report: Path) -> list[str]:
-    from traceable.launch import ncu
+    from traceable.collectors import tools
 
-    words = [str(ncu.find_ncu()[0]), "--target-processes", "all", "--clock-control", "none"]
+    words = [str(tools.find_ncu()[0]), "--target-processes", "all", "--clock-control", "none"]
     return [*words, "--metrics", "gpu__time_duration.sum", "--export", str(report.with_suffix(""))]
 
 

@@ -70,7 +70,7 @@ def _examine_extensions(missing: dict[str, str]) -> None:
     problem = _build()
     why = f": {problem}" if problem else ""
     parts = machine.inspect_extensions()
-    absent = {*parts.missing, *dict(parts.broken)}
+    absent = {*parts.missing, *parts.broken}
     if "_recorder" in absent:
         missing["recorder"] = f"the embedded recorder is not built{why}"
     if "_core" in absent and importlib.util.find_spec("nvtx") is None:
@@ -151,17 +151,15 @@ def _probe(device: str) -> dict[str, object] | str:
 
 
 def _examine_tools(missing: dict[str, str], facts: dict[str, object]) -> None:
-    ncu = probes.probe_ncu()
-    facts["ncu"] = ncu.version or None
-    if ncu.executable is None:
-        missing["ncu"] = ncu.error
-    try:
-        nsys = probes.probe_nsys()
-    except CollectorError as error:
-        missing["nsys"] = error.problem
+    ncu, nsys = probes.probe_ncu(), probes.probe_nsys()
+    facts["ncu"] = facts["nsys"] = None
+    if isinstance(ncu, CollectorError):
+        missing["ncu"] = ncu.problem
+    else:
+        facts["ncu"] = ncu.version
+    if isinstance(nsys, CollectorError):
+        missing["nsys"] = nsys.problem
         return
-    facts["nsys"] = nsys.tool.version or None
-    if not nsys.usable:
-        missing["nsys"] = nsys.tool.error
-    elif nsys.importer is None:
-        missing["nsys"] = f"nsys {nsys.tool.version} has no importer here, so it leaves no report"
+    facts["nsys"] = nsys.install.short_version
+    if nsys.importer is None:
+        missing["nsys"] = f"nsys {nsys.install.short_version} has no importer here, so it leaves no report"

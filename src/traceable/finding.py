@@ -118,13 +118,12 @@ class Rule:
 
     Attributes:
         name: stable. A finding may have a more exact code.
-        evaluate: a pure function from facts to findings.
-        needs: names of the facts that it takes, in that order; empty for the diagnosis, whose rules take a `Case`.
+        evaluate: a pure function from facts to findings. A check of the machine takes facts of the names of its
+            parameters (`doctor.PROBES`), a cause in the diagnosis takes a `Case`.
     """
 
     name: str
     evaluate: Callable[..., RuleResult]
-    needs: tuple[str, ...] = ()
 
     def run(self, *facts: Any) -> tuple[Finding, ...]:
         """Return the findings; empty if the rule does not apply."""

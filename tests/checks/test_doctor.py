@@ -19,11 +19,11 @@ from traceable.checks.machine import (
     Python,
     Space,
     Torch,
-    Variables,
 )
-from traceable.checks.probes import Cuda, Device, Nsys, SelfTest, Tool
+from traceable.checks.probes import Cuda, Device, Nsys, SelfTest
+from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.running_profilers import RunningProfilers
-from traceable.errors import Message
+from traceable.errors import CollectorError, Message
 from traceable.finding import Finding
 from traceable.protocol import environment
 
@@ -31,14 +31,15 @@ PYTHON = Python((3, 11, 2), "CPython", "/usr/bin/python3", False, ())
 MACHINE = Machine("Linux", "5.15.0-100-generic", False, None, 0, 2)
 ADMIN = replace(MACHINE, capabilities=1 << machine.CAP_SYS_ADMIN)
 OFFERS = {"windows": True, "Python samples": False}
-NSYS = Nsys(Tool(Path("/opt/nsys"), "2024.6.1"), OFFERS, Path("/opt/QdstrmImporter"), cupti=((11, 8), (12, 6)))
-NO_NSYS = Nsys(Tool(None, error="nsys is not installed", remedy="install it", exists=False), {})
+INSTALL = nsys_install.Install(Path("/opt/nsys"), "2024.6.1.90-32462692v0")
+NSYS = Nsys(INSTALL, OFFERS, Path("/opt/QdstrmImporter"), cupti=((11, 8), (12, 6)))
+NO_NSYS = CollectorError("nsys_not_installed", "nsys is not installed", "install it")
 FOLDER = Folder(Path("/x"), Path("/x"), True, True, True, False, 10**12, 10**6)
 SPACE = Space(FOLDER, "TMPDIR", FOLDER, FOLDER, None)
 NO_GPU, GPU = Driver(None, False, None), Driver("580.65.06", True, False)
 H100, NO_CUDA = Device("NVIDIA H100 80GB HBM3", (9, 0)), Cuda(None, 100, (13, 0))
 CUDA = Cuda(None, 0, (13, 0), (H100, H100))
-DONE = SelfTest("nsys", None, read=20, nvtx_emitted=20, nvtx_read=20, seconds=2.0)
+DONE = SelfTest(read=20, nvtx_emitted=20, nvtx_read=20, seconds=2.0)
 QUIET = RunningProfilers((), False)
 WHOLE = Packages({"numpy": "2.1.0"}, {})
 BROKEN = Packages({}, {"numpy": "No module named 'numpy'"})
@@ -72,7 +73,7 @@ def test_packages_that_can_not_be_imported(tmp_path, monkeypatch):
 
 
 def test_parts_that_were_not_built():
-    parts = Extensions("0.1.0", (), (), False)
+    parts = Extensions("0.1.0")
     check(doctor.check_extensions(parts), "ok", "extensions_usable", "0.1.0")
     check(
         doctor.check_extensions(replace(parts, missing=("_pages",))),
@@ -156,7 +157,8 @@ def test_shared_memory_is_what_nsys_needs():
 
 
 def test_samples_of_the_cpu():
-    refused = replace(NSYS, no_samples_reason="not permitted here, see `nsys status --environment`")
+    reason = Message("samples_not_permitted", "not permitted here; see `nsys status --environment`")
+    refused = replace(NSYS, no_samples_reason=reason)
     check(doctor.check_cpu_samples(MACHINE, NSYS), "ok", "samples_permitted", "perf_event_paranoid 2")
     strict = replace(MACHINE, perf_event_paranoid=4)
     check(doctor.check_cpu_samples(strict, NO_NSYS), "ok", "samples_need_nsys", "perf_event_paranoid 4")
@@ -168,7 +170,7 @@ def test_samples_of_the_cpu():
         "samples_not_permitted",
     )
     check(doctor.check_cpu_samples(replace(MACHINE, perf_event_paranoid=None), refused), "note", "no_perf_events")
-    old = replace(refused, hangs_with_samples=True)
+    old = replace(refused, no_samples_reason=Message("samples_hang_nsys", "nsys 2022.4.2 may hang with them"))
     check(doctor.check_cpu_samples(strict, old), "note", "samples_hang_nsys", "2023")
 
 
@@ -203,23 +205,19 @@ def test_torch_is_judged_by_what_it_was_built_for():
     ],
 )
 def test_variables_that_change_what_is_recorded(given, code, words):
-    (finding,) = doctor.check_environment(
-        Variables(given, injection_exists=given.get(environment.NVTX_INJECTION) == os.devnull)
-    )
+    (finding,) = doctor.check_environment(given)
     check(finding, "warning", code, words)
 
 
 def test_other_variables_are_named_without_their_values():
-    (finding,) = doctor.check_environment(
-        Variables({environment.CONTROL_TOKEN: "hush", "PATH": "/bin", "KINETO_USE_DAEMON": "0"})
-    )
+    (finding,) = doctor.check_environment({environment.CONTROL_TOKEN: "hush", "PATH": "/bin", "KINETO_USE_DAEMON": "0"})
     check(finding, "ok", "environment_harmless", "TRACEABLE_CONTROL_TOKEN")
     assert finding.data == {"names": ["TRACEABLE_CONTROL_TOKEN"]}
     assert "hush" not in f"{finding}"
-    (nothing,) = doctor.check_environment(Variables({}))
+    (nothing,) = doctor.check_environment({})
     check(nothing, "ok", "environment_harmless")
     assert nothing.data == {"names": []}
-    (off,) = doctor.check_environment(Variables({}, disabled=True))
+    (off,) = doctor.check_environment({environment.DISABLE: "yes"})
     check(off, "warning", "annotations_disabled", "TRACEABLE_DISABLE")
 
 
@@ -242,8 +240,8 @@ def test_an_nsys():
     check(doctor.check_nsys(without, NO_GPU), "warning", "nsys_without_windows", "--steps")
     check(doctor.check_nsys(NO_NSYS, GPU), "warning", "nsys_not_installed", "install-nsys.sh")
     check(doctor.check_nsys(NO_NSYS, NO_GPU), "note", "nsys_not_installed", "install-nsys.sh")
-    broken = Tool(None, error="/x/nsys --version ends with -11", remedy="reinstall it")
-    check(doctor.check_nsys(Nsys(broken, {}), NO_GPU), "problem", "nsys_unusable", "ends with -11", "reinstall it")
+    broken = CollectorError("tool_failed", "/x/nsys --version failed with exit code -11", "reinstall it")
+    check(doctor.check_nsys(broken, NO_GPU), "problem", "nsys_unusable", "exit code -11", "reinstall it")
 
 
 def test_the_importer_is_of_the_same_version_as_nsys():
@@ -301,16 +299,17 @@ def test_the_nvtx_package_is_judged_by_who_hears_it():
 
 def test_an_ncu():
     check(
-        doctor.check_ncu(Tool(Path("/opt/ncu"), "2024.1.1.0"), GPU),
+        doctor.check_ncu((Path("/opt/ncu"), "2024.1.1.0"), GPU),
         "ok",
         "ncu_usable",
         "/opt/ncu",
         "2024.1.1.0",
     )
-    absent = Tool(None, error="ncu (Nsight Compute) is not installed", remedy="install it", exists=False)
+    absent = CollectorError("ncu_not_installed", "ncu is not installed", "install it")
     check(doctor.check_ncu(absent, GPU), "note", "ncu_not_installed", "nsight-compute")
     check(doctor.check_ncu(absent, NO_GPU), "ok", "ncu_not_installed")
-    check(doctor.check_ncu(replace(absent, exists=True), NO_GPU), "problem", "ncu_unusable", "install it")
+    broken = CollectorError("tool_timeout", "/x/ncu --version did not end within 20 s", "reinstall it")
+    check(doctor.check_ncu(broken, NO_GPU), "problem", "ncu_unusable", "reinstall it")
 
 
 def test_a_driver():
@@ -342,7 +341,7 @@ def test_gpus_that_this_nsys_knows():
     check(doctor.check_gpus(CUDA, NO_NSYS, QUIET), "ok", "gpus_supported")
     volta = replace(CUDA, devices=(Device("Tesla V100", (7, 0)),))
     check(doctor.check_gpus(volta, NSYS, QUIET), "ok", "gpus_supported")
-    newer = replace(NSYS, tool=replace(NSYS.tool, version="2025.5.1"))
+    newer = replace(NSYS, install=replace(INSTALL, version="2025.5.1.121-1"))
     check(doctor.check_gpus(volta, newer, QUIET), "warning", "gpu_too_old", "7.5")
     blackwell = replace(CUDA, devices=(Device("NVIDIA B200", (10, 0)),))
     knows = replace(NSYS, cupti=((12, 8),), supports_cuda_sw=True)

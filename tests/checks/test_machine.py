@@ -7,6 +7,7 @@ import importlib.machinery
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from traceable.checks import doctor, machine, probes
 from traceable.checks.machine import Driver, Torch
 from traceable.checks.probes import Cuda, Device
 from traceable.collectors.running_profilers import find_running_profilers
+from traceable.errors import UsageError
 from traceable.finding import Finding, Rule
 from traceable.protocol import environment
 
@@ -139,7 +141,7 @@ def test_an_extension_that_can_not_be_loaded_is_not_taken_for_one_that_works(tmp
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     (tmp_path / f"_recorder{suffix}").write_bytes(b"\x7fELF")
     found = machine.inspect_extensions(tmp_path)
-    assert [name for name, _ in found.broken] == ["_recorder"]
+    assert list(found.broken) == ["_recorder"]
     assert "_recorder" not in found.missing and not found.has_recorder
     said = doctor.check_extensions(found)
     assert (said.severity, said.code) == ("warning", "extension_not_loadable")
@@ -196,11 +198,38 @@ def test_a_probe_that_times_out_is_reported_and_killed(tmp_path, monkeypatch):
     assert not list((tmp_path / "temporary").iterdir())
 
 
+def test_a_chosen_check_probes_only_the_facts_that_it_needs(tmp_path, monkeypatch):
+    def record(name: str, probe: Callable[[doctor.Facts], object]) -> Callable[[doctor.Facts], object]:
+        return lambda facts: probed.append(name) or probe(facts)
+
+    probed: list[str] = []
+    monkeypatch.setattr(doctor, "PROBES", {name: record(name, probe) for name, probe in doctor.PROBES.items()})
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (finding,) = doctor.run_checks(tmp_path, ["output"])
+    assert (finding.check, probed) == ("output", ["space"])
+    with pytest.raises(UsageError) as refused:
+        doctor.run_checks(tmp_path, ["outputs"])
+    assert refused.value.code == "no_such_check"
+    assert "nsys capture" in refused.value.remedy
+
+
+def test_an_nsys_that_hangs_is_not_usable_and_holds_up_no_other_check(tmp_path, monkeypatch):
+    script = tmp_path / "nsys"
+    script.write_text("#!/bin/sh\nexec sleep 1000\n")
+    script.chmod(0o755)
+    monkeypatch.setenv(environment.NSYS, str(script))
+    monkeypatch.setattr(doctor, "NSYS_SECONDS", 0.2)
+    nsys, output = doctor.run_checks(tmp_path, ["output", "nsys"])
+    assert (nsys.severity, nsys.code) == ("problem", "nsys_unusable")
+    assert f"{script} does not respond within 0.2 s" in nsys.message
+    assert output.check == "output"
+
+
 def test_a_fault_of_a_check_hides_no_other(tmp_path, monkeypatch):
-    def faulty(_facts: object) -> Finding:
+    def faulty(python: object) -> Finding:
         raise ZeroDivisionError("division by zero")
 
-    rules = (Rule("python", faulty, ("python",)), Rule("output", doctor.check_output_folder, ("space",)))
+    rules = (Rule("python", faulty), Rule("output", doctor.check_output_folder))
     monkeypatch.setattr(doctor, "RULES", rules)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))

@@ -55,7 +55,7 @@ from traceable.finding import Rule, warning
 def check_path(python):
     return warning("path_with_python", f"{python.executable} is Python", "choose another name", path=python.executable)
 
-RULE = Rule("path", check_path, ("python",))
+RULE = Rule("path", check_path)
 """
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.launch.sample_ncu import DEFAULT_DOMAIN, Profiled, names_left, real_ncu, write_report
 
+from traceable.collectors import tools
 from traceable.errors import CollectorError
 from traceable.launch import ncu
 from traceable.launch.ncu import (
@@ -227,12 +228,12 @@ def test_only_from_2022_2_on_are_ranges_filtered_by_regular_expressions(
     executable.write_text(f"#!/bin/sh\necho Version {version}\n")
     executable.chmod(0o755)
     monkeypatch.setenv("TRACEABLE_NCU", str(executable))
-    assert ncu.find_ncu() == (executable, version)
+    assert tools.find_ncu() == (executable, version)
     if is_able:
-        assert ncu.find_ncu(for_ranges=True) == (executable, version)
+        assert tools.find_ncu(for_ranges=True) == (executable, version)
         return
     with pytest.raises(CollectorError) as caught:
-        ncu.find_ncu(for_ranges=True)
+        tools.find_ncu(for_ranges=True)
     assert caught.value.code == "ncu_too_old"
 
 
@@ -240,9 +241,9 @@ def test_an_invalid_path_of_ncu_is_an_error(tmp_path: Path, monkeypatch: pytest.
     for named in (tmp_path, tmp_path / "absent"):
         monkeypatch.setenv("TRACEABLE_NCU", str(named))
         with pytest.raises(CollectorError, match=f"TRACEABLE_NCU={named} ") as error:
-            ncu.find_ncu()
+            tools.find_ncu()
         assert error.value.code == "tool_not_executable"
     monkeypatch.setenv("TRACEABLE_NCU", "/bin/false")
     with pytest.raises(CollectorError, match=r"/bin/false --version .* 1:") as error:
-        ncu.find_ncu()
+        tools.find_ncu()
     assert error.value.code == "tool_failed"

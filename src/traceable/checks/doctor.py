@@ -1,21 +1,25 @@
 """The machine before the first run: probe and check everything that `traceable run` needs.
 
-`run_checks` gathers the facts, slow ones in parallel, and passes each rule the facts that it needs. A probe that fails
-or times out becomes a finding, and nothing that was started outlives the call. docs/doctor.md lists what each rule
-checks, and when it is a warning or a problem.
+The parameters of a check are the facts that it needs, by their names in `PROBES`. `run_checks` starts the probes of
+the facts that any of its checks needs, and no other, in parallel. A probe that fails or times out becomes a finding,
+and nothing that was started outlives the call. docs/doctor.md lists what each check covers, and when its finding is a
+warning or a problem.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
 import os
+import shutil
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as ProbeTimeoutError
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +27,6 @@ from traceable.checks import machine, probes
 from traceable.checks.machine import (
     CAP_PERFMON,
     CAP_SYS_ADMIN,
-    OUTPUT_BYTES,
-    SHARED_BYTES,
-    SPACE_BYTES,
-    TEMPORARY_BYTES,
     Driver,
     Extensions,
     Folder,
@@ -35,14 +35,13 @@ from traceable.checks.machine import (
     Python,
     Space,
     Torch,
-    Variables,
 )
-from traceable.checks.probes import Cuda, Device, Nsys, SelfTest, Tool
-from traceable.collectors import running_profilers
+from traceable.checks.probes import Cuda, Device, Nsys, SelfTest
+from traceable.collectors import tools
 from traceable.collectors.process_list import UNREADABLE, list_descendants
-from traceable.collectors.running_profilers import RunningProfilers
-from traceable.errors import Message, TraceableError
-from traceable.finding import OK, Finding, Rule, note, ok, problem, warning
+from traceable.collectors.running_profilers import RunningProfilers, find_running_profilers
+from traceable.errors import CollectorError, Message, TraceableError, UsageError
+from traceable.finding import OK, PROBLEM, WARNING, Finding, Rule, note, ok, problem, warning
 from traceable.protocol import environment
 from traceable.protocol.packages import get_package_version
 from traceable.units import format_bytes
@@ -60,6 +59,16 @@ POLL_SECONDS = 0.05
 
 TESTED_PYTHONS = ((3, 10), (3, 13))
 """The oldest and the newest Python that the tests run under."""
+
+SPACE_BYTES = 10**9
+"""Less than this is a warning: nsys writes hundreds of MB a minute for a busy program."""
+
+TEMPORARY_BYTES = 4 << 20
+SHARED_BYTES = 2 << 20
+"""With less, nsys does not start the program: 2022.4.2 needs 3 MB for temporary files, and 2 MB of /dev/shm."""
+
+OUTPUT_BYTES = 1 << 20
+"""With less, not even an empty run fits."""
 
 _PART = {
     "_core": "annotations go through the nvtx package and cost several times more",
@@ -118,104 +127,36 @@ _DAEMONS = ("KINETO_USE_DAEMON", "KINETO_CONFIG")
 _SET_BY_LAUNCHER = (environment.RUN_DIR, environment.COLLECTOR)
 
 
-def run_checks(output: Path) -> list[Finding]:
-    """Run all checks and return their findings, in the order of `RULES`.
+def run_checks(output: Path, names: Sequence[str] = ()) -> list[Finding]:
+    """Run checks and return their findings, in the order of `RULES`.
 
     A check that does not apply here has no finding; one may have several. Takes 15 s at most.
 
     Args:
         output: the output directory of runs.
+        names: of the checks to run; by default all.
+
+    Raises:
+        UsageError: there is no check of one of these names.
     """
-    facts = _Facts()
+    known = [rule.name for rule in RULES]
+    for name in names:
+        if name not in known:
+            raise UsageError("no_such_check", f"unknown check {name!r}", f"valid checks: {', '.join(known)}")
+    rules = [rule for rule in RULES if not names or rule.name in names]
+    facts = Facts(output)
     try:
-        _gather(facts, output)
-        return [finding for rule in RULES for finding in _run_rule(rule, facts)]
+        for rule in rules:
+            for need in inspect.signature(rule.evaluate).parameters:
+                facts.start(need)
+        return [finding for rule in rules for finding in _run_rule(rule, facts)]
     finally:
         facts.abandon_probes()
 
 
-@dataclass
-class _Facts:
-    """The facts by name; each is probed once, in its own thread."""
-
-    deadline: float = field(default_factory=lambda: time.monotonic() + SECONDS)
-    futures: dict[str, Future[Any]] = field(default_factory=dict)
-    threads: list[threading.Thread] = field(default_factory=list)
-
-    def probe(self, name: str, function: Callable[[], Any]) -> None:
-        """Start a probe in parallel to the others."""
-        self.futures[name] = Future()
-        # Not an executor's: Python would wait for its threads before it exits.
-        thread = threading.Thread(target=self._run_probe, args=(name, function), name=f"traceable-{name}", daemon=True)
-        self.threads.append(thread)
-        thread.start()
-
-    def get(self, name: str) -> Any:
-        """Return a fact.
-
-        Raises:
-            ProbeTimeoutError: the probe is not finished in time.
-            Exception: raised by the probe.
-        """
-        return self.futures[name].result(timeout=max(0.0, self.deadline - time.monotonic()))
-
-    def abandon_probes(self) -> None:
-        """Kill the processes that unfinished probes wait for, and let these probes clean up."""
-        until = time.monotonic() + GRACE_SECONDS
-        for thread in self.threads:
-            # More than once: it may be about to start another one.
-            while thread.is_alive() and time.monotonic() < until:
-                for process in list_descendants(os.getpid()):
-                    with contextlib.suppress(*UNREADABLE):
-                        process.kill()
-                thread.join(POLL_SECONDS)
-
-    def _run_probe(self, name: str, function: Callable[[], Any]) -> None:
-        try:
-            self.futures[name].set_result(function())
-        except Exception as error:  # noqa: BLE001 - whatever it is, it becomes a line of the result
-            self.futures[name].set_exception(error)
-
-
-def _gather(facts: _Facts, output: Path) -> None:
-    facts.probe("running", running_profilers.find_running_profilers)
-    facts.probe("space", lambda: machine.inspect_space(output))
-    facts.probe("extensions", machine.inspect_extensions)
-    facts.probe("nsys itself", probes.probe_nsys)
-    facts.probe("nsys", lambda: _probe_nsys(facts))
-    facts.probe("cuda", probes.probe_cuda)
-    facts.probe("ncu", probes.probe_ncu)
-    facts.probe("python", machine.inspect_python)
-    facts.probe("packages", machine.inspect_packages)
-    facts.probe("machine", machine.inspect_machine)
-    facts.probe("torch", machine.inspect_torch)
-    facts.probe("driver", machine.inspect_driver)
-    facts.probe("variables", machine.inspect_environment)
-    facts.probe("nvtx", lambda: get_package_version("nvtx"))
-    facts.probe("nsys self-test", lambda: _run_self_test("nsys", facts) if facts.get("nsys").usable else None)
-    facts.probe(
-        "recorder self-test",
-        lambda: _run_self_test("recorder", facts) if facts.get("extensions").has_recorder else None,
-    )
-
-
-def _probe_nsys(facts: _Facts) -> probes.Nsys:
-    """Return the facts of nsys, also of one that hangs: most checks need to know whether there is a usable one."""
+def _run_rule(rule: Rule, facts: Facts) -> Sequence[Finding]:
     try:
-        nsys: probes.Nsys = facts.futures["nsys itself"].result(NSYS_SECONDS)
-    except ProbeTimeoutError:
-        return probes.describe_unresponsive_nsys(NSYS_SECONDS)
-    return nsys
-
-
-def _run_self_test(collector: str, facts: _Facts) -> probes.SelfTest:
-    facts.get("running")  # other profilers are listed before we start one ourselves
-    return probes.run_self_test(collector, facts.get("space").temporary.path)
-
-
-def _run_rule(rule: Rule, facts: _Facts) -> Sequence[Finding]:
-    try:
-        return rule.run(*[facts.get(need) for need in rule.needs])
+        return rule.run(*map(facts.get, inspect.signature(rule.evaluate).parameters))
     except TraceableError as error:
         failure = warning(error.code, f"check failed: {error.problem}", error.remedy)
     except ProbeTimeoutError:
@@ -227,82 +168,170 @@ def _run_rule(rule: Rule, facts: _Facts) -> Sequence[Finding]:
     return [replace(failure, check=rule.name)]
 
 
-def check_python(facts: Python) -> Finding:
+class Facts:
+    """The facts by name. Each is probed once, in a thread of its own, when it is first needed.
+
+    Args:
+        output: the output directory of runs.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self._deadline = time.monotonic() + SECONDS
+        self._other_children = set(list_descendants(os.getpid()))
+        self._lock = threading.Lock()
+        self._futures: dict[str, Future[Any]] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str) -> Future[Any]:
+        """Start the probe of a fact, if it was not started before."""
+        with self._lock:
+            if name not in self._futures:
+                future = self._futures[name] = Future()
+                # Not an executor's: Python would wait for its threads before it exits.
+                thread = threading.Thread(
+                    target=self._probe, args=(name, future), name=f"traceable-{name}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
+            return self._futures[name]
+
+    def get(self, name: str, seconds: float = math.inf) -> Any:
+        """Return a fact.
+
+        Raises:
+            ProbeTimeoutError: the probe is not finished in time.
+            Exception: raised by the probe.
+        """
+        return self.start(name).result(timeout=min(seconds, max(0.0, self._deadline - time.monotonic())))
+
+    def abandon_probes(self) -> None:
+        """Kill the processes that unfinished probes wait for, and let these probes clean up."""
+        until = time.monotonic() + GRACE_SECONDS
+        for thread in self._threads:
+            # More than once: it may be about to start another one.
+            while thread.is_alive() and time.monotonic() < until:
+                for process in set(list_descendants(os.getpid())) - self._other_children:
+                    with contextlib.suppress(*UNREADABLE):
+                        process.kill()
+                thread.join(POLL_SECONDS)
+
+    def _probe(self, name: str, future: Future[Any]) -> None:
+        try:
+            future.set_result(PROBES[name](self))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it becomes a line of the result
+            future.set_exception(error)
+
+
+def _probe_nsys(facts: Facts) -> Nsys | CollectorError:
+    """Return the facts of nsys, also of one that hangs: most checks need to know whether there is a usable one."""
+    try:
+        nsys: Nsys | CollectorError = facts.get("nsys, however slow", NSYS_SECONDS)
+    except ProbeTimeoutError:
+        path = os.environ.get(environment.NSYS) or shutil.which("nsys") or "nsys"
+        return CollectorError("tool_timeout", f"{path} does not respond within {NSYS_SECONDS:g} s", "reinstall it")
+    return nsys
+
+
+def _probe_nsys_test(facts: Facts) -> SelfTest | None:
+    return _run_self_test("nsys", facts) if isinstance(facts.get("nsys"), Nsys) else None
+
+
+def _probe_recorder_test(facts: Facts) -> SelfTest | None:
+    return _run_self_test("recorder", facts) if facts.get("extensions").has_recorder else None
+
+
+def _run_self_test(collector: str, facts: Facts) -> SelfTest:
+    facts.get("running")  # other profilers are listed before we start one ourselves
+    return probes.run_self_test(collector, facts.get("space").temporary.path)
+
+
+PROBES: Mapping[str, Callable[[Facts], Any]] = {
+    "python": lambda _: machine.inspect_python(),
+    "extensions": lambda _: machine.inspect_extensions(),
+    "packages": lambda _: machine.inspect_packages(),
+    "nvtx": lambda _: get_package_version("nvtx"),
+    "system": lambda _: machine.inspect_machine(),
+    "driver": lambda _: machine.inspect_driver(),
+    "torch": lambda _: machine.inspect_torch(),
+    "space": lambda facts: machine.inspect_space(facts.output),
+    "environ": lambda _: dict(os.environ),
+    "running": lambda _: find_running_profilers(),
+    "cuda": lambda _: probes.probe_cuda(),
+    "ncu": lambda _: probes.probe_ncu(),
+    "nsys": _probe_nsys,
+    "nsys, however slow": lambda _: probes.probe_nsys(),
+    "nsys_test": _probe_nsys_test,
+    "recorder_test": _probe_recorder_test,
+}
+"""The function that returns each fact."""
+
+
+def check_python(python: Python) -> Finding:
     """Check the interpreter."""
-    version = ".".join(map(str, facts.version))
-    message = f"{facts.implementation} {version} at {facts.executable}"
-    data = {
-        "version": version,
-        "implementation": facts.implementation,
-        "executable": facts.executable,
-        "free_threaded": facts.free_threaded,
-        "flags": list(facts.flags),
-    }
+    version = _dotted(python.version)
+    message = f"{python.implementation} {version} at {python.executable}"
+    data = {**asdict(python), "version": version}
     oldest, newest = TESTED_PYTHONS
-    if facts.implementation != "CPython" or not oldest <= facts.version[:2] <= newest:
-        tested = f"CPython {'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}"
-        return warning("python_untested", f"{message}: not tested", f"use {tested}", **data)
-    if facts.free_threaded:
+    if python.implementation != "CPython" or not oldest <= python.version[:2] <= newest:
+        fix = f"use CPython {_dotted(oldest)} to {_dotted(newest)}"
+        return warning("python_untested", f"{message}: not tested", fix, **data)
+    if python.free_threaded:
         fix = "use a build with the global lock"
         return warning("python_free_threaded", f"{message}, free-threaded: not tested", fix, **data)
-    if facts.flags:
-        message = f"{message} with {' '.join(facts.flags)}"
-        lost = "annotations and torch.profiler can't be enabled from outside"
-        return warning("python_isolated", f"{message}: {lost}", "remove the flag", **data)
+    if python.flags:
+        message += f" with {' '.join(python.flags)}: annotations and torch.profiler can't be enabled from outside"
+        return warning("python_isolated", message, "remove the flag", **data)
     return ok("python_supported", message, **data)
 
 
-def check_extensions(facts: Extensions) -> Finding:
+def check_extensions(extensions: Extensions) -> Finding:
     """Check traceable's own C extensions. `check_recorder` checks whether any collector is left."""
-    missing, broken = list(facts.missing), dict(facts.broken)
-    data = {"version": facts.version, "missing": missing, "broken": broken, "pure": facts.pure}
+    missing, broken = list(extensions.missing), dict(extensions.broken)
+    data = {"version": extensions.version, "missing": missing, "broken": broken, "pure": extensions.pure}
+    name = f"traceable {extensions.version}"
     if broken:
         message = "; ".join(f"{name} can't be loaded ({reason}): {_PART[name]}" for name, reason in broken.items())
-        return warning("extension_not_loadable", f"traceable {facts.version}: {message}", _REINSTALL, **data)
-    if facts.missing:
-        lost = "; ".join(f"{name}: {_PART[name]}" for name in facts.missing)
-        some = f"traceable {facts.version}: some C extensions"
-        if facts.foreign:
-            message = f"{some} were built for another Python ({lost})"
-            return warning("extension_of_another_python", message, _REINSTALL, **data)
-        return warning("extension_not_built", f"{some} were not built ({lost})", _REINSTALL, **data)
-    if facts.pure:
-        message = f"traceable {facts.version} with {environment.PURE}=1: {_PART['_core']}"
+        return warning("extension_not_loadable", f"{name}: {message}", _REINSTALL, **data)
+    lost = "; ".join(f"{name}: {_PART[name]}" for name in missing)
+    if extensions.foreign:
+        message = f"{name}: some C extensions were built for another Python ({lost})"
+        return warning("extension_of_another_python", message, _REINSTALL, **data)
+    if missing:
+        return warning("extension_not_built", f"{name}: some C extensions were not built ({lost})", _REINSTALL, **data)
+    if extensions.pure:
+        message = f"{name} with {environment.PURE}=1: {_PART['_core']}"
         return warning("native_core_off", message, f"unset {environment.PURE}", **data)
-    return ok("extensions_usable", f"traceable {facts.version} with all of its C extensions", **data)
+    return ok("extensions_usable", f"{name} with all of its C extensions", **data)
 
 
-def check_packages(facts: Packages) -> Finding:
+def check_packages(packages: Packages) -> Finding:
     """Check the packages that traceable needs: without numpy no recording can be read."""
-    data = {"versions": dict(facts.versions), "errors": dict(facts.errors)}
-    if facts.errors:
-        message = "; ".join(f"{name} can't be imported: {error}" for name, error in facts.errors.items())
-        fix = f"run `python -m pip install --force-reinstall {' '.join(facts.errors)}`"
+    data = asdict(packages)
+    if packages.errors:
+        message = "; ".join(f"{name} can't be imported: {error}" for name, error in packages.errors.items())
+        fix = f"run `python -m pip install --force-reinstall {' '.join(packages.errors)}`"
         return problem("package_not_importable", message, fix, **data)
-    message = ", ".join(f"{name} {version or ''}".strip() for name, version in facts.versions.items())
+    message = ", ".join(f"{name} {version or ''}".strip() for name, version in packages.versions.items())
     return ok("packages_importable", message, **data)
 
 
-def check_nvtx(version: str | None, recorded: SelfTest | None, captured: SelfTest | None, cuda: Cuda) -> Finding:
+def check_nvtx(nvtx: str | None, recorder_test: SelfTest | None, nsys_test: SelfTest | None, cuda: Cuda) -> Finding:
     """Check the nvtx package by how many of its ranges were recorded: third-party annotations use it.
 
     Without a GPU nsys is not needed.
     """
-    if version is None:
+    if nvtx is None:
         fix = "run `python -m pip install nvtx`"
         return warning("nvtx_not_installed", "the nvtx package is not installed", fix)
-    counts = {
-        name: (test.nvtx_read, test.nvtx_emitted)
-        for name, test in (("nsys", captured), ("the recorder", recorded))
-        if test is not None and test.error is None and test.nvtx_emitted
-    }
-    message = f"nvtx {version}"
-    if counts:
-        listing = " and ".join(f"{read} of {emitted} ranges by {name}" for name, (read, emitted) in counts.items())
-        message += f", recorded: {listing}"
-    data = {"version": version, "recorded": {name: read for name, (read, _) in counts.items()}}
-    read, emitted = counts.get("nsys", (0, 0))
-    if read < emitted:
+    tests = {"nsys": nsys_test, "the recorder": recorder_test}
+    done = {name: test for name, test in tests.items() if test and test.error is None and test.nvtx_emitted}
+    message = f"nvtx {nvtx}"
+    if done:
+        counts = [f"{test.nvtx_read} of {test.nvtx_emitted} ranges by {name}" for name, test in done.items()]
+        message += f", recorded: {' and '.join(counts)}"
+    data = {"version": nvtx, "recorded": {name: test.nvtx_read for name, test in done.items()}}
+    if "nsys" in done and done["nsys"].nvtx_read < done["nsys"].nvtx_emitted:
         # Measured: 0.2.12 and later emit nothing under 2022.4 and 2023.4, 0.2.11 does.
         fix = "annotate with `import traceable as nvtx`, or use a newer nsys; traceable's own ranges are not affected"
         if cuda.devices:
@@ -311,79 +340,84 @@ def check_nvtx(version: str | None, recorded: SelfTest | None, captured: SelfTes
     return ok("nvtx_usable", message, **data)
 
 
-def check_recorder(nsys: Nsys, packages: Packages, test: SelfTest | None) -> Finding:
+def check_recorder(nsys: Nsys | CollectorError, packages: Packages, recorder_test: SelfTest | None) -> Finding:
     """Check the embedded recorder by its self-test."""
-    if test is None:
-        fix = "reinstall traceable with this Python where there is a C compiler"
-        if nsys.usable:
-            return warning("recorder_not_built", "the embedded recorder was not built: `traceable run` needs nsys", fix)
-        message = "the embedded recorder was not built, and nsys is not installed: nothing can record"
-        return problem("no_collector", message, fix)
-    rerun = "see the output of `traceable run --collector recorder -c pass`"
-    return _check_self_test(test, "see `packages`" if packages.errors else rerun)
+    if recorder_test is not None:
+        rerun = "see the output of `traceable run --collector recorder -c pass`"
+        return _check_self_test(recorder_test, "see `packages`" if packages.errors else rerun)
+    if isinstance(nsys, Nsys):
+        message = "the embedded recorder was not built: `traceable run` needs nsys"
+        return warning("recorder_not_built", message, _REINSTALL)
+    message = "the embedded recorder was not built, and nsys is not installed: nothing can be recorded"
+    return problem("no_collector", message, _REINSTALL)
 
 
-def check_nsys(facts: Nsys, driver: Driver) -> Finding:
+def check_nsys(nsys: Nsys | CollectorError, driver: Driver) -> Finding:
     """Check nsys and its features; without a GPU there is nothing that only nsys records."""
-    tool = facts.tool
-    if not facts.usable and tool.exists:
-        return problem("nsys_unusable", f"nsys is not usable: {tool.error}", tool.remedy)
-    if not facts.usable:
-        missing = f"{tool.error}: the embedded recorder records ranges, but not GPU work"
+    if isinstance(nsys, CollectorError):
+        if nsys.code != "nsys_not_installed":
+            return problem("nsys_unusable", f"nsys is not usable: {nsys.problem}", nsys.remedy)
+        message = f"{nsys.problem}: the embedded recorder records ranges, but not GPU work"
         if driver.present:
-            return warning("nsys_not_installed", missing, INSTALL_NSYS)
-        return note("nsys_not_installed", missing, INSTALL_NSYS)
-    message = f"nsys {tool.version} at {tool.executable}"
-    data = {"executable": str(tool.executable), "version": tool.version, "features": dict(facts.features)}
-    supported = [feature for feature, has in facts.features.items() if has]
-    unsupported = [feature for feature, has in facts.features.items() if not has]
-    message += f" ({', '.join(supported)})" if supported else ""
-    if "windows" in unsupported:
+            return warning("nsys_not_installed", message, INSTALL_NSYS)
+        return note("nsys_not_installed", message, INSTALL_NSYS)
+    executable, version = str(nsys.install.executable), nsys.install.short_version
+    data = {"executable": executable, "version": version, "features": dict(nsys.features)}
+    supported = ", ".join(name for name, offered in nsys.features.items() if offered)
+    unsupported = ", ".join(name for name, offered in nsys.features.items() if not offered)
+    message = f"nsys {version} at {executable}" + (f" ({supported})" if supported else "")
+    if not nsys.features["windows"]:
         fix = "use a newer nsys, or --collector recorder"
         message += ": it can't record windows (--steps, --control)"
         return warning("nsys_without_windows", message, fix, **data)
-    return ok("nsys_usable", f"{message}; not: {', '.join(unsupported)}" if unsupported else message, **data)
+    return ok("nsys_usable", f"{message}; not: {unsupported}" if unsupported else message, **data)
 
 
-def check_importer(facts: Nsys) -> Finding | None:
+def check_importer(nsys: Nsys | CollectorError) -> Finding | None:
     """Check the program that converts nsys's stream to a report."""
-    if not facts.usable:
+    if isinstance(nsys, CollectorError):
         return None
-    if facts.importer is None:
+    if nsys.importer is None:
         message = "QdstrmImporter was not found: nsys leaves a .qdstrm file, which can't be read here"
         return problem("importer_missing", message, _WHOLE)
-    data = {"path": str(facts.importer), "version": facts.importer_version, "error": facts.importer_error}
-    if facts.importer_error is not None:
-        message = f"{facts.importer} does not start: {facts.importer_error}"
-        fix = f"install its missing libraries: `ldd {facts.importer}` lists them"
+    data = {"path": str(nsys.importer), "version": nsys.importer_version, "error": nsys.importer_error}
+    if nsys.importer_error is not None:
+        message = f"{nsys.importer} does not start: {nsys.importer_error}"
+        fix = f"install its missing libraries: `ldd {nsys.importer}` lists them"
         return problem("importer_fails", message, fix, **data)
-    if not facts.has_matching_importer:
-        message = f"{facts.importer} belongs to nsys {facts.importer_version}"
-        message += f" and may not read streams of {facts.tool.version}"
+    if not nsys.has_matching_importer:
+        message = f"{nsys.importer} belongs to nsys {nsys.importer_version}"
+        message += f" and may not read streams of {nsys.install.short_version}"
         return warning("importer_version_differs", message, _WHOLE, **data)
-    return ok("importer_usable", str(facts.importer), **data)
+    return ok("importer_usable", str(nsys.importer), **data)
 
 
-def check_nsys_capture(facts: Nsys, space: Space, packages: Packages, test: SelfTest | None) -> Finding | None:
+def check_nsys_capture(
+    nsys: Nsys | CollectorError, space: Space, packages: Packages, nsys_test: SelfTest | None
+) -> Finding | None:
     """Check nsys by its self-test."""
-    if test is None:
+    if nsys_test is None or isinstance(nsys, CollectorError):
         return None
-    if not facts.has_matching_importer:
-        return _check_self_test(test, "see `nsys importer`")
-    if test.error is None and not test.read and not test.native_core:
-        message = (
-            f"none of {test.emitted} ranges was recorded: without the native core they go through the nvtx package"
-        )
-        message += ", which this nsys does not support"
-        return problem("nvtx_package_incompatible", message, "see `traceable` and `nvtx`", **_describe_self_test(test))
+    if not nsys.has_matching_importer:
+        return _check_self_test(nsys_test, "see `nsys importer`")
+    if nsys_test.error is None and not nsys_test.read and not nsys_test.native_core:
+        message = f"none of {nsys_test.emitted} ranges was recorded: without the native core they go through the nvtx"
+        message += " package, which this nsys does not support"
+        fix = "see `traceable` and `nvtx`"
+        return problem("nvtx_package_incompatible", message, fix, **_describe_self_test(nsys_test))
     # The likeliest reasons why nsys can't record have checks of their own.
-    failed = [name for name, fails in {**space.shortages, "packages": bool(packages.errors)}.items() if fails]
-    fix = f"see `{failed[0]}`" if failed else "see the output of `nsys profile -t nvtx python3 -c pass`"
-    result = _check_self_test(test, fix)
-    if test.imported and result.severity == OK:
-        message = (
-            f"{result.message}, but nsys did not find its importer: traceable imports each report with {facts.importer}"
-        )
+    reasons = {
+        "temporary": space.temporary.find_problem(TEMPORARY_BYTES),
+        "shared memory": space.shared.find_problem(SHARED_BYTES),
+        "output": space.file_limit_bytes is not None and space.file_limit_bytes < SPACE_BYTES,
+        "packages": packages.errors,
+    }
+    failed = next((name for name, reason in reasons.items() if reason), None)
+    fix = f"see `{failed}`" if failed else "see the output of `nsys profile -t nvtx python3 -c pass`"
+    result = _check_self_test(nsys_test, fix)
+    if nsys_test.imported and result.severity == OK:
+        message = f"{result.message}, but nsys did not find its importer: traceable imports each report with"
+        message += f" {nsys.importer}"
         fix = "run scripts/install-nsys.sh of traceable's repository, which links the importer to where nsys expects it"
         return warning("importer_not_linked", message, fix, **result.data)
     return result
@@ -397,8 +431,7 @@ def _check_self_test(test: SelfTest, fix: str) -> Finding:
     read = f"{test.read} of {test.emitted} ranges of a test program"
     if test.read != test.emitted:
         return problem("ranges_missing", f"only {read} were read back", fix, **data)
-    message = f"{read} were recorded and read back, in {test.seconds:.1f} s"
-    return ok("capture_complete", message, **data)
+    return ok("capture_complete", f"{read} were recorded and read back, in {test.seconds:.1f} s", **data)
 
 
 def _describe_self_test(test: SelfTest) -> dict[str, object]:
@@ -411,40 +444,40 @@ def _describe_self_test(test: SelfTest) -> dict[str, object]:
     }
 
 
-def check_ncu(tool: Tool, driver: Driver) -> Finding:
+def check_ncu(ncu: tuple[Path, str] | CollectorError, driver: Driver) -> Finding:
     """Check Nsight Compute, which only `traceable ncu` uses."""
-    if tool.executable is not None:
-        data = {"executable": str(tool.executable), "version": tool.version}
-        return ok("ncu_usable", f"ncu {tool.version} at {tool.executable}", **data)
-    if tool.exists:
-        return problem("ncu_unusable", f"ncu is not usable: {tool.error}", tool.remedy)
+    if not isinstance(ncu, CollectorError):
+        executable, version = ncu
+        data = {"executable": str(executable), "version": version}
+        return ok("ncu_usable", f"ncu {version} at {executable}", **data)
+    if ncu.code != "ncu_not_installed":
+        return problem("ncu_unusable", f"ncu is not usable: {ncu.problem}", ncu.remedy)
     if driver.present:
-        fix = f"install NVIDIA's package nsight-compute, or name an ncu in {environment.NCU}"
-        return note("ncu_not_installed", f"{tool.error}: `traceable ncu` can't measure kernels", fix)
-    return ok("ncu_not_installed", f"{tool.error}; not needed without a GPU")
+        fix = f"install NVIDIA's package nsight-compute, or set {environment.NCU} to the path of ncu"
+        return note("ncu_not_installed", f"{ncu.problem}: `traceable ncu` can't measure kernels", fix)
+    return ok("ncu_not_installed", f"{ncu.problem}; not needed without a GPU")
 
 
-def check_cuda_driver(driver: Driver, machine: Machine, cuda: Cuda) -> Finding:
+def check_cuda_driver(driver: Driver, system: Machine, cuda: Cuda) -> Finding:
     """Check NVIDIA's driver and its library."""
-    version = ".".join(map(str, cuda.version)) if cuda.version else None
+    version = _dotted(cuda.version) if cuda.version else None
     data = {"version": driver.version, "cuda": version, "cuInit": cuda.result, "error": cuda.error}
     if not driver.present:
         return ok("no_gpu", "no NVIDIA GPU: there is no GPU work to record", **data)
     name = f"driver {driver.version}" if driver.version else "a GPU's device files"
     if cuda.error is not None:
         fix = "install the driver's libcuda1"
-        if machine.container:
+        if system.container:
             fix = "start the container with --gpus all and NVIDIA_DRIVER_CAPABILITIES=all"
-        message = f"{name}, but CUDA can't be used: {cuda.error}"
-        return warning("libcuda_not_loadable", message, fix, **data)
+        return warning("libcuda_not_loadable", f"{name}, but CUDA can't be used: {cuda.error}", fix, **data)
     if cuda.result:
         other = Message("cuda_init_failed", f"cuInit returns {cuda.result}"), "see `nvidia-smi` and `dmesg`"
-        what, fix = _CUINIT_ERRORS.get(cuda.result, other)
-        return warning(what.code, f"{name}, but {what}", fix, **data)
+        reason, fix = _CUINIT_ERRORS.get(cuda.result, other)
+        return warning(reason.code, f"{name}, but {reason}", fix, **data)
     return ok("cuda_driver_usable", f"{name}, CUDA {version}", **data)
 
 
-def check_gpus(cuda: Cuda, facts: Nsys, running: RunningProfilers) -> Finding | None:
+def check_gpus(cuda: Cuda, nsys: Nsys | CollectorError, running: RunningProfilers) -> Finding | None:
     """Check whether this nsys supports the GPUs."""
     if not cuda.devices:
         return None
@@ -453,29 +486,31 @@ def check_gpus(cuda: Cuda, facts: Nsys, running: RunningProfilers) -> Finding | 
     data = {
         "devices": [{"name": one.name, "compute_capability": _dotted(one.capability)} for one in cuda.devices],
         "mps": running.mps,
-        "cupti": [_dotted(one) for one in facts.cupti],
+        "cupti": [_dotted(one) for one in nsys.cupti] if isinstance(nsys, Nsys) else [],
     }
-    unknown = next(filter(None, (_unknown(one, facts) for one in cuda.devices)), None)
-    if unknown:
-        message += f"; {unknown}: its kernels may not be recorded"
-        return warning(unknown.code, message, "use another nsys", **data)
     shared = "MPS" if running.mps else "MIG" if any(one.is_slice for one in cuda.devices) else None
-    if shared and facts.supports_cuda_sw and max(one.capability for one in cuda.devices) >= BLACKWELL:
-        fix = "run with --nsys-args='--trace=cuda-sw,nvtx'"
-        message += f", under {shared}: nsys can't use the hardware trace of the GPU"
-        return warning("hardware_trace_unavailable", message, fix, **data)
-    return ok("gpus_supported", f"{message}, under {shared}" if shared else message, **data)
+    message_when_shared = f"{message}, under {shared}" if shared else message
+    if isinstance(nsys, Nsys):
+        unsupported = next(filter(None, (_explain_unsupported(one, nsys) for one in cuda.devices)), None)
+        if unsupported:
+            message += f"; {unsupported}: its kernels may not be recorded"
+            return warning(unsupported.code, message, "use another nsys", **data)
+        if shared and nsys.supports_cuda_sw and max(one.capability for one in cuda.devices) >= BLACKWELL:
+            fix = "run with --nsys-args='--trace=cuda-sw,nvtx'"
+            message = f"{message_when_shared}: nsys can't use the hardware trace of the GPU"
+            return warning("hardware_trace_unavailable", message, fix, **data)
+    return ok("gpus_supported", message_when_shared, **data)
 
 
-def _unknown(device: Device, facts: Nsys) -> Message | None:
+def _explain_unsupported(device: Device, nsys: Nsys) -> Message | None:
     """Return why nsys does not support a GPU; None if no reason is known."""
-    name = f"nsys {facts.tool.version}"
+    name = f"nsys {nsys.install.short_version}"
     needed = next((cupti for capability, cupti in NEEDED_CUPTI if device.capability >= capability), None)
-    if needed and facts.cupti and facts.cupti[-1] < needed:
-        message = f"{name} has CUPTI {_dotted(facts.cupti[-1])} at most, and this GPU needs {_dotted(needed)}"
+    if needed and nsys.cupti and nsys.cupti[-1] < needed:
+        message = f"{name} has CUPTI {_dotted(nsys.cupti[-1])} at most, and this GPU needs {_dotted(needed)}"
         return Message("cupti_too_old", message)
     since, least = DROPPED_GPUS
-    if facts.version_numbers and facts.version_numbers >= since and device.capability < least:
+    if tuple(tools.parse_version_numbers(nsys.install.version)) >= since and device.capability < least:
         return Message("gpu_too_old", f"{name} no longer traces GPUs below {_dotted(least)}")
     return None
 
@@ -484,12 +519,12 @@ def _dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
-def check_gpu_counters(driver: Driver, machine: Machine, cuda: Cuda) -> Finding | None:
+def check_gpu_counters(driver: Driver, system: Machine, cuda: Cuda) -> Finding | None:
     """Check whether this user may read the GPU's counters, as ncu and `--trace-preset full` do."""
     if not cuda.devices:
         return None
     data = {"RmProfilingAdminOnly": driver.admin_only}
-    if driver.admin_only and not machine.has_capability(CAP_SYS_ADMIN):
+    if driver.admin_only and not system.has_capability(CAP_SYS_ADMIN):
         message = "GPU counters are restricted to administrators (RmProfilingAdminOnly 1): ncu fails, and"
         message += " `--trace-preset full` lacks them"
         fix = "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run with CAP_SYS_ADMIN"
@@ -498,27 +533,23 @@ def check_gpu_counters(driver: Driver, machine: Machine, cuda: Cuda) -> Finding 
     return ok("counters_permitted", "GPU counters are readable", **data)
 
 
-def check_cpu_samples(machine: Machine, nsys: Nsys) -> Finding:
+def check_cpu_samples(system: Machine, nsys: Nsys | CollectorError) -> Finding:
     """Check whether nsys can sample the CPU, as `--trace-preset python` and `full` do."""
-    level = (
-        "no perf events"
-        if machine.perf_event_paranoid is None
-        else f"perf_event_paranoid {machine.perf_event_paranoid}"
-    )
-    data = {"perf_event_paranoid": machine.perf_event_paranoid, "nsys": nsys.no_samples_reason}
-    if not nsys.usable:
+    paranoid = system.perf_event_paranoid
+    level = "no perf events" if paranoid is None else f"perf_event_paranoid {paranoid}"
+    reason = nsys.no_samples_reason if isinstance(nsys, Nsys) else None
+    data = {"perf_event_paranoid": paranoid, "nsys": reason}
+    if isinstance(nsys, CollectorError):
         return ok("samples_need_nsys", f"{level}; only nsys samples the CPU", **data)
-    if nsys.no_samples_reason is None:
+    if reason is None:
         return ok("samples_permitted", f"{level}; nsys can sample the CPU", **data)
-    message = f"{level}; no CPU samples, which only `--trace-preset python` and `full` need: {nsys.no_samples_reason}"
-    if nsys.hangs_with_samples:
+    message = f"{level}; no CPU samples, which only `--trace-preset python` and `full` need: {reason}"
+    if reason.code == "samples_hang_nsys":
         return note("samples_hang_nsys", message, "use nsys 2023 or newer if you need them", **data)
-    if machine.perf_event_paranoid is None:
+    if paranoid is None:
         fix = "use a kernel or a sandbox with perf events if you need them"
         return note("no_perf_events", message, fix, **data)
-    if machine.perf_event_paranoid > 2 and not (
-        machine.has_capability(CAP_SYS_ADMIN) or machine.has_capability(CAP_PERFMON)
-    ):
+    if paranoid > 2 and not (system.has_capability(CAP_SYS_ADMIN) or system.has_capability(CAP_PERFMON)):
         fix = "run `sysctl kernel.perf_event_paranoid=2` as root on the host"
         fix += ", or start the container with --cap-add PERFMON"
         return note("perf_event_paranoid", message, fix, **data)
@@ -526,154 +557,143 @@ def check_cpu_samples(machine: Machine, nsys: Nsys) -> Finding:
     return note("samples_not_permitted", message, fix, **data)
 
 
-def check_system(facts: Machine) -> Finding:
+def check_system(system: Machine) -> Finding:
     """Check the operating system, and report whether this is a container."""
-    admin = "with" if facts.has_capability(CAP_SYS_ADMIN) else "without"
-    inside = f", in a container ({facts.container}) {admin} CAP_SYS_ADMIN" if facts.container else ""
-    message = f"{facts.system} {facts.kernel}{inside}"
+    admin = "with" if system.has_capability(CAP_SYS_ADMIN) else "without"
+    inside = f", in a container ({system.container}) {admin} CAP_SYS_ADMIN" if system.container else ""
+    message = f"{system.system} {system.kernel}{inside}"
     data = {
-        "kernel": facts.kernel,
-        "wsl": facts.wsl,
-        "container": facts.container,
-        "capabilities": None if facts.capabilities is None else f"{facts.capabilities:#x}",
+        "kernel": system.kernel,
+        "wsl": system.wsl,
+        "container": system.container,
+        "capabilities": None if system.capabilities is None else f"{system.capabilities:#x}",
     }
-    if facts.system != "Linux":
+    if system.system != "Linux":
         return problem("not_linux", message, "use Linux: traceable records nowhere else", **data)
-    if facts.wsl:
-        return warning(
-            "inside_wsl",
-            f"{message}, under Windows (WSL): nsys can't record CPU samples or GPU counters here",
-            "record those on native Linux",
-            **data,
-        )
+    if system.wsl:
+        message += ", under Windows (WSL): nsys can't record CPU samples or GPU counters here"
+        return warning("inside_wsl", message, "record those on native Linux", **data)
     return ok("linux", message, **data)
 
 
-def check_temporary_folder(space: Space, nsys: Nsys) -> Finding:
+def check_temporary_folder(space: Space, nsys: Nsys | CollectorError) -> Finding:
     """Check the folder in which nsys stores its data until the program ends."""
-    place = space.temporary
-    by = f" ({space.temporary_variable})" if space.temporary_variable else ""
-    message, data = f"{place.path}{by}, {place.free_text}", _of(place)
+    folder, has_nsys = space.temporary, isinstance(nsys, Nsys)
+    name = f"{folder.path} ({space.temporary_variable})" if space.temporary_variable else f"{folder.path}"
+    message, data = f"{name}, {folder.free_text}", _describe_folder(folder)
     fix = "set TMPDIR to an existing, writable folder with free space, not mounted noexec"
-    unusable = place.find_problem(TEMPORARY_BYTES)
-    if space.fallback and nsys.usable:
-        noexec = Message("folder_noexec", "is mounted noexec") if place.noexec else None
-        reason = unusable or noexec or Message("low_space", f"has {place.free_text}")
-        return warning(reason.code, f"{place.path}{by} {reason}: nsys uses {space.fallback}", fix, **data)
-    if unusable and nsys.usable:
-        return problem(unusable.code, f"{place.path}{by} {unusable}: nsys does not start", fix, **data)
+    unusable = folder.find_problem(TEMPORARY_BYTES)
+    if space.fallback and has_nsys:
+        noexec = Message("folder_noexec", "is mounted noexec") if folder.noexec else None
+        reason = unusable or noexec or Message("low_space", f"has {folder.free_text}")
+        return warning(reason.code, f"{name} {reason}: nsys uses {space.fallback}", fix, **data)
     if unusable:
-        return warning(unusable.code, f"{place.path}{by} {unusable}", fix, **data)
-    if place.noexec and nsys.usable:
+        effect, severity = (": nsys does not start", PROBLEM) if has_nsys else ("", WARNING)
+        return Finding(unusable.code, f"{name} {unusable}{effect}", fix, severity, data=data)
+    if folder.noexec and has_nsys:
         message += ", mounted noexec: some versions of nsys can't load their libraries then (2022.4.2 can)"
         return warning("folder_noexec", message, "set TMPDIR to a folder that is not mounted noexec", **data)
-    if place.free_bytes < SPACE_BYTES:
+    if folder.free_bytes < SPACE_BYTES:
         return warning("low_space", f"{message}: a long recording may not fit", fix, **data)
     return ok("folder_usable", message, **data)
 
 
 def check_output_folder(space: Space) -> Finding:
     """Check the output directory of runs."""
-    place, limit = space.output, space.file_limit_bytes
-    message, data = f"{place.path}, {place.free_text}", {**_of(place), "file_limit_bytes": limit}
-    unusable = place.find_problem(OUTPUT_BYTES)
+    folder, limit = space.output, space.file_limit_bytes
+    message, data = f"{folder.path}, {folder.free_text}", {**_describe_folder(folder), "file_limit_bytes": limit}
+    unusable = folder.find_problem(OUTPUT_BYTES)
     if unusable:
-        where = "" if place.nearest_existing == place.path else f": {place.nearest_existing}"
+        where = "" if folder.nearest_existing == folder.path else f": {folder.nearest_existing}"
         fix = "choose another one with `traceable run -o`"
-        return problem(unusable.code, f"{place.path}{where} {unusable}", fix, **data)
+        return problem(unusable.code, f"{folder.path}{where} {unusable}", fix, **data)
     if limit is not None and limit < SPACE_BYTES:
         message += f", but files are limited to {format_bytes(limit)}"
         fix = "run `ulimit -f unlimited`; without it long recordings are truncated"
         return warning("file_size_limited", message, fix, **data)
-    if place.free_bytes < SPACE_BYTES:
+    if folder.free_bytes < SPACE_BYTES:
         fix = "free some space, or choose another directory with -o"
         return warning("low_space", f"{message}: a long recording may not fit", fix, **data)
     return ok("folder_usable", message, **data)
 
 
-def check_shared_memory(space: Space, nsys: Nsys) -> Finding | None:
+def check_shared_memory(space: Space, nsys: Nsys | CollectorError) -> Finding | None:
     """Check /dev/shm, through which the processes of nsys communicate."""
-    if not nsys.usable:
+    if isinstance(nsys, CollectorError):
         return None
+    data = _describe_folder(space.shared)
     unusable = space.shared.find_problem(SHARED_BYTES)
     if unusable:
         fix = "free some space; in a container set its size with docker run --shm-size=1g"
-        return problem(unusable.code, f"/dev/shm {unusable}: nsys does not start", fix, **_of(space.shared))
-    return ok("folder_usable", f"/dev/shm, {space.shared.free_text}", **_of(space.shared))
+        return problem(unusable.code, f"/dev/shm {unusable}: nsys does not start", fix, **data)
+    return ok("folder_usable", f"/dev/shm, {space.shared.free_text}", **data)
 
 
-def _of(place: Folder) -> dict[str, object]:
-    return {"path": str(place.path), "free_bytes": place.free_bytes, "noexec": place.noexec}
+def _describe_folder(folder: Folder) -> dict[str, object]:
+    return {"path": str(folder.path), "free_bytes": folder.free_bytes, "noexec": folder.noexec}
 
 
-def check_torch(facts: Torch, cuda: Cuda) -> Finding:
+def check_torch(torch: Torch, cuda: Cuda) -> Finding:
     """Check which GPUs torch was built for."""
-    data = {"version": facts.version, "cuda": facts.cuda, "hip": facts.hip}
-    if facts.version is None:
+    data = asdict(torch)
+    if torch.version is None:
         return ok("torch_not_installed", "torch is not installed", **data)
-    if facts.hip:
-        message = f"torch {facts.version} is built for AMD GPUs, which nsys does not support"
+    if torch.hip:
+        message = f"torch {torch.version} is built for AMD GPUs, which nsys does not support"
         fix = "use --collector recorder for the ranges, and AMD's rocprof for the GPU"
         return warning("torch_for_amd", message, fix, **data)
-    if facts.cuda is None:
-        message = f"torch {facts.version} is built without CUDA: it can't use a GPU, and torch.cuda.nvtx raises"
+    if torch.cuda is None:
+        message = f"torch {torch.version} is built without CUDA: it can't use a GPU, and torch.cuda.nvtx raises"
         if cuda.devices:
             fix = "install a build with CUDA; annotate with traceable"
             return warning("torch_without_cuda", message, fix, **data)
         return ok("torch_without_cuda", f"{message} (traceable's own annotations work)", **data)
-    message = f"torch {facts.version} for CUDA {facts.cuda}"
-    if cuda.devices and cuda.version and int(facts.cuda.partition(".")[0]) > cuda.version[0]:
-        supported = ".".join(map(str, cuda.version))
-        message += f", but the driver supports CUDA {supported}: torch can't use the GPU"
+    message = f"torch {torch.version} for CUDA {torch.cuda}"
+    if cuda.devices and cuda.version and int(torch.cuda.partition(".")[0]) > cuda.version[0]:
+        message += f", but the driver supports CUDA {_dotted(cuda.version)}: torch can't use the GPU"
         return warning("torch_cuda_too_new", message, "update the driver, or install torch for an older CUDA", **data)
     return ok("torch_with_cuda", f"{message}, with its NVTX", **data)
 
 
-def check_environment(facts: Variables) -> list[Finding]:
+def check_environment(environ: Mapping[str, str]) -> list[Finding]:
     """Check the environment: each variable that changes what is recorded."""
-    results = list(_check_variables(facts, facts.environ))
-    if results:
-        return results
-    ours = sorted(name for name in facts.environ if name.startswith(("TRACEABLE_", "NSYS_", "QUADD_")))
-    message = f"set: {', '.join(ours)}" if ours else "no variable is set that changes a recording"
-    return [ok("environment_harmless", message, names=ours)]
+    findings = list(_check_variables(environ))
+    if findings:
+        return findings
+    names = sorted(name for name in environ if name.startswith(("TRACEABLE_", "NSYS_", "QUADD_")))
+    message = f"set: {', '.join(names)}" if names else "no variable is set that changes a recording"
+    return [ok("environment_harmless", message, names=names)]
 
 
-def _check_variables(facts: Variables, environ: Mapping[str, str]) -> Iterator[Finding]:
-    if facts.disabled:
+def _check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    if environment.read_flag(environment.DISABLE, environ):
         yield warning("annotations_disabled", f"{environment.DISABLE} is set: every annotation is a no-op", "unset it")
     if environ.get("NVTX_DISABLE"):
         message = "NVTX_DISABLE is set: every annotation is a no-op, those of the nvtx package too"
         yield warning("annotations_disabled", message, "unset it")
-    if environ.get(environment.LEVEL, "2") in {"0", "1"}:
-        level = environ[environment.LEVEL]
+    level = environ.get(environment.LEVEL)
+    if level in ("0", "1"):
         message = f"{environment.LEVEL}={level}: only annotations up to that level are recorded"
         yield warning("level_too_low", message, "unset it")
-    for name in _SET_BY_LAUNCHER:
-        if name in environ:
-            message = f"{name} is set: this process belongs to another run"
-            yield warning("inside_another_run", message, "run it in a new shell")
-            break
-    inside = [name for name in _INSIDE if environ.get(name)]
+    launched = next((name for name in _SET_BY_LAUNCHER if name in environ), None)
+    if launched:
+        message = f"{launched} is set: this process belongs to another run"
+        yield warning("inside_another_run", message, "run it in a new shell")
+    inside = next((name for name in _INSIDE if environ.get(name)), None)
     if inside or "ToolsInjection" in environ.get("LD_PRELOAD", ""):
-        name = inside[0] if inside else "LD_PRELOAD"
-        message = (
-            f"this process runs under nsys ({name}): CUPTI supports one profiler per process, and nsys is using it"
-        )
+        message = f"this process runs under nsys ({inside or 'LD_PRELOAD'}): CUPTI supports one profiler per process,"
+        message += " and nsys is using it"
         yield warning("inside_nsys", message, "run it in a shell that is not under nsys")
-    elif environ.get(environment.NVTX_INJECTION):
-        place = environ[environment.NVTX_INJECTION]
-        replaced = f"({place}); `traceable run` replaces it"
-        fix = "unset it unless you need it"
-        if facts.injection_exists:
+    elif library := environ.get(environment.NVTX_INJECTION):
+        replaced, fix = f"({library}); `traceable run` replaces it", "unset it unless you need it"
+        if os.access(library, os.F_OK):
             message = f"{environment.NVTX_INJECTION} names another NVTX injection library {replaced}"
             yield warning("nvtx_injection_set", message, fix)
         else:
             message = f"{environment.NVTX_INJECTION} names a missing file {replaced}"
             yield warning("nvtx_injection_missing", message, fix)
-    if environ.get("CUDA_INJECTION64_PATH"):
-        place = environ["CUDA_INJECTION64_PATH"]
-        message = f"CUDA_INJECTION64_PATH={place}: it may use CUPTI, and then no GPU work is recorded"
+    if library := environ.get("CUDA_INJECTION64_PATH"):
+        message = f"CUDA_INJECTION64_PATH={library}: it may use CUPTI, and then no GPU work is recorded"
         yield warning("cuda_injection_set", message, "unset it while you profile")
     for name in _DAEMONS:
         if environ.get(name) not in (None, "", "0"):
@@ -708,25 +728,25 @@ def _pids(processes: Sequence[tuple[int, str]], name: str) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("python", check_python, ("python",)),
-    Rule("traceable", check_extensions, ("extensions",)),
-    Rule("packages", check_packages, ("packages",)),
-    Rule("nvtx", check_nvtx, ("nvtx", "recorder self-test", "nsys self-test", "cuda")),
-    Rule("recorder", check_recorder, ("nsys", "packages", "recorder self-test")),
-    Rule("nsys", check_nsys, ("nsys", "driver")),
-    Rule("nsys importer", check_importer, ("nsys",)),
-    Rule("nsys capture", check_nsys_capture, ("nsys", "space", "packages", "nsys self-test")),
-    Rule("ncu", check_ncu, ("ncu", "driver")),
-    Rule("cuda driver", check_cuda_driver, ("driver", "machine", "cuda")),
-    Rule("gpus", check_gpus, ("cuda", "nsys", "running")),
-    Rule("gpu counters", check_gpu_counters, ("driver", "machine", "cuda")),
-    Rule("cpu samples", check_cpu_samples, ("machine", "nsys")),
-    Rule("system", check_system, ("machine",)),
-    Rule("temporary", check_temporary_folder, ("space", "nsys")),
-    Rule("output", check_output_folder, ("space",)),
-    Rule("shared memory", check_shared_memory, ("space", "nsys")),
-    Rule("torch", check_torch, ("torch", "cuda")),
-    Rule("environment", check_environment, ("variables",)),
-    Rule("other profilers", check_other_profilers, ("running", "driver")),
+    Rule("python", check_python),
+    Rule("traceable", check_extensions),
+    Rule("packages", check_packages),
+    Rule("nvtx", check_nvtx),
+    Rule("recorder", check_recorder),
+    Rule("nsys", check_nsys),
+    Rule("nsys importer", check_importer),
+    Rule("nsys capture", check_nsys_capture),
+    Rule("ncu", check_ncu),
+    Rule("cuda driver", check_cuda_driver),
+    Rule("gpus", check_gpus),
+    Rule("gpu counters", check_gpu_counters),
+    Rule("cpu samples", check_cpu_samples),
+    Rule("system", check_system),
+    Rule("temporary", check_temporary_folder),
+    Rule("output", check_output_folder),
+    Rule("shared memory", check_shared_memory),
+    Rule("torch", check_torch),
+    Rule("environment", check_environment),
+    Rule("other profilers", check_other_profilers),
 )
 """The checks, in the order in which they are printed."""

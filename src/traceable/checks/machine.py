@@ -1,7 +1,7 @@
 """Facts about this machine that need no other program: interpreter, packages, system, driver, folders.
 
-Nothing is written or evaluated here: the rules are in `doctor.py`, and `probes.py` has the facts that need other
-programs. Where a function takes `root`, that folder replaces `/`.
+The checks are in `doctor.py`, and the facts that need other programs in `probes.py`. Where a function takes `root`,
+that folder replaces `/`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import resource
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import traceable
@@ -42,16 +42,6 @@ CAP_SYS_ADMIN, CAP_PERFMON = 21, 38
 FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_site": "-S"}
 """Options of the interpreter that keep `sitecustomize`, and with it annotations from outside, out of a program."""
 
-SPACE_BYTES = 10**9
-"""Less than this is a warning: nsys writes hundreds of MB a minute for a busy program."""
-
-TEMPORARY_BYTES = 4 << 20
-SHARED_BYTES = 2 << 20
-"""With less, nsys does not start the program: 2022.4.2 needs 3 MB for temporary files, and 2 MB of /dev/shm."""
-
-OUTPUT_BYTES = 1 << 20
-"""With less, not even an empty run fits."""
-
 _CGROUPS = {"kubepods": "Kubernetes", "docker": "Docker", "libpod": "Podman", "containerd": "containerd", "lxc": "LXC"}
 
 
@@ -60,9 +50,6 @@ class Python:
     """The interpreter that programs will be run with.
 
     Attributes:
-        version: e.g. `(3, 11, 2)`.
-        implementation: `CPython`.
-        executable: its path.
         free_threaded: built without the global lock.
         flags: those of `FLAGS` it was started with; `traceable run` passes them to the program.
     """
@@ -82,30 +69,25 @@ class Extensions:
         version: traceable's.
         missing: names of `EXTENSIONS` that were not built for this interpreter.
         foreign: those of them that were built for another one.
-        pure: TRACEABLE_PURE disables the native core.
         broken: names of those that exist and can't be loaded, each with the reason.
+        pure: TRACEABLE_PURE disables the native core.
     """
 
     version: str
-    missing: tuple[str, ...]
-    foreign: tuple[str, ...]
-    pure: bool
-    broken: tuple[tuple[str, str], ...] = ()
+    missing: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    broken: Mapping[str, str] = field(default_factory=dict)
+    pure: bool = False
 
     @property
     def has_recorder(self) -> bool:
         """Whether there is an embedded recorder."""
-        return _RECORDER not in (*self.missing, *dict(self.broken))
+        return _RECORDER not in (*self.missing, *self.broken)
 
 
 @dataclass(frozen=True)
 class Packages:
-    """The packages that traceable needs.
-
-    Attributes:
-        versions: of each that can be imported; None if not known.
-        errors: why the others can't.
-    """
+    """The packages that traceable needs: the version of each that can be imported, and why the others can't."""
 
     versions: Mapping[str, str | None]
     errors: Mapping[str, str]
@@ -116,7 +98,6 @@ class Machine:
     """The system.
 
     Attributes:
-        system: `Linux`.
         kernel: its release.
         wsl: it runs under Windows.
         container: which kind of container this is; None for none.
@@ -143,13 +124,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Torch:
-    """The installed torch, according to its own files.
-
-    Attributes:
-        version: e.g. `2.13.0+cpu`; None where there is none.
-        cuda: the CUDA version that it was built for; None for none.
-        hip: the same of ROCm.
-    """
+    """The installed torch, according to its own files: its version, and those of CUDA and ROCm that it is built for."""
 
     version: str | None
     cuda: str | None = None
@@ -177,31 +152,14 @@ class Driver:
 
 
 @dataclass(frozen=True)
-class Variables:
-    """The environment.
-
-    Attributes:
-        environ: all of it.
-        disabled: TRACEABLE_DISABLE is set.
-        injection_exists: the file named by NVTX_INJECTION64_PATH exists.
-    """
-
-    environ: Mapping[str, str]
-    disabled: bool = False
-    injection_exists: bool = False
-
-
-@dataclass(frozen=True)
 class Folder:
     """A folder to write to, which may not exist yet.
 
     Attributes:
-        path: the folder.
         nearest_existing: the folder itself, or its nearest parent that exists.
         exists: whether `nearest_existing` exists; False if the folder itself must exist and does not.
-        is_directory: whether `nearest_existing` is a folder.
-        writable: whether this process may write there.
-        noexec: whether it is mounted noexec.
+        is_directory, writable, noexec: whether `nearest_existing` is a folder, this process may write there, and it is
+            mounted noexec.
         free_bytes, free_files: what this user may still write there.
     """
 
@@ -239,10 +197,10 @@ class Space:
     Attributes:
         temporary: where nsys stores its data until the program ends.
         temporary_variable: the variable that names it; None for the system default.
-        fallback: the folder that `traceable run` makes nsys use instead; None if none is needed or available.
         output: where run directories go.
         shared: /dev/shm.
         file_limit_bytes: RLIMIT_FSIZE; None for no limit.
+        fallback: the folder that `traceable run` makes nsys use instead; None if none is needed or available.
     """
 
     temporary: Folder
@@ -251,15 +209,6 @@ class Space:
     shared: Folder
     file_limit_bytes: int | None
     fallback: Path | None = None
-
-    @property
-    def shortages(self) -> dict[str, bool]:
-        """Whether nsys can't record for lack of space, by the name of the check."""
-        return {
-            "temporary": self.temporary.find_problem(TEMPORARY_BYTES) is not None,
-            "shared memory": self.shared.find_problem(SHARED_BYTES) is not None,
-            "output": self.file_limit_bytes is not None and self.file_limit_bytes < SPACE_BYTES,
-        }
 
 
 def inspect_python() -> Python:
@@ -276,29 +225,24 @@ def inspect_python() -> Python:
 def inspect_extensions(folder: Path | None = None) -> Extensions:
     """Return which C extensions are in `folder`, by default that of the traceable in use."""
     folder = Path(_native.__file__).parent if folder is None else folder
-    candidates = [
-        (name, folder / f"{name}{suffix}") for name in EXTENSIONS for suffix in importlib.machinery.EXTENSION_SUFFIXES
-    ]
-    built = {name: path for name, path in reversed(candidates) if path.is_file()}
-    missing = tuple(name for name in EXTENSIONS if name not in built)
-    foreign = tuple(name for name in missing if any(folder.glob(f"{name}.*.so")))
-    broken = tuple((name, why) for name in EXTENSIONS if name in built and (why := _find_load_error(built[name])))
+    missing, broken = [], {}
+    for name in EXTENSIONS:
+        paths = [folder / f"{name}{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+        library = next(filter(Path.is_file, paths), None)
+        if library is None:
+            missing.append(name)
+            continue
+        try:
+            ctypes.CDLL(str(library))
+        except OSError as error:  # e.g. one built for a newer libc
+            broken[name] = str(error).removeprefix(f"{library}: ")
     return Extensions(
         get_package_version("traceable") or f"of {Path(traceable.__file__).parent}",
-        missing,
-        foreign,
-        environment.read_flag(environment.PURE),
+        tuple(missing),
+        tuple(name for name in missing if any(folder.glob(f"{name}.*.so"))),
         broken,
+        environment.read_flag(environment.PURE),
     )
-
-
-def _find_load_error(library: Path) -> str | None:
-    """Return why the loader rejects a library, e.g. one built for a newer libc; None if it loads."""
-    try:
-        ctypes.CDLL(str(library))
-    except OSError as error:
-        return str(error).removeprefix(f"{library}: ")
-    return None
 
 
 def inspect_packages() -> Packages:
@@ -319,9 +263,9 @@ def inspect_packages() -> Packages:
 
 def inspect_machine(root: Path = ROOT) -> Machine:
     """Return the facts of the system below `root`."""
-    kernel_version = _read(root / "proc/version") or ""
-    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status") or "", re.MULTILINE)
-    paranoid = _read(root / "proc/sys/kernel/perf_event_paranoid") or ""
+    kernel_version = _read(root / "proc/version")
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", _read(root / "proc/self/status"), re.MULTILINE)
+    paranoid = _read(root / "proc/sys/kernel/perf_event_paranoid")
     return Machine(
         platform.system(),
         platform.release(),
@@ -340,23 +284,17 @@ def inspect_torch() -> Torch:
         spec = None
     if spec is None or spec.origin is None:
         return Torch(get_package_version("torch"))
-    content = _read(Path(spec.origin).parent / "version.py") or ""
+    content = _read(Path(spec.origin).parent / "version.py")
     values = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", content, re.MULTILINE))
     return Torch(values.get("__version__") or get_package_version("torch"), values.get("cuda"), values.get("hip"))
 
 
 def inspect_driver(root: Path = ROOT) -> Driver:
     """Return what the system below `root` reports about NVIDIA's driver."""
-    module = re.search(r"^NVRM version:.*?\s(\d+\.\d[\d.]*)\s", _read(root / "proc/driver/nvidia/version") or "")
-    admin_only = re.search(r"RmProfilingAdminOnly:\s*(\d+)", _read(root / "proc/driver/nvidia/params") or "")
+    module = re.search(r"^NVRM version:.*?\s(\d+\.\d[\d.]*)\s", _read(root / "proc/driver/nvidia/version"))
+    admin_only = re.search(r"RmProfilingAdminOnly:\s*(\d+)", _read(root / "proc/driver/nvidia/params"))
     devices = bool(gpu_device.list_device_files(root))
     return Driver(module[1] if module else None, devices, admin_only[1] != "0" if admin_only else None)
-
-
-def inspect_environment() -> Variables:
-    """Return the environment of this process."""
-    injection_exists = os.access(os.environ.get(environment.NVTX_INJECTION, ""), os.F_OK)
-    return Variables(dict(os.environ), environment.read_flag(environment.DISABLE), injection_exists)
 
 
 def inspect_space(output: Path) -> Space:
@@ -411,7 +349,7 @@ def _container(root: Path, variables: Mapping[str, str]) -> str | None:
         return "Kubernetes"
     if (root / "run/.containerenv").exists():
         return "Podman"
-    groups = (_read(root / "proc/self/cgroup") or "") + (_read(root / "proc/1/cgroup") or "")
+    groups = _read(root / "proc/self/cgroup") + _read(root / "proc/1/cgroup")
     for word, name in _CGROUPS.items():
         if word in groups:
             return name
@@ -420,8 +358,9 @@ def _container(root: Path, variables: Mapping[str, str]) -> str | None:
     return variables.get("container") or None
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path) -> str:
+    """Return the text of a file; empty where it can't be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return ""

@@ -1,6 +1,7 @@
 """Facts about this machine that need other programs: nsys, ncu, the CUDA driver, and a self-test with each collector.
 
-Each is run with a time limit of its own. The rules in `doctor.py` evaluate them.
+Each is run with a time limit of its own. A tool that can't be used is the error with the reason. The checks are in
+`doctor.py`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ import contextlib
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +23,8 @@ from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys import user_options
 from traceable.collectors.process_list import UNREADABLE, list_processes
 from traceable.errors import CollectorError, Message, TraceableError
-from traceable.launch import ncu, target
 from traceable.protocol import environment
+from traceable.protocol.python_command import parse_python_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,65 +98,33 @@ print(json.dumps({{"core": engine.core is not None, "nvtx": emitted}}))
 
 
 @dataclass(frozen=True)
-class Tool:
-    """A program of NVIDIA's that may be installed.
-
-    Attributes:
-        executable: its path; None if none is usable.
-        version: as it prints it; empty if none is usable.
-        error: why none is usable.
-        remedy: the fix.
-        exists: whether one is configured or on PATH, usable or not.
-    """
-
-    executable: Path | None
-    version: str = ""
-    error: str = ""
-    remedy: str = ""
-    exists: bool = True
-
-
-@dataclass(frozen=True)
 class Nsys:
     """The nsys that `traceable run` uses.
 
     Attributes:
-        tool: where it is.
         features: whether it supports each feature.
         importer: the program that converts its streams to reports; None if not found.
         importer_error: why that does not start; None if it does.
         importer_version: its version; empty if not known.
         no_samples_reason: why it can't sample the CPU here; None where it can.
-        hangs_with_samples: whether that is because it may never end with them.
         cupti: the CUDA versions whose CUPTI it contains, ascending; empty if not known.
         supports_cuda_sw: whether it can trace CUDA without the hardware trace (`--trace=cuda-sw`).
     """
 
-    tool: Tool
+    install: nsys_install.Install
     features: Mapping[str, bool]
     importer: Path | None = None
     importer_error: str | None = None
     importer_version: str = ""
-    no_samples_reason: str | None = None
-    hangs_with_samples: bool = False
+    no_samples_reason: Message | None = None
     cupti: tuple[tuple[int, int], ...] = ()
     supports_cuda_sw: bool = False
-
-    @property
-    def usable(self) -> bool:
-        """Whether nsys can be run."""
-        return self.tool.executable is not None
 
     @property
     def has_matching_importer(self) -> bool:
         """Whether the importer starts and has the same version, if it prints one."""
         starts = self.importer is not None and self.importer_error is None
-        return starts and self.importer_version in ("", self.tool.version)
-
-    @property
-    def version_numbers(self) -> tuple[int, ...]:
-        """Its version, `(2022, 4, 2)`."""
-        return tuple(int(number) for number in re.findall(r"\d+", self.tool.version)[:3])
+        return starts and self.importer_version in ("", self.install.short_version)
 
 
 @dataclass(frozen=True)
@@ -200,7 +167,6 @@ class SelfTest:
     """The result of a self-test.
 
     Attributes:
-        collector: `nsys` or `recorder`.
         error: why nothing could be read, with the code of the launcher if it reported one; None if it could.
         native_core: whether the program emitted through the native core.
         emitted, read: traceable's ranges, and how many of them were read back with their payload.
@@ -209,8 +175,7 @@ class SelfTest:
         seconds: how long it took.
     """
 
-    collector: str
-    error: Message | None
+    error: Message | None = None
     native_core: bool = True
     emitted: int = RANGES
     read: int = 0
@@ -220,30 +185,27 @@ class SelfTest:
     seconds: float = 0.0
 
 
-def probe_nsys() -> Nsys:
+def probe_nsys() -> Nsys | CollectorError:
     """Return the features of the nsys that `traceable run` would use."""
     try:
         install = nsys_install.find_nsys()
     except CollectorError as error:
-        exists = bool(os.environ.get(environment.NSYS) or shutil.which("nsys"))
-        return Nsys(Tool(None, error=error.problem, remedy=error.remedy, exists=exists), {})
+        return error
     options = install.options
-    features = {
-        "windows": options.offers("--capture-range-end", "repeat"),
-        "CUDA graphs by node": "--cuda-graph-trace" in options,
-        "GPU counters": any(name in options for name in user_options.GPU_METRICS),
-        "Python samples": "--python-sampling" in options,
-        "Python backtraces": "--python-backtrace" in options,
-    }
     importer = nsys_install.find_importer(install)
     return Nsys(
-        Tool(install.executable, install.short_version),
-        features,
+        install,
+        {
+            "windows": options.offers("--capture-range-end", "repeat"),
+            "CUDA graphs by node": "--cuda-graph-trace" in options,
+            "GPU counters": any(name in options for name in user_options.GPU_METRICS),
+            "Python samples": "--python-sampling" in options,
+            "Python backtraces": "--python-backtrace" in options,
+        },
         importer,
         *(_run_importer(importer) if importer is not None else (None, "")),
         install.explain_no_sampling(),
-        install.sampling_hang_reason is not None,
-        _cupti(install.executable),
+        _list_cupti_versions(install.executable),
         options.offers(user_options.TRACE, "cuda-sw"),
     )
 
@@ -260,19 +222,20 @@ def _run_importer(importer: Path) -> tuple[str | None, str]:
     return None, version[0] if version else ""
 
 
-def describe_unresponsive_nsys(seconds: float) -> Nsys:
-    """Return the facts of an nsys that does not respond within some time."""
-    path = os.environ.get(environment.NSYS) or shutil.which("nsys") or "nsys"
-    return Nsys(Tool(None, error=f"{path} does not respond within {seconds:g} s", remedy="reinstall it"), {})
+def _list_cupti_versions(executable: Path) -> tuple[tuple[int, int], ...]:
+    """Return the versions of CUPTI among the libraries that nsys loads into programs."""
+    home = executable.resolve().parent
+    folders = (home, *home.parent.glob("target-linux-*"))
+    matches = (_CUPTI.fullmatch(entry.name) for folder in folders for entry in folder.glob("libcupti.so.*"))
+    return tuple(sorted({(int(match[1]), int(match[2])) for match in matches if match}))
 
 
-def probe_ncu() -> Tool:
-    """Return the version of the ncu that `traceable ncu` would use."""
+def probe_ncu() -> tuple[Path, str] | CollectorError:
+    """Return the ncu that `traceable ncu` would use."""
     try:
-        return Tool(*ncu.find_ncu())
-    except TraceableError as error:
-        exists = bool(os.environ.get(environment.NCU) or shutil.which("ncu"))
-        return Tool(None, error=error.problem, remedy=error.remedy, exists=exists)
+        return tools.find_ncu()
+    except CollectorError as error:
+        return error
 
 
 def probe_cuda() -> Cuda:
@@ -282,42 +245,19 @@ def probe_cuda() -> Cuda:
         CollectorError: it does not respond, or crashes.
     """
     words = [sys.executable, "-I", "-S", "-c", _CUDA_PROGRAM]
+    fix = "check `nvidia-smi` and `dmesg`"
     try:
         result = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=CUDA_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise CollectorError(
-            "cuda_driver_no_answer",
-            f"the CUDA driver does not respond within {CUDA_SECONDS:g} s",
-            "check `nvidia-smi` and `dmesg`",
-        ) from None
-    try:
         facts = json.loads(result.stdout)
+    except subprocess.TimeoutExpired:
+        message = f"the CUDA driver does not respond within {CUDA_SECONDS:g} s"
+        raise CollectorError("cuda_driver_no_answer", message, fix) from None
     except ValueError:
-        raise CollectorError(
-            "cuda_driver_crashed",
-            f"initializing the CUDA driver failed with exit code {result.returncode}",
-            "check `nvidia-smi` and `dmesg`",
-        ) from None
+        message = f"initializing the CUDA driver failed with exit code {result.returncode}"
+        raise CollectorError("cuda_driver_crashed", message, fix) from None
     devices = tuple(Device(name, (major, minor)) for name, major, minor in facts["devices"])
     version = facts["version"]
     return Cuda(facts["error"], facts["result"], (version[0], version[1]) if version else None, devices)
-
-
-def _cupti(executable: Path) -> tuple[tuple[int, int], ...]:
-    """Return the versions of CUPTI among the libraries that nsys loads into programs."""
-    home = executable.resolve().parent
-    versions = set()
-    for folder in (home, *home.parent.glob("target-linux-*")):
-        for entry in folder.glob("libcupti.so.*"):
-            match = _CUPTI.fullmatch(entry.name)
-            if match:
-                versions.add((int(match[1]), int(match[2])))
-    return tuple(sorted(versions))
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from traceable.trace.model import Trace
 
 
 def run_self_test(collector: str, temporary: Path) -> SelfTest:
@@ -331,18 +271,13 @@ def run_self_test(collector: str, temporary: Path) -> SelfTest:
         CollectorError: that folder is not writable.
     """
     began = time.monotonic()
-    folder = None
     try:
-        folder = Path(tempfile.mkdtemp(prefix="traceable-doctor-", dir=temporary))
-        (folder / "tmp").mkdir()
-        result = _record(collector, folder)
+        with tempfile.TemporaryDirectory(prefix="traceable-doctor-", dir=temporary, ignore_cleanup_errors=True) as name:
+            (Path(name) / "tmp").mkdir()
+            return replace(_record(collector, Path(name)), seconds=time.monotonic() - began)
     except OSError as error:
         message = f"can't write to {temporary}: {error.strerror}"
         raise CollectorError("temporary_not_writable", message, "see `temporary`") from None
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-    return replace(result, seconds=time.monotonic() - began)
 
 
 def _record(collector: str, folder: Path) -> SelfTest:
@@ -355,7 +290,7 @@ def _record(collector: str, folder: Path) -> SelfTest:
     # Files, not pipes: nsys keeps inherited pipes open, and reading them would outlast the launcher.
     with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
         process = subprocess.Popen(
-            [sys.executable, *target.get_interpreter_flags(), *words],
+            [sys.executable, *parse_python_command(sys.orig_argv).options, *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
@@ -365,18 +300,27 @@ def _record(collector: str, folder: Path) -> SelfTest:
         try:
             process.wait(SELF_TEST_SECONDS)
         except subprocess.TimeoutExpired:
-            return SelfTest(collector, Message("capture_timed_out", f"timed out after {SELF_TEST_SECONDS:g} s"))
+            return SelfTest(Message("capture_timed_out", f"timed out after {SELF_TEST_SECONDS:g} s"))
         finally:
-            _end(process, folder)
-    printed = (folder / "output").read_text(errors="replace")
+            process.kill()
+            process.wait()
+            _kill_processes_of(folder)
     last_error = _find_last_error((folder / "errors").read_text(errors="replace"), folder)
     try:
-        report = json.loads(printed.strip().rpartition("\n")[2])
-        started = SelfTest(collector, None, native_core=bool(report["core"]), nvtx_emitted=int(report["nvtx"]))
+        report = json.loads((folder / "output").read_text(errors="replace").strip().rpartition("\n")[2])
+        started = SelfTest(native_core=bool(report["core"]), nvtx_emitted=int(report["nvtx"]))
     except (ValueError, KeyError, TypeError):
-        return SelfTest(collector, last_error or Message("program_did_not_run", "the program did not run"))
+        return SelfTest(last_error or Message("program_did_not_run", "the program did not run"))
     result = _read_back(started, folder / "run")
     return replace(result, error=last_error or result.error) if result.error else result
+
+
+def _kill_processes_of(folder: Path) -> None:
+    """Kill every process that has our folder in its environment."""
+    for process in list_processes():
+        with contextlib.suppress(*UNREADABLE):
+            if any(value.startswith(f"{folder}/") for value in process.environ().values()):
+                process.kill()
 
 
 def _read_back(started: SelfTest, directory: Path) -> SelfTest:
@@ -421,21 +365,3 @@ def _find_last_error(output: str, folder: Path) -> Message | None:
     last = Message.parse(ours[-1]) if ours else Message("launcher_failed", lines[-1])
     text = last.partition("; see ")[0].replace(f"{folder}/run/", "").replace(f"{folder}/tmp/", "")
     return Message(last.code, text)
-
-
-def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Kill the launcher, and every process that has our folder in its environment."""
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    process.wait()
-    for pid in _processes_of(folder):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _processes_of(folder: Path) -> Iterator[int]:
-    for process in list_processes():
-        if process.pid != os.getpid():
-            with contextlib.suppress(*UNREADABLE):
-                if any(value.startswith(f"{folder}/") for value in process.environ().values()):
-                    yield process.pid

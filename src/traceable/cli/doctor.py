@@ -1,12 +1,13 @@
 """Check this machine before the first run: what `traceable run` lacks here, and how to fix it.
 
-    traceable doctor [-o DIR] [--json]
+    traceable doctor [-o DIR] [--json] [CHECK ...]
     traceable doctor --report PATH [--json]
 
 Checks Python, nsys, ncu, the driver, the GPUs, space and permissions, and records and reads back a test program with
-each collector. Takes a few seconds, 15 at most. The exit code is 0 if a run with default options lacks nothing (a note
-is about something that only other options need), 1 with warnings (runs are recorded, but something is missing), 2 with
-problems (something installed does not work). traceable help doctor
+each collector. With names of checks, as it prints them, runs these only. Takes a few seconds, 15 at most. The exit code
+is 0 if a run with default options lacks nothing (a note is about something that only other options need), 1 with
+warnings (runs are recorded, but something is missing), 2 with problems (something installed does not work).
+traceable help doctor
 
 With --report, explains why a run or a report contains nothing, or less than it should. traceable help diagnosis
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from traceable.checks import doctor
 from traceable.cli import diagnosis
 from traceable.cli.progress import Progress
+from traceable.errors import UsageError
 from traceable.finding import NOTE, OK, PROBLEM, SEVERITIES, WARNING, worst_severity
 from traceable.protocol import run_dir
 from traceable.report.page import Page
@@ -32,6 +34,7 @@ EXIT_CODES = {OK: 0, NOTE: 0, WARNING: 1, PROBLEM: 2}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
+    parser.add_argument("checks", metavar="CHECK", nargs="*", help="name of a check to run (default: all)")
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="output directory (default: traceable-runs)")
     parser.add_argument(
         "--report",
@@ -45,11 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings and return the exit code."""
     if arguments.report is not None:
+        if arguments.checks:
+            raise UsageError(
+                "arguments_invalid", "--report takes no names of checks", "type `traceable doctor --report PATH`"
+            )
         return diagnosis.report_diagnosis(arguments.report, as_json=arguments.json)
     try:
         with Progress() as progress:
-            progress("recording a test program with each collector")
-            findings = doctor.run_checks(arguments.output or run_dir.PARENT)
+            progress("checking this machine")
+            findings = doctor.run_checks(arguments.output or run_dir.PARENT, arguments.checks)
     except KeyboardInterrupt:
         return 130
     severity = worst_severity(findings)

@@ -34,6 +34,7 @@ from traceable.cli.profile import (
 )
 from traceable.cli.run import exit_with_status
 from traceable.cli.run import take_program as take_program
+from traceable.collectors import tools
 from traceable.errors import Message, MissingDataError, TraceableError, UsageError
 from traceable.launch import launcher, ncu, target
 from traceable.protocol import run_dir
@@ -127,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     request, lines = _select_kernels(request, arguments)
     annotate.check_reachable(targets, request.target.command(target.get_interpreter_flags()))
     ncu.check_request(request)
-    install = None if arguments.dry_run else ncu.find_ncu(for_ranges=request.range_name is not None)
+    install = None if arguments.dry_run else tools.find_ncu(for_ranges=request.range_name is not None)
     for line in lines:
         log(line)
     if install is None:

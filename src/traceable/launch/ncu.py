@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from traceable.collectors.base import Plan
 from traceable.collectors.nsys.collector import EXEC_SHIM
-from traceable.collectors.tools import find_tool, parse_version_numbers, quote_last_line, run_tool
+from traceable.collectors.tools import find_ncu, quote_last_line, run_tool
 from traceable.errors import CollectorError, UsageError
 from traceable.launch import supervisor, target
 from traceable.protocol import environment, run_dir
@@ -39,20 +38,6 @@ CLOCKS = ("base", "none")
 
 NO_DEPLOYMENT = {"NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
 """Without it every ncu, even one that only reads a report, copies its section files into the user's ~/Documents."""
-
-_OLDEST_FOR_RANGES = [2022, 2]
-"""The first version whose `--nvtx-include` takes regular expressions, as our filters are (release notes of 2022.2)."""
-
-_INSTALL_FOLDERS = (
-    "/opt/nvidia/nsight-compute/*",
-    "/usr/local/cuda*/bin",
-    "/usr/local/cuda*/nsight-compute*",
-    "/usr/local/NVIDIA-Nsight-Compute*",
-    "/usr/lib/nsight-compute",
-)
-"""Where NVIDIA's own packages, the CUDA toolkit and Debian put ncu when it is not on PATH."""
-
-_VERSION = re.compile(r"^Version\s+(\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -99,25 +84,6 @@ class NcuRequest:
 
 
 # ---- the installed ncu
-
-
-def find_ncu(*, for_ranges: bool = False) -> tuple[Path, str]:
-    """Return the executable of ncu and its version: that of TRACEABLE_NCU, else the first that works.
-
-    Args:
-        for_ranges: it must be able to select launches by range.
-
-    Raises:
-        CollectorError: there is none, none that works, or it is too old.
-    """
-    remedy = f"install Nsight Compute, set {environment.NCU} to the path of ncu, or print the command with --dry-run"
-    missing = CollectorError("ncu_not_installed", "ncu is not installed", remedy)
-    executable, version = find_tool(NAME, environment.NCU, _INSTALL_FOLDERS, _VERSION, missing)
-    numbers = parse_version_numbers(version)[:2]
-    if for_ranges and numbers and numbers < _OLDEST_FOR_RANGES:
-        problem = f"ncu {version} does not support regular expressions of ranges, 2022.2 does"
-        raise CollectorError("ncu_too_old", problem, "install a newer one, or remove --range")
-    return executable, version
 
 
 def export_csv(report: Path) -> str:

@@ -10,6 +10,10 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 RUN_DIR = "TRACEABLE_RUN_DIR"
 """Absolute path of the run directory that the launcher created. Set for the program and all its children."""
 
@@ -141,9 +145,9 @@ _FALSE = frozenset({"", "0", "false", "no", "off"})
 _printed_warnings: set[tuple[str, str]] = set()
 
 
-def read_flag(name: str) -> bool:
+def read_flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Read a yes/no variable: 1/true/yes/on against 0/false/no/off, unset or empty (any case)."""
-    value = os.environ.get(name, "").strip().lower()
+    value = environ.get(name, "").strip().lower()
     if value in _TRUE:
         return True
     if value not in _FALSE:

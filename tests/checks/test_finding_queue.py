@@ -21,8 +21,9 @@ from tests.checks.test_findings import LAUNCH, WORDS, Made, alike, no_steps, pla
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps
 from traceable.checks.performance import findings
-from traceable.checks.performance_rules.evidence import Evidence, PerformanceRule
+from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.module_loading import MODULE_LOADING
+from traceable.checks.performance_rules.rule import PerformanceRule
 from traceable.checks.performance_rules.shared_gpu import SHARED_GPU
 from traceable.checks.performance_rules.uneven_equal_steps import UNEVEN_EQUAL_STEPS
 from traceable.trace import load, model

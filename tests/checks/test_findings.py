@@ -25,7 +25,8 @@ from traceable.analysis.memory import get_host_link_gb_per_s
 from traceable.analysis.steps import find_steady_interval, steps
 from traceable.analysis.table import Table
 from traceable.checks.performance import RULES, findings
-from traceable.checks.performance_rules.evidence import Evidence, max_saving_ns
+from traceable.checks.performance_rules.call_savings import max_saving_ns
+from traceable.checks.performance_rules.evidence import Evidence
 from traceable.errors import MissingDataError, UsageError
 from traceable.finding import Finding
 from traceable.trace import load, model

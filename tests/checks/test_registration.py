@@ -18,7 +18,7 @@ from traceable.cli.main import main
 pytestmark = pytest.mark.slow
 
 PERFORMANCE_RULE = """
-from traceable.checks.performance_rules.evidence import PerformanceRule, Threshold, make_finding, make_share_threshold
+from traceable.checks.performance_rules.rule import PerformanceRule, Threshold, make_finding, make_share_threshold
 
 def find_many_ranges(evidence, values):
     count = len(evidence.context.trace.ranges)

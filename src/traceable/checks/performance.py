@@ -20,7 +20,7 @@ from traceable.checks.performance_rules.allocation_in_steady_state import ALLOCA
 from traceable.checks.performance_rules.bimodal_steps import BIMODAL_STEPS
 from traceable.checks.performance_rules.blocked_event_loop import BLOCKED_EVENT_LOOP
 from traceable.checks.performance_rules.device_imbalance import DEVICE_IMBALANCE
-from traceable.checks.performance_rules.evidence import Evidence, PerformanceRule
+from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.gc_in_hot_range import GC_IN_HOT_RANGE
 from traceable.checks.performance_rules.launch_bound import LAUNCH_BOUND
 from traceable.checks.performance_rules.launch_queue_full import LAUNCH_QUEUE_FULL
@@ -30,6 +30,7 @@ from traceable.checks.performance_rules.low_utilization import LOW_UTILIZATION
 from traceable.checks.performance_rules.module_loading import MODULE_LOADING
 from traceable.checks.performance_rules.pageable_copies import PAGEABLE_COPIES
 from traceable.checks.performance_rules.queued_gaps import QUEUED_GAPS
+from traceable.checks.performance_rules.rule import PerformanceRule
 from traceable.checks.performance_rules.shared_gpu import SHARED_GPU
 from traceable.checks.performance_rules.small_h2d_copies import SMALL_H2D_COPIES
 from traceable.checks.performance_rules.sync_in_hot_range import SYNC_IN_HOT_RANGE

@@ -9,18 +9,15 @@ from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import merge_intervals
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.name_patterns import ALLOCATION_CALLS
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.call_savings import contains, max_saving_ns
+from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.places import format_range_name, join_words
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
-    contains,
-    format_range_name,
-    join_words,
     make_finding,
     make_share_threshold,
-    max_saving_ns,
-    union_ns,
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.grouping import sum_groups
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import format_range_name
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
-    format_range_name,
     make_finding,
     make_share_threshold,
 )

@@ -10,16 +10,14 @@ from collections import Counter
 import numpy as np
 
 from traceable.analysis.loop_blocks import Blocks, find_blocked_coroutines, find_blocks, find_longest_instances
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.places import format_range_name, join_words
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
-    format_range_name,
-    join_words,
     make_finding,
     make_share_threshold,
-    union_ns,
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding

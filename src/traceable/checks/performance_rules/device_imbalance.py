@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.grouping import number_groups
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import format_gpu, join_words
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
-    format_gpu,
-    join_words,
     make_finding,
     make_share_threshold,
 )

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
+from traceable.analysis.context import Context
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.operations import KERNEL
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import fold_range_names, format_gpu, format_range_name
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
-    RangePaths,
     Threshold,
     Values,
-    format_gpu,
-    format_range_name,
     make_finding,
     make_share_threshold,
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.model import Bool
+from traceable.trace.model import Bool, Int64
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration
 
@@ -105,6 +105,73 @@ def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, lea
             pid=evidence.only_pid(lane),
             count=int(number[place]),
         )
+
+
+_MIN_CHILD_SHARE = 0.8
+"""A range inside another is reported instead if it has this share of the other's sum."""
+
+
+class RangePaths:
+    """The range paths of a trace, numbered, and one more for what is outside every range."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        names = fold_range_names(context)
+        numbers: dict[tuple[str, ...], int] = {}
+        of_path = [
+            numbers.setdefault(tuple(names[name] for name in path), len(numbers)) for path in context.instances.paths
+        ]
+        self._of_path = np.array([*of_path, len(numbers)], np.int64)
+        self._paths = tuple(numbers)
+        self._parent = np.array([numbers.get(path[:-1], -1) for path in self._paths], np.int64)
+        self._depth = np.array([len(path) for path in self._paths], np.int64)
+
+    @property
+    def outside(self) -> int:
+        """The number of what is outside every range."""
+        return len(self._paths)
+
+    @cached_property
+    def _of_instance(self) -> Int64:
+        return np.append(self._of_path[self._context.instances.path], self.outside)
+
+    def sum_operations(self, operation: Int64, value: Int64 | None = None) -> Int64:
+        """Return of each place the sum of a value (or the number) of the operations that belong to it."""
+        of_place = np.zeros(self.outside + 1, np.int64)
+        np.add.at(of_place, self._of_instance[self._context.innermost[operation]], 1 if value is None else value)
+        for depth in range(int(self._depth.max(initial=0)), 1, -1):
+            here = np.flatnonzero((self._depth == depth) & (self._parent >= 0))
+            np.add.at(of_place, self._parent[here], of_place[here])
+        return of_place
+
+    def find_deepest(self, total: Int64, least: float) -> Iterator[int]:
+        """Yield for each outermost path with at least `least` the deepest place that has most of its total.
+
+        From each path it goes down to the one inside it that has the most (of equals the first), as long as that has
+        _MIN_CHILD_SHARE of it.
+        """
+        inside: dict[int, list[int]] = {}
+        for path, parent in enumerate(self._parent.tolist()):
+            inside.setdefault(parent, []).append(path)
+        for place in [*inside.get(-1, ()), self.outside]:
+            if total[place] < max(1.0, least):
+                continue
+            at = place
+            while children := inside.get(at):
+                most = max(children, key=lambda child: int(total[child]))
+                if total[most] < _MIN_CHILD_SHARE * total[at]:
+                    break
+                at = most
+            yield at
+
+    def get_range(self, place: int) -> tuple[str | None, str | None]:
+        """Return the name of the range of a place, and the domain where it is the same for all of them."""
+        if place == self.outside:
+            return None, None
+        names, instances = self._context.trace.names, self._context.instances
+        domains = distinct(instances.domain[self._of_instance[:-1] == place]).tolist()
+        domain = names[domains[0]] if len(domains) == 1 and domains[0] >= 0 else None
+        return self._paths[place][-1], domain
 
 
 LAUNCH_BOUND = PerformanceRule(

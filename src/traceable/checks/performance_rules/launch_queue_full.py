@@ -7,15 +7,9 @@ import numpy as np
 from traceable.analysis.cached_queries import select_overheads
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_intervals, union_by_lane
 from traceable.analysis.name_patterns import QUEUE_FULL_OVERHEAD
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
-    PerformanceRule,
-    Threshold,
-    Values,
-    format_gpu,
-    join_words,
-    make_finding,
-)
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import format_gpu, join_words
+from traceable.checks.performance_rules.rule import PerformanceRule, Threshold, Values, make_finding
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
 from traceable.trace.rows import distinct

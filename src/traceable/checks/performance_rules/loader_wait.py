@@ -8,14 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.steps import find_loader_wait_instances
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
     make_finding,
     make_share_threshold,
-    union_ns,
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding

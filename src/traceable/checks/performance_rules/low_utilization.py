@@ -7,12 +7,12 @@ import numpy as np
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.gpus import check_graphs_recorded
 from traceable.analysis.grouping import sum_groups
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import format_gpu
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
-    format_gpu,
     make_finding,
     make_share_threshold,
 )

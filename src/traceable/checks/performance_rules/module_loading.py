@@ -12,15 +12,9 @@ from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.intervals import merge_intervals, overlaps_any
 from traceable.analysis.name_patterns import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
-    PerformanceRule,
-    Values,
-    format_gpu,
-    join_words,
-    make_finding,
-    make_share_threshold,
-)
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import format_gpu, join_words
+from traceable.checks.performance_rules.rule import PerformanceRule, Values, make_finding, make_share_threshold
 from traceable.finding import Finding
 from traceable.trace.model import Int64
 from traceable.trace.rows import distinct

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.checks.performance_rules.evidence import (
+from traceable.checks.performance_rules.copies import (
     D2H,
     H2D,
     Copies,
     CopyPlace,
-    Evidence,
     OneOffCopies,
-    PerformanceRule,
-    Threshold,
-    Values,
     compute_copy_shares,
     group_copies_by_place,
     has_known_peak,
-    make_finding,
-    make_share_threshold,
     max_copy_saving_ns,
     sum_bytes_and_min_ns,
-    union_ns,
+)
+from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.rule import (
+    PerformanceRule,
+    Threshold,
+    Values,
+    make_finding,
+    make_share_threshold,
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding

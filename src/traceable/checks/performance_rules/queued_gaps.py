@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
-    PerformanceRule,
-    Values,
-    format_gpu,
-    make_finding,
-    make_share_threshold,
-    select_queued_gaps,
-)
+from traceable.checks.performance_rules.evidence import Evidence, select_queued_gaps
+from traceable.checks.performance_rules.places import format_gpu
+from traceable.checks.performance_rules.rule import PerformanceRule, Values, make_finding, make_share_threshold
 from traceable.finding import Finding
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration

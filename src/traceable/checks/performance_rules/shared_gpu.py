@@ -7,15 +7,14 @@ import numpy as np
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import Gaps
 from traceable.analysis.labels import label_operations
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.evidence import Evidence, select_queued_gaps
+from traceable.checks.performance_rules.places import format_gpu
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
-    format_gpu,
     make_finding,
     make_share_threshold,
-    select_queued_gaps,
 )
 from traceable.finding import LIKELY, Finding
 from traceable.trace.model import Bool, Int64

@@ -8,17 +8,16 @@ from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.labels import get_operation_name, label_operations, strip_call_version
 from traceable.analysis.name_patterns import COPY_CALLS
 from traceable.analysis.sync import Waits, attribute_waits, find_waiting_calls
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
-    OneOffCopies,
+from traceable.checks.performance_rules.call_savings import max_saving_ns
+from traceable.checks.performance_rules.copies import OneOffCopies
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import format_range_name, join_words
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
-    format_range_name,
-    join_words,
     make_finding,
     make_share_threshold,
-    max_saving_ns,
 )
 from traceable.finding import Finding
 from traceable.trace.model import Bool, Int64

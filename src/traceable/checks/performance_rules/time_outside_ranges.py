@@ -9,12 +9,12 @@ from traceable.analysis.intervals import Lanes, find_gaps, overlaps_any
 from traceable.analysis.loop_blocks import find_blocks
 from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.recording_gaps import find_unrecorded_spans
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import format_range_name
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
-    format_range_name,
     make_finding,
     make_share_threshold,
 )

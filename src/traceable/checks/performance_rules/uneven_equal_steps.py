@@ -15,12 +15,12 @@ from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.labels import get_operation_name, label_operations
 from traceable.analysis.steps import infer_steps
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import format_range_name
+from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
     Values,
-    format_range_name,
     make_finding,
     make_share_threshold,
 )

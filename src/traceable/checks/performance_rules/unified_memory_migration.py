@@ -14,15 +14,9 @@ from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import build_lanes, measure_covered_ns, merge_intervals, union_by_lane
 from traceable.analysis.name_patterns import match_names
 from traceable.analysis.operations import KERNEL
-from traceable.checks.performance_rules.evidence import (
-    Evidence,
-    PerformanceRule,
-    Threshold,
-    Values,
-    format_gpu,
-    join_words,
-    make_finding,
-)
+from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.places import format_gpu, join_words
+from traceable.checks.performance_rules.rule import PerformanceRule, Threshold, Values, make_finding
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
 from traceable.trace.model import Bool, Int64

@@ -284,6 +284,15 @@ def merge_intervals(start_ns: Int64, end_ns: Int64) -> Union:
     return union_by_lane(start_ns, end_ns, Lanes(order, np.array([0, len(order)])))
 
 
+def contains(within: Union, at_ns: Int64) -> Bool:
+    """Return which times lie in a union of one lane, the ends of its intervals not included."""
+    if not len(within.start_ns):
+        return np.zeros(len(at_ns), np.bool_)
+    last = np.searchsorted(within.start_ns, at_ns, "right") - 1
+    is_inside: Bool = (last >= 0) & (at_ns < within.end_ns[np.maximum(last, 0)])
+    return is_inside
+
+
 _BLOCK = 64
 """Rows that are skipped at once if none of them is near."""
 

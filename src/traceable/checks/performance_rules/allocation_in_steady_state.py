@@ -6,10 +6,10 @@ import numpy as np
 
 from traceable.analysis.cached_queries import select_calls
 from traceable.analysis.grouping import number_groups, sum_groups
-from traceable.analysis.intervals import merge_intervals
+from traceable.analysis.intervals import contains, merge_intervals
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.name_patterns import ALLOCATION_CALLS
-from traceable.checks.performance_rules.call_savings import contains, max_saving_ns
+from traceable.checks.performance_rules.call_savings import max_saving_ns
 from traceable.checks.performance_rules.evidence import Evidence, union_ns
 from traceable.checks.performance_rules.places import format_range_name, join_words
 from traceable.checks.performance_rules.rule import (
@@ -35,7 +35,7 @@ def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Fi
     potential_saving_ns: the bound of `max_saving_ns` for these calls.
     """
     evidence.require_calls()
-    trace, calls = evidence.context.trace, evidence.context.trace.calls
+    calls = evidence.context.trace.calls
     allocating = select_calls(evidence.context, ALLOCATION_CALLS)
     if not len(allocating):
         return []
@@ -43,8 +43,7 @@ def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Fi
     steady = steps["steady"]
     if not steady.any():
         raise MissingDataError("no_steady_step", "no step is in the steady state", "record more steps")
-    pid = np.array([trace.processes[thread.process].pid for thread in trace.threads], np.int64)
-    of_call = pid[calls.thread[allocating]]
+    of_call = np.array(evidence.pids)[evidence.process_of_thread[calls.thread[allocating]]]
     findings = []
     for one in distinct(steps["pid"][steady]).tolist():
         mine = steady & (steps["pid"] == one)

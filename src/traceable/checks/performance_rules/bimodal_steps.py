@@ -92,7 +92,7 @@ def _where(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: B
     """Write in which range the slow steps have most of their excess on average, by self time."""
     context = evidence.context
     instances, labels = context.instances, evidence.labels
-    pids = np.array([context.trace.processes[thread.process].pid for thread in context.trace.threads], np.int64)
+    pids = np.array(evidence.pids)[evidence.process_of_thread]
     order = np.argsort(start_ns, kind="stable")
     at = np.searchsorted(start_ns[order], instances.start_ns, "right") - 1
     step = order[np.maximum(at, 0)]

@@ -51,7 +51,7 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
     culprit = find_longest_instances(context, some)
     labels = evidence.labels
     label = labels.of_instance[culprit]
-    process = np.array([thread.process for thread in context.trace.threads], np.int64)[some.thread]
+    process = evidence.process_of_thread[some.thread]
     # Outside all ranges the callback is all that is known.
     callback = np.where(culprit < 0, some.callback, -1)
     findings = []
@@ -92,9 +92,7 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
                 ),
                 potential_saving_ns=took,
                 total_ns=union_ns(some.start_ns[here], some.end_ns[here]),
-                before_steady_ns=evidence.before_steady_or_none(
-                    union_ns(*evidence.clip_before_steady(some.start_ns[here], some.end_ns[here]))
-                ),
+                before_steady_ns=evidence.union_before_steady_ns(some.start_ns[here], some.end_ns[here]),
                 range=name,
                 domain=domain,
                 pid=evidence.pids[one[2]],
@@ -113,7 +111,7 @@ def _where(evidence: Evidence, culprit: Int64, process: int) -> str:
     while len(deeper := np.flatnonzero(parent[roots] >= 0)):
         roots[deeper] = parent[roots[deeper]]
     labels, own = evidence.labels, set(culprit.tolist())
-    of_process = np.array([thread.process == process for thread in evidence.context.trace.threads])[instances.thread]
+    of_process = evidence.process_of_thread[instances.thread] == process
     totals = Counter(labels.of_instance[np.flatnonzero((parent < 0) & of_process)].tolist())
     counts = Counter(int(labels.of_instance[root]) for root in set(roots.tolist()) - own)
     words = [

@@ -9,13 +9,10 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import compute_timelines
 from traceable.analysis.interval_index import expand_slices
-from traceable.analysis.intervals import (
-    Union,
-    merge_intervals,
-)
+from traceable.analysis.intervals import Union, contains, merge_intervals
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.sync import find_waiting_calls
-from traceable.trace.model import Bool, Int64, NDArray
+from traceable.trace.model import Int64, NDArray
 from traceable.trace.rows import distinct
 
 TYPE_CHECKING = False
@@ -47,8 +44,7 @@ def max_saving_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int
     Returns:
         The bound in ns, and the second of the three times.
     """
-    trace = evidence.context.trace
-    process = np.array([one.process for one in trace.threads], np.int64)[thread]
+    process = evidence.process_of_thread[thread]
     until = _next_wait_ns(evidence.context, thread, start_ns)
     starts, ends = [start_ns[:0]], [start_ns[:0]]
     processes = distinct(process).tolist()
@@ -127,12 +123,3 @@ def _shared(start_ns: Int64, end_ns: Int64, within: Union) -> tuple[Int64, Int64
     number[end_ns <= start_ns] = 0
     row, other = np.repeat(np.arange(len(start_ns)), number), expand_slices(first, number)
     return row, np.maximum(start_ns[row], within.start_ns[other]), np.minimum(end_ns[row], within.end_ns[other])
-
-
-def contains(within: Union, at_ns: Int64) -> Bool:
-    """Return which times lie in a union of one lane, the ends of its intervals not included."""
-    if not len(within.start_ns):
-        return np.zeros(len(at_ns), np.bool_)
-    last = np.searchsorted(within.start_ns, at_ns, "right") - 1
-    is_inside: Bool = (last >= 0) & (at_ns < within.end_ns[np.maximum(last, 0)])
-    return is_inside

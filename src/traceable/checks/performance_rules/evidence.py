@@ -34,7 +34,6 @@ LAUNCH_LATENCY_NS = 20_000
 
 _QUEUED = CAUSES.index("queued")
 
-
 STEADY, RECORDING = "steady", "recording"
 """The scope of bounds: the steady part, or the whole recording if no steady part is known."""
 
@@ -72,6 +71,11 @@ class Evidence:
         self.get_view = get_view
         self.pids = tuple(process.pid for process in context.trace.processes)
         self._cause = np.empty(0, np.int8)
+
+    @cached_property
+    def process_of_thread(self) -> Int64:
+        """The process of each thread, an index into `pids`."""
+        return np.array([thread.process for thread in self.context.trace.threads], np.int64)
 
     @cached_property
     def active_gpus(self) -> Gpus:
@@ -155,6 +159,10 @@ class Evidence:
         """Return a sum of `before_steady_ns` as the column of a finding: None where no steady part is known."""
         return None if self.scope.unsteady_reason else ns
 
+    def union_before_steady_ns(self, start_ns: Int64, end_ns: Int64) -> int | None:
+        """Return for how long any of the intervals lasts before the steady part; None where no such part is known."""
+        return self.before_steady_or_none(union_ns(*self.clip_before_steady(start_ns, end_ns)))
+
     @property
     def gaps(self) -> Gaps:
         """When each GPU was idle between its first and its last operation, but for gaps that span two windows.
@@ -195,6 +203,22 @@ class Evidence:
             causes = classify_gaps(self.context, self.gaps.take(missing), self.gpu_of_operation, LAUNCH_LATENCY_NS)
             self._cause[missing] = causes
         return self._cause[which]
+
+    @cached_property
+    def queued_gaps(self) -> Gaps:
+        """The gaps whose cause is `queued`.
+
+        Raises:
+            MissingDataError: no launch is recorded, or graphs ran that left no operation.
+        """
+        self.require_launches()
+        error = check_graphs_recorded(self.context)
+        if error is not None:
+            raise error
+        # Causes are expensive to compute; shorter gaps are never queued.
+        which = self.gaps.end_ns - self.gaps.start_ns > LAUNCH_LATENCY_NS
+        which[which] = self.causes(which) == _QUEUED
+        return self.gaps.take(which)
 
     @cached_property
     def busy_without_nccl(self) -> Union:
@@ -260,6 +284,15 @@ class Evidence:
                 "no_calls_recorded", "no CUDA API calls in the trace", "record with --trace=cuda,nvtx"
             )
 
+    def require_launches(self) -> None:
+        """Raise MissingDataError where the launch of no GPU operation is recorded."""
+        if not (self.context.launches.call_of >= 0).any():
+            raise MissingDataError(
+                "launches_not_recorded",
+                "no launch call is recorded for any GPU operation",
+                "record the launches too, with --trace=cuda,nvtx",
+            )
+
     def require_ranges(self) -> None:
         """Raise MissingDataError where the trace holds no ranges."""
         if not len(self.context.instances):
@@ -272,25 +305,3 @@ def union_ns(start_ns: Int64, end_ns: Int64) -> int:
     """Return for how long any of the intervals lasts."""
     some = end_ns > start_ns
     return int(merge_intervals(start_ns[some], end_ns[some]).total_ns()[0])
-
-
-def select_queued_gaps(evidence: Evidence) -> Gaps:
-    """Return the gaps whose cause is `queued`.
-
-    Raises:
-        MissingDataError: no launch is recorded, or graphs ran that left no operation.
-    """
-    if not (evidence.context.launches.call_of >= 0).any():
-        raise MissingDataError(
-            "launches_not_recorded",
-            "no launch call is recorded for any GPU operation",
-            "record the launches too, with --trace=cuda,nvtx",
-        )
-    error = check_graphs_recorded(evidence.context)
-    if error is not None:
-        raise error
-    gaps = evidence.gaps
-    # Causes are expensive to compute; shorter gaps are never queued.
-    which = gaps.end_ns - gaps.start_ns > LAUNCH_LATENCY_NS
-    which[which] = evidence.causes(which) == _QUEUED
-    return gaps.take(which)

@@ -32,7 +32,7 @@ def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
     rows = np.flatnonzero((instances.domain == context.trace.name_index(GC_DOMAIN)) & instances.entered)
     if not len(rows):
         raise MissingDataError("gc_not_recorded", "no garbage collection in the trace", "record with --record-gc")
-    process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread]
+    process = evidence.process_of_thread[instances.thread]
     trace = context.trace if context.trace.cut is None else context.trace.cut.whole
     generation = trace.ranges.payload[context.range_of_instance[rows]]
     parent = instances.parent[rows]
@@ -63,7 +63,7 @@ def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
                 ),
                 potential_saving_ns=took,
                 total_ns=union_ns(start, end),
-                before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
+                before_steady_ns=evidence.union_before_steady_ns(start, end),
                 range=name,
                 domain=domain,
                 pid=evidence.pids[of],

@@ -20,7 +20,6 @@ from traceable.checks.performance_rules.rule import (
     make_finding,
     make_share_threshold,
 )
-from traceable.errors import MissingDataError
 from traceable.finding import Finding
 from traceable.trace.model import Bool, Int64
 from traceable.trace.rows import distinct
@@ -44,12 +43,7 @@ def find_launch_bound_ranges(evidence: Evidence, values: Values) -> list[Finding
     context = evidence.context
     evidence.require_calls()
     call = context.launches.call_of[evidence.gaps.after]
-    if not (context.launches.call_of >= 0).any():
-        raise MissingDataError(
-            "launches_not_recorded",
-            "no launch call is recorded for any GPU operation",
-            "record the launches too, with --trace=cuda,nvtx",
-        )
+    evidence.require_launches()
     gaps = evidence.gaps
     length = gaps.end_ns - gaps.start_ns
     late = (length <= 1_000 * values["gap"]) & (call >= 0)

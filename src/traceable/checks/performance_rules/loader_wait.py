@@ -37,7 +37,7 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
             "no wait for the next item of a loop in the trace",
             "iterate over traceable.steps(loader)",
         )
-    process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread[waits]]
+    process = evidence.process_of_thread[instances.thread[waits]]
     findings = []
     for one in distinct(process).tolist():
         start, end = instances.start_ns[waits[process == one]], instances.end_ns[waits[process == one]]
@@ -63,7 +63,7 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
                 ),
                 potential_saving_ns=min(took, evidence.max_host_saving_ns(one)) if uses_gpu else took,
                 total_ns=union_ns(start, end),
-                before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
+                before_steady_ns=evidence.union_before_steady_ns(start, end),
                 range=name,
                 pid=evidence.pids[one],
                 count=len(length),

@@ -57,7 +57,7 @@ def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
         raise MissingDataError(
             "no_lock_waits_recorded", "no range has a name of a wait for a lock or a queue", "annotate the waits"
         )
-    process = np.array([thread.process for thread in context.trace.threads], np.int64)[instances.thread]
+    process = evidence.process_of_thread[instances.thread]
     label, around = labels.of_instance[rows], labels.of_instance[instances.parent[rows]]
     findings = []
     for one, outer, of in sorted({*zip(label.tolist(), around.tolist(), process[rows].tolist(), strict=True)}):
@@ -85,7 +85,7 @@ def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
                 potential_saving_ns=took,
                 certainty=LIKELY,
                 total_ns=union_ns(start, end),
-                before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
+                before_steady_ns=evidence.union_before_steady_ns(start, end),
                 range=name,
                 domain=domain,
                 pid=evidence.pids[of],

@@ -10,9 +10,9 @@ import numpy as np
 from traceable.analysis.cached_queries import select_calls, select_overheads
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
-from traceable.analysis.intervals import merge_intervals, overlaps_any
+from traceable.analysis.intervals import overlaps_any
 from traceable.analysis.name_patterns import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
-from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.evidence import Evidence, union_ns
 from traceable.checks.performance_rules.places import format_gpu, join_words
 from traceable.checks.performance_rules.rule import PerformanceRule, Values, make_finding, make_share_threshold
 from traceable.finding import Finding
@@ -38,20 +38,18 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     overhead, call = select_overheads(context, MODULE_LOAD_OVERHEAD), select_calls(context, MODULE_LOAD_CALLS)
     start = np.append(trace.overheads.start_ns[overhead], trace.calls.start_ns[call])
     end = np.append(trace.overheads.end_ns[overhead], trace.calls.end_ns[call])
-    of_thread = np.array([thread.process for thread in trace.threads], np.int64)
-    process = np.append(trace.overheads.process[overhead], of_thread[trace.calls.thread[call]])
+    process = np.append(trace.overheads.process[overhead], evidence.process_of_thread[trace.calls.thread[call]])
     users = distinct(context.gpu.process).tolist()
     waiting = _waiting_ns(evidence, start, end)
     findings = []
     for one in users:
         mine = process == one
-        whole = int(merge_intervals(start[mine], end[mine]).total_ns()[0])
+        whole = union_ns(start[mine], end[mine])
         if not whole:
             continue
         begin, until = evidence.clip_to_scope(start[mine], end[mine])
         inside = until > begin
-        took = int(merge_intervals(begin, until).total_ns()[0])
-        before = int(merge_intervals(*evidence.clip_before_steady(start[mine], end[mine])).total_ns()[0])
+        took = union_ns(begin, until)
         lanes = [lane for lane in np.flatnonzero(waiting).tolist() if one in evidence.active_gpus.processes[lane]]
         idle = [f"{format_gpu(evidence.device_number(lane))} {format_duration(int(waiting[lane]))}" for lane in lanes]
         waits = f"; in gaps that it explains, {join_words(idle)} idle" if idle else ""
@@ -64,7 +62,7 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
                 fix="launch each kernel once in a warm-up, or set CUDA_MODULE_LOADING=EAGER",
                 potential_saving_ns=min(took, evidence.max_host_saving_ns(one)),
                 total_ns=whole,
-                before_steady_ns=evidence.before_steady_or_none(before),
+                before_steady_ns=evidence.union_before_steady_ns(start[mine], end[mine]),
                 pid=evidence.pids[one],
                 count=int(inside.sum()),
                 start_ns=int(begin.min(where=inside, initial=evidence.scope.end_ns)),

@@ -84,7 +84,7 @@ def _pageable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64) 
         fix="keep this memory pinned (pin_memory(), cudaHostAlloc) and copy it asynchronously (non_blocking=True)",
         potential_saving_ns=min(took - round(least), max_copy_saving_ns(evidence, copies, row)),
         total_ns=union_ns(start, end),
-        before_steady_ns=evidence.before_steady_or_none(union_ns(*evidence.clip_before_steady(start, end))),
+        before_steady_ns=evidence.union_before_steady_ns(start, end),
         range=group.range,
         domain=group.domain,
         device=group.device,

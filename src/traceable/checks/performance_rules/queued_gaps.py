@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traceable.checks.performance_rules.evidence import Evidence, select_queued_gaps
+from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.places import format_gpu
 from traceable.checks.performance_rules.rule import PerformanceRule, Values, make_finding, make_share_threshold
 from traceable.finding import Finding
@@ -16,7 +16,7 @@ def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
     potential_saving_ns: the summed length of the gaps whose cause is `queued`. The operations do not become shorter by
     starting at once.
     """
-    gaps = select_queued_gaps(evidence)
+    gaps = evidence.queued_gaps
     findings = []
     for lane in distinct(gaps.lane).tolist():
         mine = gaps.take(gaps.lane == lane)

@@ -7,7 +7,7 @@ import numpy as np
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import Gaps
 from traceable.analysis.labels import label_operations
-from traceable.checks.performance_rules.evidence import Evidence, select_queued_gaps
+from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.places import format_gpu
 from traceable.checks.performance_rules.rule import (
     PerformanceRule,
@@ -34,7 +34,7 @@ def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
     potential_saving_ns: the summed length of those that are alike: on a GPU of its own the operations begin at once.
     """
     findings = []
-    queued = select_queued_gaps(evidence)
+    queued = evidence.queued_gaps
     queued = queued.take(evidence.in_scope_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns)
     for lane in distinct(queued.lane).tolist():
         mine = queued.take(queued.lane == lane)

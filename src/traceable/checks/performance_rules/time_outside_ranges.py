@@ -31,7 +31,7 @@ def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding
     evidence.require_ranges()
     context = evidence.context
     trace, instances = context.trace, context.instances
-    process = np.array([thread.process for thread in trace.threads], np.int64)
+    process = evidence.process_of_thread
     # An event loop, or a thread whose GPU works meanwhile, may have nothing to do.
     others = np.isin(process, distinct(context.gpu.process))
     others[find_blocks(context).thread] = True

@@ -80,7 +80,7 @@ def test_the_rules_of_findings_and_their_thresholds_stand_in_the_document_as_the
     for rule in RULES:
         section = re.search(rf"^## {rule.name}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
         assert section, rule.name
-        thresholds = re.findall(r"^\| `(\w+)` \| ([\d .]*\d)", section[1], re.MULTILINE)
-        assert [(name, float(number.replace(" ", ""))) for name, number in thresholds] == [
-            (one.name, one.default) for one in rule.thresholds
+        thresholds = re.findall(r"^\| `(\w+)` \| ([\d.]+)[^|]* \| (.*) \|$", section[1], re.MULTILINE)
+        assert [(name, float(number), meaning) for name, number, meaning in thresholds] == [
+            (one.name, one.default, one.description) for one in rule.thresholds
         ]

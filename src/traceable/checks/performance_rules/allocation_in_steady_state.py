@@ -93,7 +93,7 @@ ALLOCATION_IN_STEADY_STATE = PerformanceRule(
     "allocation_in_steady_state",
     "memory allocated or released in steps after the warm-up",
     (
-        Threshold("per_step", 1, "count", "minimum number of such calls per steady step"),
+        Threshold("per_step", 1, "count", "minimum number of such calls per steady step, on average"),
         make_share_threshold(0.001),
     ),
     find_steady_state_allocations,

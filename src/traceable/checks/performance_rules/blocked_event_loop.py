@@ -143,7 +143,7 @@ BLOCKED_EVENT_LOOP = PerformanceRule(
     "blocked_event_loop",
     "code that blocks an event loop while other coroutines could continue",
     (
-        Threshold("block", 10_000, "us", "minimum time for which the loop runs one task or callback"),
+        Threshold("block", 10_000, "us", "minimum length of a block"),
         make_share_threshold(0.005),
     ),
     find_blocked_event_loops,

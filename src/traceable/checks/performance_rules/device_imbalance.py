@@ -93,7 +93,7 @@ DEVICE_IMBALANCE = PerformanceRule(
     "device_imbalance",
     "GPUs that work longer than others",
     (
-        Threshold("spread", 0.1, "share", "how much less than the busiest the least busy GPU works, at least"),
+        Threshold("spread", 0.1, "share", "minimum difference between the busiest and the least busy GPU"),
         Threshold("member", 0.05, "share", "GPUs with less than this share of the busiest one's work are ignored"),
         make_share_threshold(0.005),
     ),

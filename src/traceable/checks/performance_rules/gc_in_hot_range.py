@@ -79,7 +79,7 @@ GC_IN_HOT_RANGE = PerformanceRule(
     "gc_in_hot_range",
     "garbage collections inside ranges that take much of the time",
     (
-        Threshold("hot", 0.1, "share", "a range is hot if it takes at least this share of the time"),
+        Threshold("hot", 0.1, "share", "minimum share of the time that the range takes, summed over its instances"),
         make_share_threshold(0.005),
     ),
     find_gc_in_hot_ranges,

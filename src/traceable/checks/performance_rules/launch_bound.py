@@ -172,8 +172,8 @@ LAUNCH_BOUND = PerformanceRule(
     "launch_bound",
     "small kernels that are over before the next is launched",
     (
-        Threshold("gap", 100, "us", "longest gap that counts; longer ones are other work of the host"),
-        Threshold("kernel", 20, "us", "longest mean time of a kernel"),
+        Threshold("gap", 100, "us", "maximum length of a gap; longer ones are other work of the host"),
+        Threshold("kernel", 20, "us", "maximum mean duration of a kernel"),
         Threshold("idle", 0.2, "share", "minimum share of such gaps in their sum with the GPU's work"),
         make_share_threshold(0.005),
     ),

@@ -57,7 +57,7 @@ def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]
                 fix=(
                     "reduce the GPU's work: faster host code saves nothing here"
                     if free
-                    else "check `--view streams` for what runs meanwhile: the blocked thread launches nothing else"
+                    else "check `--view streams` for other work meanwhile: the blocked thread launches nothing else"
                 ),
                 potential_saving_ns=None,
                 pid=evidence.pids[process],
@@ -93,6 +93,10 @@ _KINDS_OF_OVERHEAD = "ENUM_CUPTI_OVERHEAD_TYPE"
 LAUNCH_QUEUE_FULL = PerformanceRule(
     "launch_queue_full",
     "hosts so far ahead of the GPU that the launch queue is full",
-    (Threshold("share", 0.01, "share", "minimum time that calls wait, as a share of the recording"),),
+    (
+        Threshold(
+            "share", 0.01, "share", "minimum time that calls wait, as a share of the steady part or the recording"
+        ),
+    ),
     find_full_launch_queues,
 )

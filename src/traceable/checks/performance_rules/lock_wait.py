@@ -81,7 +81,7 @@ def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
                     f"{format_duration(float(np.median(length)))} each (p50; {format_duration(int(length.max()))} at "
                     "most)"
                 ),
-                fix="check the ranges of the other threads for the one that holds it",
+                fix="check the ranges of the other threads for the one that holds the lock",
                 potential_saving_ns=took,
                 certainty=LIKELY,
                 total_ns=union_ns(start, end),
@@ -100,7 +100,10 @@ def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
 LOCK_WAIT = PerformanceRule(
     "lock_wait",
     "waits for locks and queues, by the names of ranges",
-    (Threshold("wait", 0.1, "share", "minimum share of the surrounding range"), make_share_threshold(0.005)),
+    (
+        Threshold("wait", 0.1, "share", "minimum share of the surrounding range's time spent waiting"),
+        make_share_threshold(0.005),
+    ),
     find_lock_waits,
     needs_gpu=False,
 )

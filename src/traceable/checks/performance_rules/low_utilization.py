@@ -26,13 +26,16 @@ _CAUSES = {
     "allocation": ("memory was being allocated", "allocate before, or use a caching allocator"),
     "synchronization": ("the host waited for the GPU before it launched more", "let the host run ahead: wait later"),
     "waiting_copy": ("the host was copying", "copy from pinned memory, asynchronously, ahead of time"),
-    "launch_latency": ("the launch took that long", "launch less: CUDA graphs, fused kernels, a larger batch"),
-    "host_late": ("the host had not launched anything", "see in `--view gaps` what the host did, and do it ahead"),
+    "launch_latency": ("the launch itself took the time", "launch less: CUDA graphs, fused kernels, a larger batch"),
+    "host_late": (
+        "the host had not launched anything",
+        "check `--view gaps` for the work of the host in the gaps, and do it earlier",
+    ),
     "waiting_nccl": ("the GPU was about to run NCCL", "check `--view gaps` for the GPU that came late"),
     "waiting_other_device": ("the GPU waited for another one", "check `--view gaps` for the operations that wait"),
     "waiting_stream": ("the GPU waited for another stream", "check `--view gaps` for streams that wait for each other"),
     "queued": ("the GPU had work and did not run it", "see `queued_gaps`: another process, or waits in the stream"),
-    "unknown": ("the cause is unknown", "see `--view gaps`"),
+    "unknown": ("the cause is unknown", "check `--view gaps` for the operations around the gaps"),
 }
 """For the cause of most idle time: the clause of the message, and the fix."""
 
@@ -96,7 +99,9 @@ LOW_UTILIZATION = PerformanceRule(
     "low_utilization",
     "GPUs that are idle much of the time",
     (
-        Threshold("utilization", 0.5, "share", "a GPU that is busy for at least this share is not reported"),
+        Threshold(
+            "utilization", 0.5, "share", "a GPU that is busy for at least this share of its time is not reported"
+        ),
         make_share_threshold(0.005),
     ),
     find_low_utilization,

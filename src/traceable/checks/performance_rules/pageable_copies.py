@@ -38,10 +38,9 @@ def find_pageable_copies(evidence: Evidence, values: Values) -> list[Finding]:
     Copies of `bytes` or more between host and GPU whose host memory is pageable, by range, direction, process and GPU;
     host-to-device copies that do not recur (`OneOffCopies`) are excluded.
 
-    potential_saving_ns: the time in which such a copy or, from its begin on, the call that made it lasted, less the
-    time that the bytes take at the peak of the link; at most the time that the GPU leaves (`max_copy_saving_ns`). A
-    copy does not exceed the peak of its link. Waits of the calling thread for such copies are not included: see
-    `sync_in_hot_range`.
+    potential_saving_ns: the time in which such a copy or, from its start on, the call that made it lasted, less the
+    time that the bytes take at the peak of the link; at most `max_copy_saving_ns`. A copy does not exceed the peak of
+    its link. Waits of the calling thread for such copies are not included: see `sync_in_hot_range`.
     """
     copies = Copies(evidence.context)
     with_host = (copies.direction == H2D) | (copies.direction == D2H)
@@ -98,7 +97,9 @@ PAGEABLE_COPIES = PerformanceRule(
     "pageable_copies",
     "copies slowed down by pageable memory",
     (
-        Threshold("bytes", 65_536, "bytes", "smaller copies do not count: their rate is not limited by the link"),
+        Threshold(
+            "bytes", 65_536, "bytes", "minimum size of a copy; the rate of smaller ones is not limited by the link"
+        ),
         make_share_threshold(0.005),
     ),
     find_pageable_copies,

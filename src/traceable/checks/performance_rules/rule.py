@@ -118,4 +118,4 @@ def make_finding(
 
 def make_share_threshold(default: float) -> Threshold:
     """Return the threshold that every rule has: findings with a lower bound are not reported."""
-    return Threshold("share", default, "share", "least bound, as a share of the time that bounds are of")
+    return Threshold("share", default, "share", "minimum bound, as a share of the steady part or the recording")

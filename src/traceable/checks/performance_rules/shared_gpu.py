@@ -28,8 +28,8 @@ def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
     Of the gaps whose cause is `queued` and which lie in the scope, those count that do not belong to
     the program: less than `recurs` of the times that the operation before the gap was followed by the one after it (by
     name, on that GPU) there was such a gap. A GPU is reported if there are `gaps` of them or more, and `alike` or more
-    of these last as long as the commonest of them, give or take `spread` of its length. The commonest is the one that
-    most last as long as; of several the shortest.
+    of these last as long as the most common length, give or take `spread` of it. The most common is the length that
+    most of them have; of several the shortest.
 
     potential_saving_ns: the summed length of those that are alike: on a GPU of its own the operations begin at once.
     """
@@ -87,10 +87,10 @@ SHARED_GPU = PerformanceRule(
     "shared_gpu",
     "GPUs that seem to work for another process in between",
     (
-        Threshold("gaps", 10, "count", "minimum number of gaps before operations that had been launched"),
-        Threshold("spread", 0.1, "share", "how much such gaps may differ from the commonest one to be alike"),
+        Threshold("gaps", 10, "count", "minimum number of gaps that are not the program's own"),
+        Threshold("spread", 0.1, "share", "maximum difference from the most common length for gaps to be alike"),
         Threshold("alike", 0.5, "share", "minimum share of them that are alike"),
-        Threshold("recurs", 0.5, "share", "a gap that recurs in at least this share of cases belongs to the program"),
+        Threshold("recurs", 0.5, "share", "a gap that recurs in at least this share of cases is the program's own"),
         make_share_threshold(0.005),
     ),
     find_shared_gpus,

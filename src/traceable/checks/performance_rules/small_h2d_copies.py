@@ -39,11 +39,10 @@ def find_small_h2d_copies(evidence: Evidence, values: Values) -> list[Finding]:
     nothing between, belong to the same range instance and come from the same kind of memory. Runs are summed up by
     range, process and GPU.
 
-    potential_saving_ns: the time in which such a copy or the call that made it lasted (of the first of a run, its call
-    counts from
-    the begin of the copy: before that it may have waited for the work before), less the time that their bytes take at
-    the peak of the link; at most the time that the GPU leaves (`max_copy_saving_ns`). One copy of
-    all is no faster than the link, and nothing but these copies becomes shorter.
+    potential_saving_ns: the time in which such a copy or the call that made it lasted (of the first of a run, the call
+    counts from the start of the copy: before that it may have waited for the work before), less the time that their
+    bytes take at the peak of the link; at most `max_copy_saving_ns`. One copy of all is no faster than the link, and
+    nothing but these copies becomes shorter.
     """
     copies = Copies(evidence.context)
     if not (copies.direction == H2D).any():
@@ -131,7 +130,7 @@ SMALL_H2D_COPIES = PerformanceRule(
     "small_h2d_copies",
     "small host-to-device copies that could be one",
     (
-        Threshold("bytes", 65_536, "bytes", "a copy is small up to this size"),
+        Threshold("bytes", 65_536, "bytes", "maximum size of a small copy"),
         Threshold("run", 8, "count", "minimum number of small copies in a row"),
         make_share_threshold(0.005),
     ),

@@ -127,7 +127,7 @@ SYNC_IN_HOT_RANGE = PerformanceRule(
     "sync_in_hot_range",
     "waits for the GPU inside ranges that take much of the time",
     (
-        Threshold("hot", 0.1, "share", "a range is hot if it takes at least this share of the time"),
+        Threshold("hot", 0.1, "share", "minimum share of the time that the range takes, summed over its instances"),
         Threshold("wait", 0.1, "share", "minimum share of the range's time spent waiting"),
         make_share_threshold(0.005),
     ),

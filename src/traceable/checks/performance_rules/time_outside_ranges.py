@@ -16,7 +16,6 @@ from traceable.checks.performance_rules.rule import (
     Threshold,
     Values,
     make_finding,
-    make_share_threshold,
 )
 from traceable.finding import Finding
 from traceable.trace.rows import distinct
@@ -92,7 +91,7 @@ TIME_OUTSIDE_RANGES = PerformanceRule(
     "threads that are outside all ranges for much of the time",
     (
         Threshold("outside", 0.3, "share", "minimum share of the thread's time outside all ranges"),
-        make_share_threshold(0.005),
+        Threshold("share", 0.005, "share", "minimum such time, as a share of the steady part or the recording"),
     ),
     find_time_outside_ranges,
     needs_gpu=False,

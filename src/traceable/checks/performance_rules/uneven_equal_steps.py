@@ -107,7 +107,7 @@ UNEVEN_EQUAL_STEPS = PerformanceRule(
     "steps of the same kernels whose kernels do not take the same time",
     (
         Threshold("steps", 8, "count", "minimum number of equal steps"),
-        Threshold("spread", 0.1, "share", "how much longer than the fast step the slow one takes, at least"),
+        Threshold("spread", 0.1, "share", "minimum excess of the slow step over the fast one"),
         make_share_threshold(0.005),
     ),
     find_uneven_equal_steps,

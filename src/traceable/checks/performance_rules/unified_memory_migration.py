@@ -97,6 +97,6 @@ def _with_kernels(context: Context, here: Bool, start_ns: Int64, end_ns: Int64) 
 UNIFIED_MEMORY_MIGRATION = PerformanceRule(
     "unified_memory_migration",
     "unified memory that the driver moves while the program runs",
-    (Threshold("share", 0.005, "share", "minimum time of migrations, as a share of the recording"),),
+    (Threshold("share", 0.005, "share", "minimum time of migrations, as a share of the steady part or the recording"),),
     find_unified_memory_migrations,
 )

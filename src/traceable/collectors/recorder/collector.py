@@ -52,7 +52,7 @@ class RecorderCollector(Collector):
     gpu = GPU_ON_REQUEST
     has_flight_recorder = True
     survives_kill = True
-    loss_fix = "check for dropped events, and that the process could write to the run directory"
+    loss_fix = "free space on the disk of the run directory, and check that the process could write to it"
     product = "traceable"
 
     def __init__(self, gpu: bool = False) -> None:

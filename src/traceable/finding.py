@@ -4,9 +4,9 @@ Everything that can be wrong is a `Finding`: with this machine (`checks/doctor.p
 (`checks/diagnosis.py`), and with the performance of the program (`checks/performance.py`). Its severity means, for each
 of them:
 
-- `ok`: nothing is missing, or only what this machine does not have anyway; the cause is ruled out.
-- `note`: only a certain option or another package needs what is missing; nothing is missing from the recording; a
-  statement about performance without a bound.
+- `ok`: nothing is missing, or only something that this machine does not have anyway; the cause is ruled out.
+- `note`: something is missing that only a certain option or another package needs; nothing is missing from the
+  recording; a statement about performance without a bound.
 - `warning`: runs are recorded, but something is missing from them, is slower, or may fail later; part of the recording
   is missing; time can be saved.
 - `problem`: something installed or requested does not work, and a run would fail or lose its recording; all of the
@@ -33,12 +33,12 @@ cause of the symptoms. `possible`: present, but perhaps without consequences."""
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found.
+    """The result of a rule.
 
     Attributes:
         code: stable, whatever the message becomes.
         message: a sentence without a full stop.
-        fix: what to do, as an imperative clause; None if nothing.
+        fix: the next thing to do, as an imperative clause; None if nothing.
         severity: one of `SEVERITIES`.
         evidence: the facts behind it, a clause each.
         certainty: one of `CERTAINTIES`.

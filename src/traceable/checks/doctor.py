@@ -36,7 +36,7 @@ from traceable.checks.machine import (
     Space,
     Torch,
 )
-from traceable.checks.probes import Cuda, Device, Nsys, SelfTest
+from traceable.checks.probes import RANGES, Cuda, Device, Nsys, SelfTest
 from traceable.collectors import tools
 from traceable.collectors.process_list import UNREADABLE, list_descendants
 from traceable.collectors.running_profilers import RunningProfilers, find_running_profilers
@@ -81,7 +81,7 @@ _REINSTALL = "reinstall traceable with this Python where there is a C compiler"
 
 INSTALL_NSYS = (
     "run scripts/install-nsys.sh of traceable's repository (Debian, Ubuntu; traceable help install), install "
-    f"NVIDIA's package nsight-systems-cli, or name an nsys in {environment.NSYS}"
+    f"NVIDIA's package nsight-systems-cli, or set {environment.NSYS} to the path of an nsys"
 )
 
 _WHOLE = (
@@ -99,13 +99,10 @@ BLACKWELL = (10, 0)
 """From this compute capability on nsys uses the hardware trace of the GPU, which MIG and MPS don't support."""
 
 _CUINIT_ERRORS = {
-    34: (
-        Message("libcuda_stub", "libcuda.so.1 is a stub"),
-        "remove the folder `stubs` from LD_LIBRARY_PATH",
-    ),
+    34: (Message("libcuda_stub", "libcuda.so.1 is a stub"), "remove the folder `stubs` from LD_LIBRARY_PATH"),
     100: (
         Message("no_cuda_device", "CUDA sees no GPU"),
-        "see CUDA_VISIBLE_DEVICES; give a container GPUs (docker run --gpus all)",
+        "check CUDA_VISIBLE_DEVICES, or start the container with docker run --gpus all",
     ),
     802: (Message("gpus_not_ready", "the GPUs are not ready"), "start nvidia-fabricmanager on the host"),
     803: (
@@ -400,11 +397,6 @@ def check_nsys_capture(
         return None
     if not nsys.has_matching_importer:
         return _check_self_test(nsys_test, "see `nsys importer`")
-    if nsys_test.error is None and not nsys_test.read and not nsys_test.native_core:
-        message = f"none of {nsys_test.emitted} ranges was recorded: without the native core they go through the nvtx"
-        message += " package, which this nsys does not support"
-        fix = "see `traceable` and `nvtx`"
-        return problem("nvtx_package_incompatible", message, fix, **_describe_self_test(nsys_test))
     # The likeliest reasons why nsys can't record have checks of their own.
     reasons = {
         "temporary": space.temporary.find_problem(TEMPORARY_BYTES),
@@ -415,6 +407,10 @@ def check_nsys_capture(
     failed = next((name for name, reason in reasons.items() if reason), None)
     fix = f"see `{failed}`" if failed else "see the output of `nsys profile -t nvtx python3 -c pass`"
     result = _check_self_test(nsys_test, fix)
+    if nsys_test.error is None and not nsys_test.read and not nsys_test.native_core:
+        message = f"none of {RANGES} ranges was recorded: without the native core they go through the nvtx package,"
+        message += " which this nsys does not support"
+        return problem("nvtx_package_incompatible", message, "see `traceable` and `nvtx`", **result.data)
     if nsys_test.imported and result.severity == OK:
         message = f"{result.message}, but nsys did not find its importer: traceable imports each report with"
         message += f" {nsys.importer}"
@@ -424,24 +420,20 @@ def check_nsys_capture(
 
 
 def _check_self_test(test: SelfTest, fix: str) -> Finding:
-    data = _describe_self_test(test)
-    if test.error is not None:
-        message = f"a capture of {test.emitted} ranges failed: {test.error}"
-        return problem("capture_failed", message, fix, **data, error=test.error.as_dict)
-    read = f"{test.read} of {test.emitted} ranges of a test program"
-    if test.read != test.emitted:
-        return problem("ranges_missing", f"only {read} were read back", fix, **data)
-    return ok("capture_complete", f"{read} were recorded and read back, in {test.seconds:.1f} s", **data)
-
-
-def _describe_self_test(test: SelfTest) -> dict[str, object]:
-    return {
-        "emitted": test.emitted,
+    data = {
+        "emitted": RANGES,
         "recorded": test.read,
         "native_core": test.native_core,
         "imported": test.imported,
         "seconds": round(test.seconds, 3),
     }
+    if test.error is not None:
+        message = f"a capture of {RANGES} ranges failed: {test.error}"
+        return problem("capture_failed", message, fix, **data, error=test.error.as_dict)
+    read = f"{test.read} of {RANGES} ranges of a test program"
+    if test.read != RANGES:
+        return problem("ranges_missing", f"only {read} were read back", fix, **data)
+    return ok("capture_complete", f"{read} were recorded and read back, in {test.seconds:.1f} s", **data)
 
 
 def check_ncu(ncu: tuple[Path, str] | CollectorError, driver: Driver) -> Finding:
@@ -656,7 +648,7 @@ def check_torch(torch: Torch, cuda: Cuda) -> Finding:
 
 
 def check_environment(environ: Mapping[str, str]) -> list[Finding]:
-    """Check the environment: each variable that changes what is recorded."""
+    """Check the environment for variables that change recordings."""
     findings = list(_check_variables(environ))
     if findings:
         return findings

@@ -133,7 +133,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the system reports about NVIDIA's driver.
+    """NVIDIA's driver, as far as the system reports it.
 
     Attributes:
         version: of the kernel's module; None where it is not loaded.
@@ -160,7 +160,7 @@ class Folder:
         exists: whether `nearest_existing` exists; False if the folder itself must exist and does not.
         is_directory, writable, noexec: whether `nearest_existing` is a folder, this process may write there, and it is
             mounted noexec.
-        free_bytes, free_files: what this user may still write there.
+        free_bytes, free_files: the space and the files that this user may still use there.
     """
 
     path: Path
@@ -290,7 +290,7 @@ def inspect_torch() -> Torch:
 
 
 def inspect_driver(root: Path = ROOT) -> Driver:
-    """Return what the system below `root` reports about NVIDIA's driver."""
+    """Return the facts of NVIDIA's driver in the system below `root`."""
     module = re.search(r"^NVRM version:.*?\s(\d+\.\d[\d.]*)\s", _read(root / "proc/driver/nvidia/version"))
     admin_only = re.search(r"RmProfilingAdminOnly:\s*(\d+)", _read(root / "proc/driver/nvidia/params"))
     devices = bool(gpu_device.list_device_files(root))

@@ -87,13 +87,13 @@ def findings(
 
     Returns:
         One row a finding. `potential_saving_ns` is an upper bound on the wall time that can be saved, and
-        `potential_saving_share` its share of the time that bounds are of, which no bound exceeds: `scope` is `steady`
-        (the steady part of the steps) or, if no steady part is known, `recording` (from the first event to the last).
-        Both are absent from a statement, which promises nothing. `total_ns` is how long what the finding is about
-        lasted in the whole recording, `before_steady_ns` how much of that lies before the steady part. Findings
-        overlap: their bounds must not be added up.
-        `others["rules"]` has one row a rule: the thresholds that held, what became of it, and why where the trace does
-        not support it.
+        `potential_saving_share` its share of the scope, which no bound exceeds: `scope` is `steady` (the steady part of
+        the steps) or, if no steady part is known, `recording` (from the first event to the last). Both are absent from
+        a statement, which promises nothing. `total_ns` is the duration of the waits, copies or gaps of the finding in
+        the whole recording, `before_steady_ns` the part of it before the steady part. Findings overlap: their bounds
+        must not be added up.
+        `others["rules"]` has one row a rule: its thresholds, its state, and the reason where the trace does not support
+        it.
 
     Raises:
         UsageError: an unknown threshold, or a value that is not a number from 0 on.

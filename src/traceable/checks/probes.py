@@ -72,7 +72,7 @@ START_SECONDS = "8"
 """How long nsys may take to start the program: short enough for the launcher to report it within SELF_TEST_SECONDS."""
 
 _PASSED_VARIABLES = frozenset({environment.NSYS, environment.PURE})
-"""The variables of traceable that select nsys and the core. The others would change what is recorded; a check of
+"""The variables of traceable that select nsys and the core. The others would change the recording; a check of
 its own covers them."""
 
 _DOMAIN, _NAME, _NVTX_NAME = "traceable.doctor", "self-test", "self-test of nvtx"
@@ -147,7 +147,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Cuda:
-    """What the driver's library reports.
+    """The report of the driver's library.
 
     Attributes:
         error: why it can't be loaded; None where it was.
@@ -169,15 +169,14 @@ class SelfTest:
     Attributes:
         error: why nothing could be read, with the code of the launcher if it reported one; None if it could.
         native_core: whether the program emitted through the native core.
-        emitted, read: traceable's ranges, and how many of them were read back with their payload.
-        nvtx_emitted, nvtx_read: the same for the `nvtx` package, 0 if it can't be imported.
+        read: how many of traceable's ranges (`RANGES`) were read back with their payload.
+        nvtx_emitted, nvtx_read: the ranges of the `nvtx` package, 0 if it can't be imported, and how many were read.
         imported: nsys left a stream that traceable had to import.
         seconds: how long it took.
     """
 
     error: Message | None = None
     native_core: bool = True
-    emitted: int = RANGES
     read: int = 0
     nvtx_emitted: int = 0
     nvtx_read: int = 0
@@ -239,7 +238,7 @@ def probe_ncu() -> tuple[Path, str] | CollectorError:
 
 
 def probe_cuda() -> Cuda:
-    """Return what the driver's library reports, in a process of its own: cuInit may hang, and takes resources.
+    """Query the driver's library in a process of its own: cuInit may hang, and takes resources.
 
     Raises:
         CollectorError: it does not respond, or crashes.

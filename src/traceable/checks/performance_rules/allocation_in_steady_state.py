@@ -29,7 +29,7 @@ from traceable.units import format_count, format_duration
 def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes allocate or release memory in the steps after the warm-up.
 
-    Calls that allocate or release memory and begin during a steady step of their process, on any of its threads;
+    Calls that allocate or release memory and start during a steady step of their process, on any of its threads;
     `per_step` of them per steady step, or more. The view `steps` defines the steps and which are steady.
 
     potential_saving_ns: the bound of `max_saving_ns` for these calls.

@@ -65,11 +65,11 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
         length = (some.end_ns - some.start_ns)[lasting]
         took = union_ns(start, end)
         if name is not None:
-            what = format_range_name(name)
+            culprit_name = format_range_name(name)
         elif one[1] >= 0:
-            what = f"{format_range_name(context.trace.names[one[1]])} (a callback, outside every range)"
+            culprit_name = f"{format_range_name(context.trace.names[one[1]])} (a callback, outside every range)"
         else:
-            what = "code between ranges"
+            culprit_name = "code between ranges"
         each = (
             f"for {format_duration(took)}"
             if len(lasting) == 1
@@ -83,7 +83,7 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
         findings.append(
             make_finding(
                 message=(
-                    f"{what} blocks the event loop {each}{most}"
+                    f"{culprit_name} blocks the event loop {each}{most}"
                     f"{_where(evidence, culprit[lasting], one[2])}{_list_waiting(evidence, some, lasting)}"
                 ),
                 fix=(
@@ -122,7 +122,7 @@ def _where(evidence: Evidence, culprit: Int64, process: int) -> str:
 
 
 def _list_waiting(evidence: Evidence, some: Blocks, lasting: Int64) -> str:
-    """List what waited for the longest of the blocks."""
+    """List the coroutines that waited during the longest of the blocks."""
     longest = lasting[np.argsort(some.start_ns[lasting] - some.end_ns[lasting], kind="stable")[:_MAX_BLOCKS]]
     wait = find_blocked_coroutines(
         evidence.context,

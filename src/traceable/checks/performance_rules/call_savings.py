@@ -28,11 +28,12 @@ def max_saving_ns(evidence: Evidence, thread: NDArray[np.integer], start_ns: Int
     saving is at most
 
     - the time in which any of the calls lasted,
-    - the time in which a GPU of the process was idle without work between the begin of any of the calls and the
+    - the time in which a GPU of the process was idle without work between the start of any of the calls and the
       end of the next wait of its thread (`sync.find_waiting_calls`), or the end of the recording where none follows.
       Idle time at which an operation of the process had been launched for that GPU and had not begun counts for the
-      moment of that launch (of several operations the earliest): what was launched before a call does not wait for it,
-    - what the GPU leaves (`Evidence.max_host_saving_ns`).
+      moment of that launch (of several operations the earliest): an operation launched before a call does not
+      wait for it,
+    - the host's maximum saving (`Evidence.max_host_saving_ns`).
 
     Times are unions: overlapping calls, GPUs and processes count once. It is a bound as long as an operation that was
     launched later does not run in the place of one that was launched before.
@@ -70,7 +71,7 @@ class _Idle:
 
     Attributes:
         start_ns, end_ns: of the idle time.
-        launched_ns: the earliest begin of a launch call of the operations of the process that begin on the GPU after
+        launched_ns: the earliest start of a launch call of the operations of the process that start on the GPU after
             that; the largest int64 where there is none.
     """
 
@@ -103,7 +104,7 @@ def _idle(evidence: Evidence, process: int, lane: int) -> _Idle:
 
 
 def _next_wait_ns(context: Context, thread: NDArray[np.integer], start_ns: Int64) -> Int64:
-    """Return when the first wait ends that a thread begins after each of these times; the largest int64 for none."""
+    """Return when the first wait ends that a thread starts after each of these times; the largest int64 for none."""
     waits = find_waiting_calls(context)
     of_wait = context.trace.calls.thread[waits.call]
     until = np.full(len(thread), np.iinfo(np.int64).max)
@@ -117,7 +118,7 @@ def _next_wait_ns(context: Context, thread: NDArray[np.integer], start_ns: Int64
 
 
 def _shared(start_ns: Int64, end_ns: Int64, within: Union) -> tuple[Int64, Int64, Int64]:
-    """Return what intervals share with those of a union of one lane: the rows of the intervals, starts and ends."""
+    """Intersect intervals with those of a union of one lane: the rows of the intervals, starts and ends."""
     first = np.searchsorted(within.end_ns, start_ns, "right")
     number = np.maximum(0, np.searchsorted(within.start_ns, end_ns, "left") - first)
     number[end_ns <= start_ns] = 0

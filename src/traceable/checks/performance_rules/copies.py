@@ -1,4 +1,4 @@
-"""Copies between host and GPU: their places, their calls, the peak of their link, and what faster ones can save."""
+"""Copies between host and GPU: their places, their calls, the peak of their link, and the saving of faster ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Copies:
         """Return when these copies lasted, and the copying calls that made them.
 
         Args:
-            from_copy: of which of them the call counts from the begin of the copy only.
+            from_copy: of which of them the call counts from the start of the copy only.
         """
         gpu, calls = self.context.gpu, self.context.trace.calls
         start, end = gpu.start_ns[self.first_operation + row], gpu.end_ns[self.first_operation + row]
@@ -180,7 +180,7 @@ class OneOffCopies:
 
         Only the scope counts. The copies are taken by start; the first is that at which a twentieth
         of their time (TRIM_DIVISOR) is reached, the last that at which all but a twentieth is. They do not recur if the
-        kernels and graphs that begin at the first or later and before the last have less than a tenth
+        kernels and graphs that start at the first or later and before the last have less than a tenth
         (RECURRENCE_DIVISOR) of the time of all of them. Where none ran, that can't be known, and the copies count as
         recurring.
 

@@ -69,7 +69,7 @@ def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
 
 
 def _step_bounds(evidence: Evidence) -> Int64:
-    """Return the ends of the scope and, between them, where the steady steps of one process begin."""
+    """Return the ends of the scope and, between them, where the steady steps of one process start."""
     part = evidence.scope
     if part.unsteady_reason:
         return np.array([part.start_ns, part.end_ns])

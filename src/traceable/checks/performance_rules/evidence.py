@@ -1,4 +1,4 @@
-"""The data that performance rules use: the time that bounds are of, and when GPUs were idle and busy in it."""
+"""The data that performance rules use: the time to which bounds refer, and when GPUs were idle and busy in it."""
 
 from __future__ import annotations
 
@@ -124,12 +124,12 @@ class Evidence:
         return end_ns - start_ns - int(outside[0])
 
     def clip_to_scope(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-        """Return what of intervals lies in the scope; one that lies outside is empty."""
+        """Cut intervals to the scope; one that lies outside becomes empty."""
         start = np.clip(start_ns, self.scope.start_ns, self.scope.end_ns)
         return start, np.maximum(start, np.minimum(end_ns, self.scope.end_ns))
 
     def clip_before_steady(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
-        """Return what of intervals lies before the steady part; all are empty where no steady part is known."""
+        """Cut intervals to the time before the steady part; all become empty where no steady part is known."""
         until = NULL if self.scope.unsteady_reason else self.scope.start_ns
         return np.minimum(start_ns, until), np.minimum(end_ns, until)
 
@@ -167,7 +167,7 @@ class Evidence:
     def gaps(self) -> Gaps:
         """When each GPU was idle between its first and its last operation, but for gaps that span two windows.
 
-        They are whole, in or outside the scope: `gap_ns` is what a bound may count.
+        They are whole, in or outside the scope: `gap_ns` is the part that a bound may count.
         """
         return self._recorded_and_not[0]
 

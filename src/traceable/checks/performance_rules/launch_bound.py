@@ -106,7 +106,7 @@ _MIN_CHILD_SHARE = 0.8
 
 
 class RangePaths:
-    """The range paths of a trace, numbered, and one more for what is outside every range."""
+    """The range paths of a trace, numbered, and one more for operations outside every range."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -122,7 +122,7 @@ class RangePaths:
 
     @property
     def outside(self) -> int:
-        """The number of what is outside every range."""
+        """The number of the place outside every range."""
         return len(self._paths)
 
     @cached_property

@@ -24,7 +24,7 @@ class Labels:
 
     Attributes:
         of_instance: the number of the range of each instance, and -1 at the end, so that instance -1 has it too.
-        names: name and domain of each number, both None for the last one, which is what is outside every range.
+        names: name and domain of each number, both None for the last one, the place outside every range.
     """
 
     def __init__(self, context: Context) -> None:

@@ -32,8 +32,8 @@ def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
                     f"gap is {format_duration(int(length[longest]))} at {int(mine.start_ns[longest]) / 1e9:.6f} s"
                 ),
                 fix=(
-                    "look for what blocks the GPU: another process on it (nvidia-smi), a host function or a wait in "
-                    "the stream; on Windows, launches that the driver batches before it submits them"
+                    "find the cause that blocks the GPU: another process on it (nvidia-smi), a host function or a wait "
+                    "in the stream; on Windows, launches that the driver batches before it submits them"
                 ),
                 potential_saving_ns=int(length.sum()),
                 total_ns=int((mine.end_ns - mine.start_ns).sum()),

@@ -82,13 +82,13 @@ def make_finding(
     """Return a finding about time that could be saved; its data become columns, None where one does not apply.
 
     Args:
-        message: what, where and how much, with units; its numbers are of the scope.
+        message: the problem, its place and its size, with units; its numbers refer to the scope.
         fix: the next thing to do, as an imperative clause.
         potential_saving_ns: an upper bound on the wall time that can be saved, in ns, within `Evidence.scope`; 0 or
             less if the rule saw the same outside the scope only. None for a statement, which promises nothing: its
             rule decides what is worth reporting.
         certainty: whether it is measured (`certain`), or concluded from names or patterns (`likely`).
-        total_ns: how long what the finding is about lasted in the whole recording (waits, copies, gaps, ...).
+        total_ns: duration of the waits, copies, gaps, ... of the finding in the whole recording.
         before_steady_ns: how much of `total_ns` lies before the steady part; None if no such part is known.
         range: name of the innermost range that it is about.
         domain: its domain.

@@ -98,7 +98,7 @@ def _batchable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64,
 
 
 def _most_in_one_instance(context: Context, copies: Copies, small: Bool) -> int:
-    """Return how many small copies an instance has at most: what is cheap to know, and no run is longer."""
+    """Return how many small copies an instance has at most: cheap to compute, and no run is longer."""
     group = number_groups(context.innermost[copies.first_operation + np.flatnonzero(small)])[0]
     return int(np.bincount(group).max())
 

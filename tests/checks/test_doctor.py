@@ -174,7 +174,7 @@ def test_samples_of_the_cpu():
     check(doctor.check_cpu_samples(strict, old), "note", "samples_hang_nsys", "2023")
 
 
-def test_torch_is_judged_by_what_it_was_built_for():
+def test_torch_is_checked_for_the_gpus_that_it_was_built_for():
     check(doctor.check_torch(Torch(None), CUDA), "ok", "torch_not_installed")
     check(doctor.check_torch(Torch("2.9.0", "13.0"), CUDA), "ok", "torch_with_cuda", "CUDA 13.0")
     check(doctor.check_torch(Torch("2.9.0+cpu"), NO_CUDA), "ok", "torch_without_cuda", "2.9.0+cpu")
@@ -222,14 +222,20 @@ def test_other_variables_are_named_without_their_values():
 
 
 def test_other_profilers():
-    def judged(driver: Driver, *processes: tuple[int, str]) -> object:
+    def check_running(driver: Driver, *processes: tuple[int, str]) -> object:
         return doctor.check_other_profilers(RunningProfilers(processes, False), driver)
 
     check(doctor.check_other_profilers(QUIET, GPU), "ok", "no_other_profiler")
-    check(judged(GPU, (5, "nsys"), (6, "nsys")), "ok", "other_profilers_harmless", "nsys (5, 6)")
-    check(judged(GPU, (5, "nv-hostengine")), "warning", "dcgm_running", "nv-hostengine (5)", "dcgmi profile --pause")
-    check(judged(GPU, (5, "ncu")), "warning", "ncu_running", "ncu (5)")
-    check(judged(NO_GPU, (5, "ncu")), "ok", "other_profilers_harmless", "ncu (5)")
+    check(check_running(GPU, (5, "nsys"), (6, "nsys")), "ok", "other_profilers_harmless", "nsys (5, 6)")
+    check(
+        check_running(GPU, (5, "nv-hostengine")),
+        "warning",
+        "dcgm_running",
+        "nv-hostengine (5)",
+        "dcgmi profile --pause",
+    )
+    check(check_running(GPU, (5, "ncu")), "warning", "ncu_running", "ncu (5)")
+    check(check_running(NO_GPU, (5, "ncu")), "ok", "other_profilers_harmless", "ncu (5)")
 
 
 def test_an_nsys():
@@ -279,7 +285,7 @@ def test_the_self_test_under_nsys():
     )
 
 
-def test_the_nvtx_package_is_judged_by_who_hears_it():
+def test_the_nvtx_package_is_checked_by_the_collectors_that_record_it():
     unrecorded = replace(DONE, nvtx_read=0)
     finding = doctor.check_nvtx("0.2.17", DONE, unrecorded, CUDA)
     check(finding, "warning", "nvtx_package_incompatible", "0.2.17", "0 of 20", "20 of 20", "import traceable as nvtx")
@@ -333,7 +339,7 @@ def test_a_driver():
     check(finding, "warning", "cuda_init_failed", "999")
 
 
-def test_gpus_that_this_nsys_knows():
+def test_gpus_that_this_nsys_supports():
     check(doctor.check_gpus(CUDA, NSYS, QUIET), "ok", "gpus_supported", "2 x NVIDIA H100 80GB HBM3 (9.0)")
     assert doctor.check_gpus(NO_CUDA, NSYS, QUIET) is None
     old = replace(NSYS, cupti=((11, 0), (11, 7)))
@@ -344,9 +350,9 @@ def test_gpus_that_this_nsys_knows():
     newer = replace(NSYS, install=replace(INSTALL, version="2025.5.1.121-1"))
     check(doctor.check_gpus(volta, newer, QUIET), "warning", "gpu_too_old", "7.5")
     blackwell = replace(CUDA, devices=(Device("NVIDIA B200", (10, 0)),))
-    knows = replace(NSYS, cupti=((12, 8),), supports_cuda_sw=True)
-    check(doctor.check_gpus(blackwell, knows, QUIET), "ok", "gpus_supported")
-    shared = doctor.check_gpus(blackwell, knows, RunningProfilers((), True))
+    newest = replace(NSYS, cupti=((12, 8),), supports_cuda_sw=True)
+    check(doctor.check_gpus(blackwell, newest, QUIET), "ok", "gpus_supported")
+    shared = doctor.check_gpus(blackwell, newest, RunningProfilers((), True))
     check(shared, "warning", "hardware_trace_unavailable", "MPS", "cuda-sw")
 
 

@@ -46,18 +46,18 @@ def test_the_kernel_the_container_and_the_capabilities_are_read(root, monkeypatc
         "proc/sys/kernel/perf_event_paranoid": "4\n",
         "proc/self/cgroup": "0::/system.slice/docker-0123.scope\n",
     }
-    found = machine.inspect_machine(root(files))
-    assert (found.perf_event_paranoid, found.wsl, found.container) == (4, True, "Docker")
-    assert found.has_capability(machine.CAP_SYS_ADMIN)
-    assert found.has_capability(machine.CAP_PERFMON)
+    system = machine.inspect_machine(root(files))
+    assert (system.perf_event_paranoid, system.wsl, system.container) == (4, True, "Docker")
+    assert system.has_capability(machine.CAP_SYS_ADMIN)
+    assert system.has_capability(machine.CAP_PERFMON)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert machine.inspect_machine(root({})).container == "Kubernetes"
 
 
 def test_what_is_not_there_to_be_read_is_not_known(tmp_path):
-    found = machine.inspect_machine(tmp_path)
-    assert (found.perf_event_paranoid, found.capabilities, found.wsl) == (None, None, False)
-    assert not found.has_capability(machine.CAP_SYS_ADMIN)
+    system = machine.inspect_machine(tmp_path)
+    assert (system.perf_event_paranoid, system.capabilities, system.wsl) == (None, None, False)
+    assert not system.has_capability(machine.CAP_SYS_ADMIN)
     assert machine.inspect_driver(tmp_path) == Driver(None, False, None)
     assert not machine.inspect_driver(tmp_path).present
 
@@ -93,8 +93,8 @@ def test_other_profilers_are_found_by_their_names(tmp_path):
 
 def test_a_folder_is_checked_by_its_nearest_existing_parent(tmp_path):
     (tmp_path / "file").touch()
-    found = machine.inspect_folder(tmp_path / "a" / "b", will_be_created=True)
-    assert (found.nearest_existing, found.find_problem(0)) == (tmp_path, None)
+    folder = machine.inspect_folder(tmp_path / "a" / "b", will_be_created=True)
+    assert (folder.nearest_existing, folder.find_problem(0)) == (tmp_path, None)
     absent = machine.inspect_folder(tmp_path / "a", will_be_created=False).find_problem(0)
     below = machine.inspect_folder(tmp_path / "file" / "runs", will_be_created=True).find_problem(0)
     assert absent is not None and below is not None
@@ -130,23 +130,23 @@ def test_torch_is_read_and_not_imported(tmp_path, monkeypatch):
     assert machine.inspect_torch() == Torch("2.9.0+cu130", "13.0", None)
 
 
-def test_an_extension_of_another_python_is_told_from_one_that_was_not_built(tmp_path):
+def test_an_extension_of_another_python_is_distinguished_from_one_that_was_not_built(tmp_path):
     (tmp_path / "_core.cpython-34-x86_64-linux-gnu.so").touch()
-    found = machine.inspect_extensions(tmp_path)
-    assert found.missing == ("_core", "_recorder", "_pages", "_hide_proc_environ")
-    assert found.foreign == ("_core",)
+    extensions = machine.inspect_extensions(tmp_path)
+    assert extensions.missing == ("_core", "_recorder", "_pages", "_hide_proc_environ")
+    assert extensions.foreign == ("_core",)
 
 
 def test_an_extension_that_can_not_be_loaded_is_not_taken_for_one_that_works(tmp_path):
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     (tmp_path / f"_recorder{suffix}").write_bytes(b"\x7fELF")
-    found = machine.inspect_extensions(tmp_path)
-    assert list(found.broken) == ["_recorder"]
-    assert "_recorder" not in found.missing and not found.has_recorder
-    said = doctor.check_extensions(found)
-    assert (said.severity, said.code) == ("warning", "extension_not_loadable")
-    assert "_recorder" in said.message
-    assert said.data["broken"] == {"_recorder": "file too short"}
+    extensions = machine.inspect_extensions(tmp_path)
+    assert list(extensions.broken) == ["_recorder"]
+    assert "_recorder" not in extensions.missing and not extensions.has_recorder
+    finding = doctor.check_extensions(extensions)
+    assert (finding.severity, finding.code) == ("warning", "extension_not_loadable")
+    assert "_recorder" in finding.message
+    assert finding.data["broken"] == {"_recorder": "file too short"}
 
 
 CUDA_LIBRARY = """
@@ -170,9 +170,9 @@ def test_the_gpus_are_read_from_the_drivers_library(tmp_path, monkeypatch):
     library = str(tmp_path / "libcuda.so.1")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    found = probes.probe_cuda()
-    assert found == Cuda(None, 0, (12, 8), (Device("NVIDIA H100", (9, 0)), Device("NVIDIA A100 MIG 1g.5gb", (8, 0))))
-    assert [one.is_slice for one in found.devices] == [False, True]
+    cuda = probes.probe_cuda()
+    assert cuda == Cuda(None, 0, (12, 8), (Device("NVIDIA H100", (9, 0)), Device("NVIDIA A100 MIG 1g.5gb", (8, 0))))
+    assert [one.is_slice for one in cuda.devices] == [False, True]
 
 
 # ---- the whole
@@ -188,11 +188,11 @@ def test_a_probe_that_times_out_is_reported_and_killed(tmp_path, monkeypatch):
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(doctor, "SECONDS", 1.0)
-    said = {finding.check: finding for finding in doctor.run_checks(tmp_path)}
-    assert (said["ncu"].severity, said["ncu"].code) == ("warning", "check_timed_out")
-    assert " 1 s" in said["ncu"].message
-    assert (said["nsys"].severity, said["nsys"].code) == ("problem", "nsys_unusable")
-    assert "nsys capture" not in said
+    findings = {finding.check: finding for finding in doctor.run_checks(tmp_path)}
+    assert (findings["ncu"].severity, findings["ncu"].code) == ("warning", "check_timed_out")
+    assert " 1 s" in findings["ncu"].message
+    assert (findings["nsys"].severity, findings["nsys"].code) == ("problem", "nsys_unusable")
+    assert "nsys capture" not in findings
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
     assert not list((tmp_path / "temporary").iterdir())

@@ -223,7 +223,7 @@ class Facts:
 def _probe_nsys(facts: Facts) -> Nsys | CollectorError:
     """Return the facts of nsys, also of one that hangs: most checks need to know whether there is a usable one."""
     try:
-        nsys: Nsys | CollectorError = facts.get("nsys, however slow", NSYS_SECONDS)
+        nsys: Nsys | CollectorError = facts.get("nsys_without_limit", NSYS_SECONDS)
     except ProbeTimeoutError:
         path = os.environ.get(environment.NSYS) or shutil.which("nsys") or "nsys"
         return CollectorError("tool_timeout", f"{path} does not respond within {NSYS_SECONDS:g} s", "reinstall it")
@@ -257,7 +257,7 @@ PROBES: Mapping[str, Callable[[Facts], Any]] = {
     "cuda": lambda _: probes.probe_cuda(),
     "ncu": lambda _: probes.probe_ncu(),
     "nsys": _probe_nsys,
-    "nsys, however slow": lambda _: probes.probe_nsys(),
+    "nsys_without_limit": lambda _: probes.probe_nsys(),
     "nsys_test": _probe_nsys_test,
     "recorder_test": _probe_recorder_test,
 }

@@ -277,8 +277,8 @@ def check_python(python: Python) -> Finding:
         fix = "use a build with the global lock"
         return warning("python_free_threaded", f"{message}, free-threaded: not tested", fix, **data)
     if python.flags:
-        message += f" with {' '.join(python.flags)}: annotations and torch.profiler can't be enabled from outside"
-        return warning("python_isolated", message, "remove the flag", **data)
+        effect = f"with {' '.join(python.flags)}: annotations and torch.profiler can't be enabled from outside"
+        return warning("python_isolated", f"{message} {effect}", "remove the flag", **data)
     return ok("python_supported", message, **data)
 
 
@@ -365,8 +365,7 @@ def check_nsys(nsys: Nsys | CollectorError, driver: Driver) -> Finding:
     message = f"nsys {version} at {executable}" + (f" ({supported})" if supported else "")
     if not nsys.features["windows"]:
         fix = "use a newer nsys, or --collector recorder"
-        message += ": it can't record windows (--steps, --control)"
-        return warning("nsys_without_windows", message, fix, **data)
+        return warning("nsys_without_windows", f"{message}: it can't record windows (--steps, --control)", fix, **data)
     return ok("nsys_usable", f"{message}; not: {unsupported}" if unsupported else message, **data)
 
 
@@ -383,8 +382,10 @@ def check_importer(nsys: Nsys | CollectorError) -> Finding | None:
         fix = f"install its missing libraries: `ldd {nsys.importer}` lists them"
         return problem("importer_fails", message, fix, **data)
     if not nsys.has_matching_importer:
-        message = f"{nsys.importer} belongs to nsys {nsys.importer_version}"
-        message += f" and may not read streams of {nsys.install.short_version}"
+        message = (
+            f"{nsys.importer} belongs to nsys {nsys.importer_version} and may not read streams of "
+            f"{nsys.install.short_version}"
+        )
         return warning("importer_version_differs", message, _WHOLE, **data)
     return ok("importer_usable", str(nsys.importer), **data)
 
@@ -408,12 +409,15 @@ def check_nsys_capture(
     fix = f"see `{failed}`" if failed else "see the output of `nsys profile -t nvtx python3 -c pass`"
     result = _check_self_test(nsys_test, fix)
     if nsys_test.error is None and not nsys_test.read and not nsys_test.native_core:
-        message = f"none of {RANGES} ranges was recorded: without the native core they go through the nvtx package,"
-        message += " which this nsys does not support"
+        message = (
+            f"none of {RANGES} ranges was recorded: without the native core they go through the nvtx package, which "
+            "this nsys does not support"
+        )
         return problem("nvtx_package_incompatible", message, "see `traceable` and `nvtx`", **result.data)
     if nsys_test.imported and result.severity == OK:
-        message = f"{result.message}, but nsys did not find its importer: traceable imports each report with"
-        message += f" {nsys.importer}"
+        message = (
+            f"{result.message}, but nsys did not find its importer: traceable imports each report with {nsys.importer}"
+        )
         fix = "run scripts/install-nsys.sh of traceable's repository, which links the importer to where nsys expects it"
         return warning("importer_not_linked", message, fix, **result.data)
     return result
@@ -481,17 +485,16 @@ def check_gpus(cuda: Cuda, nsys: Nsys | CollectorError, running: RunningProfiler
         "cupti": [_dotted(one) for one in nsys.cupti] if isinstance(nsys, Nsys) else [],
     }
     shared = "MPS" if running.mps else "MIG" if any(one.is_slice for one in cuda.devices) else None
-    message_when_shared = f"{message}, under {shared}" if shared else message
     if isinstance(nsys, Nsys):
-        unsupported = next(filter(None, (_explain_unsupported(one, nsys) for one in cuda.devices)), None)
-        if unsupported:
-            message += f"; {unsupported}: its kernels may not be recorded"
-            return warning(unsupported.code, message, "use another nsys", **data)
+        reason = next(filter(None, (_explain_unsupported(one, nsys) for one in cuda.devices)), None)
+        if reason:
+            effect = "its kernels may not be recorded"
+            return warning(reason.code, f"{message}; {reason}: {effect}", "use another nsys", **data)
         if shared and nsys.supports_cuda_sw and max(one.capability for one in cuda.devices) >= BLACKWELL:
+            effect = f"under {shared}: nsys can't use the hardware trace of the GPU"
             fix = "run with --nsys-args='--trace=cuda-sw,nvtx'"
-            message = f"{message_when_shared}: nsys can't use the hardware trace of the GPU"
-            return warning("hardware_trace_unavailable", message, fix, **data)
-    return ok("gpus_supported", message_when_shared, **data)
+            return warning("hardware_trace_unavailable", f"{message}, {effect}", fix, **data)
+    return ok("gpus_supported", f"{message}, under {shared}" if shared else message, **data)
 
 
 def _explain_unsupported(device: Device, nsys: Nsys) -> Message | None:
@@ -517,10 +520,14 @@ def check_gpu_counters(driver: Driver, system: Machine, cuda: Cuda) -> Finding |
         return None
     data = {"RmProfilingAdminOnly": driver.admin_only}
     if driver.admin_only and not system.has_capability(CAP_SYS_ADMIN):
-        message = "GPU counters are restricted to administrators (RmProfilingAdminOnly 1): ncu fails, and"
-        message += " `--trace-preset full` lacks them"
-        fix = "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run with CAP_SYS_ADMIN"
-        fix += " (docker run --cap-add SYS_ADMIN)"
+        message = (
+            "GPU counters are restricted to administrators (RmProfilingAdminOnly 1): ncu fails, and `--trace-preset "
+            "full` lacks them"
+        )
+        fix = (
+            "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run with CAP_SYS_ADMIN (docker run "
+            "--cap-add SYS_ADMIN)"
+        )
         return note("counters_not_permitted", message, fix, **data)
     return ok("counters_permitted", "GPU counters are readable", **data)
 
@@ -542,8 +549,10 @@ def check_cpu_samples(system: Machine, nsys: Nsys | CollectorError) -> Finding:
         fix = "use a kernel or a sandbox with perf events if you need them"
         return note("no_perf_events", message, fix, **data)
     if paranoid > 2 and not (system.has_capability(CAP_SYS_ADMIN) or system.has_capability(CAP_PERFMON)):
-        fix = "run `sysctl kernel.perf_event_paranoid=2` as root on the host"
-        fix += ", or start the container with --cap-add PERFMON"
+        fix = (
+            "run `sysctl kernel.perf_event_paranoid=2` as root on the host, or start the container with --cap-add "
+            "PERFMON"
+        )
         return note("perf_event_paranoid", message, fix, **data)
     fix = "see `nsys status --environment`; a container's seccomp profile may deny it"
     return note("samples_not_permitted", message, fix, **data)
@@ -563,8 +572,8 @@ def check_system(system: Machine) -> Finding:
     if system.system != "Linux":
         return problem("not_linux", message, "use Linux: traceable records nowhere else", **data)
     if system.wsl:
-        message += ", under Windows (WSL): nsys can't record CPU samples or GPU counters here"
-        return warning("inside_wsl", message, "record those on native Linux", **data)
+        effect = "under Windows (WSL): nsys can't record CPU samples or GPU counters here"
+        return warning("inside_wsl", f"{message}, {effect}", "record those on native Linux", **data)
     return ok("linux", message, **data)
 
 
@@ -583,8 +592,8 @@ def check_temporary_folder(space: Space, nsys: Nsys | CollectorError) -> Finding
         effect, severity = (": nsys does not start", PROBLEM) if has_nsys else ("", WARNING)
         return Finding(unusable.code, f"{name} {unusable}{effect}", fix, severity, data=data)
     if folder.noexec and has_nsys:
-        message += ", mounted noexec: some versions of nsys can't load their libraries then (2022.4.2 can)"
-        return warning("folder_noexec", message, "set TMPDIR to a folder that is not mounted noexec", **data)
+        effect = "mounted noexec: some versions of nsys can't load their libraries then (2022.4.2 can)"
+        return warning("folder_noexec", f"{message}, {effect}", fix, **data)
     if folder.free_bytes < SPACE_BYTES:
         return warning("low_space", f"{message}: a long recording may not fit", fix, **data)
     return ok("folder_usable", message, **data)
@@ -600,9 +609,8 @@ def check_output_folder(space: Space) -> Finding:
         fix = "choose another one with `traceable run -o`"
         return problem(unusable.code, f"{folder.path}{where} {unusable}", fix, **data)
     if limit is not None and limit < SPACE_BYTES:
-        message += f", but files are limited to {format_bytes(limit)}"
         fix = "run `ulimit -f unlimited`; without it long recordings are truncated"
-        return warning("file_size_limited", message, fix, **data)
+        return warning("file_size_limited", f"{message}, but files are limited to {format_bytes(limit)}", fix, **data)
     if folder.free_bytes < SPACE_BYTES:
         fix = "free some space, or choose another directory with -o"
         return warning("low_space", f"{message}: a long recording may not fit", fix, **data)
@@ -642,8 +650,9 @@ def check_torch(torch: Torch, cuda: Cuda) -> Finding:
         return ok("torch_without_cuda", f"{message} (traceable's own annotations work)", **data)
     message = f"torch {torch.version} for CUDA {torch.cuda}"
     if cuda.devices and cuda.version and int(torch.cuda.partition(".")[0]) > cuda.version[0]:
-        message += f", but the driver supports CUDA {_dotted(cuda.version)}: torch can't use the GPU"
-        return warning("torch_cuda_too_new", message, "update the driver, or install torch for an older CUDA", **data)
+        effect = f"but the driver supports CUDA {_dotted(cuda.version)}: torch can't use the GPU"
+        fix = "update the driver, or install torch for an older CUDA"
+        return warning("torch_cuda_too_new", f"{message}, {effect}", fix, **data)
     return ok("torch_with_cuda", f"{message}, with its NVTX", **data)
 
 
@@ -673,11 +682,14 @@ def _check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield warning("inside_another_run", message, "run it in a new shell")
     inside = next((name for name in _INSIDE if environ.get(name)), None)
     if inside or "ToolsInjection" in environ.get("LD_PRELOAD", ""):
-        message = f"this process runs under nsys ({inside or 'LD_PRELOAD'}): CUPTI supports one profiler per process,"
-        message += " and nsys is using it"
+        name = inside or "LD_PRELOAD"
+        message = (
+            f"this process runs under nsys ({name}): CUPTI supports one profiler per process, and nsys is using it"
+        )
         yield warning("inside_nsys", message, "run it in a shell that is not under nsys")
     elif library := environ.get(environment.NVTX_INJECTION):
-        replaced, fix = f"({library}); `traceable run` replaces it", "unset it unless you need it"
+        replaced = f"({library}); `traceable run` replaces it"
+        fix = "unset it unless you need it"
         if os.access(library, os.F_OK):
             message = f"{environment.NVTX_INJECTION} names another NVTX injection library {replaced}"
             yield warning("nvtx_injection_set", message, fix)
@@ -704,12 +716,12 @@ def check_other_profilers(running: RunningProfilers, driver: Driver) -> Finding:
         return ok("no_other_profiler", "no other profiler is visible", **data)
     message = f"running: {', '.join(f'{name} ({_pids(running.profilers, name)})' for name in names)}"
     if driver.present and any(name.startswith(("nv-hostengine", "dcgm")) for name in names):
-        message += "; DCGM may be using the GPU counters, and ncu and nsys then can't read them"
+        effect = "DCGM may be using the GPU counters, and ncu and nsys then can't read them"
         fix = "run `dcgmi profile --pause` while you profile, and --resume after"
-        return warning("dcgm_running", message, fix, **data)
+        return warning("dcgm_running", f"{message}; {effect}", fix, **data)
     if driver.present and any(name.startswith(("ncu", "nv-nsight-cu")) for name in names):
-        message += "; ncu slows down its GPU for all processes"
-        return warning("ncu_running", message, "wait until it has ended", **data)
+        effect = "ncu slows down its GPU for all processes"
+        return warning("ncu_running", f"{message}; {effect}", "wait until it has ended", **data)
     # CUPTI supports one profiler per process: one in another process does not interfere.
     return ok("other_profilers_harmless", f"{message}; each uses CUPTI only in its own target", **data)
 

@@ -29,7 +29,7 @@ _CAUSES = {
     "launch_latency": ("the launch itself took the time", "launch less: CUDA graphs, fused kernels, a larger batch"),
     "host_late": (
         "the host had not launched anything",
-        "check `--view gaps` for the work of the host in the gaps, and do it earlier",
+        "check `--view gaps` for the work of the host in the gaps, and do it ahead of time",
     ),
     "waiting_nccl": ("the GPU was about to run NCCL", "check `--view gaps` for the GPU that came late"),
     "waiting_other_device": ("the GPU waited for another one", "check `--view gaps` for the operations that wait"),

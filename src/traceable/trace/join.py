@@ -13,24 +13,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from traceable.errors import TraceError
-from traceable.trace.model import NULL, Calls, Events, Int32, Int64, Process, Thread, Trace
+from traceable.trace.model import GEOMETRY, NULL, Calls, Events, Int32, Int64, Trace
 from traceable.trace.rows import Column, argsort_by_start, concatenate_columns, distinct, select_values, take_values
 
-_NAMES = {
-    "ranges": ("name", "domain", "category", "fields"),
-    "marks": ("name", "domain", "category"),
-    "counters": ("name", "domain"),
-    "calls": ("name",),
-    "kernels": ("name", "short_name"),
-    "overheads": ("name",),
-    "windows": ("name",),
+_INDICES = {
+    **dict.fromkeys(("name", "short_name", "domain", "category", "fields"), "names"),
+    **dict.fromkeys(("thread", "end_thread"), "threads"),
+    "process": "processes",
+    "geometry": "geometries",
 }
+"""The columns that are indices, and the table of `Trace` that each is an index into."""
+
 _TIMES = ("start_ns", "end_ns")
-_THREADS = ("thread", "end_thread")
-_KINDS = (
-    *("ranges", "marks", "counters", "calls", "kernels", "copies", "memsets", "graph_launches", "synchronizations"),
-    *("graph_nodes", "allocations", "overheads", "windows"),
-)
 _ALL_CORRELATIONS = 1 << 32
 """CUPTI counts calls in 32 bits."""
 
@@ -40,7 +34,8 @@ _Kind = TypeVar("_Kind", bound=Events)
 def join_traces(parts: Sequence[Trace]) -> Trace:
     """Return the events of all parts as one trace, whose time 0 is that of the earliest.
 
-    Processes and threads are the same if they have the same global id. The correlations of a process stay distinct.
+    Processes and threads are the same if they have the same global id; they are numbered by it, those with a rank by
+    rank first. The correlations of a process stay distinct.
 
     Raises:
         TraceError: a part has no wall clock, so that its place is not known.
@@ -49,50 +44,50 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
         return parts[0]
     unknown = [part.source.path for part in parts if part.utc_epoch_ns is None]
     if unknown:
-        raise TraceError("wall_clock_unknown", f"{unknown[0]} has no wall clock time", "read it alone")
+        problem = f"{unknown[0]} has no wall clock time to align it with the others"
+        raise TraceError("wall_clock_unknown", problem, "read it alone")
     parts = sorted(parts, key=lambda part: part.utc_epoch_ns or 0)
     zero = parts[0].utc_epoch_ns or 0
+    known_processes = {process.global_id: process for part in reversed(parts) for process in part.processes}
+    processes = sorted(known_processes.values(), key=lambda one: (one.rank is None, one.rank or 0, one.global_id))
+    number_of_process = {process.global_id: number for number, process in enumerate(processes)}
+    known_threads = {
+        thread.global_id: replace(thread, process=number_of_process[part.processes[thread.process].global_id])
+        for part in reversed(parts)
+        for thread in part.threads
+    }
+    threads = [known_threads[global_id] for global_id in sorted(known_threads)]
+    number_of_thread = {thread.global_id: number for number, thread in enumerate(threads)}
     names: dict[str, int] = {}
-    processes: dict[int, int] = {}
-    threads: dict[int, int] = {}
-    known_processes: list[Process] = []
-    known_threads: list[Thread] = []
+    geometries: dict[tuple[int, ...], int] = {}
     last_correlations: dict[int, int] = {}
-    geometries = 0
-    tables: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
-    ends: list[int] = []
+    kinds = [column.name for column in fields(Trace) if isinstance(getattr(parts[0], column.name), Events)]
+    tables: dict[str, list[Any]] = {kind: [] for kind in kinds}
+    ends: list[int | None] = []
     for part in parts:
         offset = (part.utc_epoch_ns or 0) - zero
-        of_name = _make_index_table([names.setdefault(name, len(names)) for name in part.names])
-        for process in part.processes:
-            if process.global_id not in processes:
-                processes[process.global_id] = len(processes)
-                known_processes.append(process)
-        of_process = _make_index_table([processes[process.global_id] for process in part.processes])
-        for thread in part.threads:
-            if thread.global_id not in threads:
-                threads[thread.global_id] = len(threads)
-                known_threads.append(replace(thread, process=int(of_process[thread.process])))
-        of_thread = _make_index_table([threads[thread.global_id] for thread in part.threads])
+        numbers = {
+            "names": _make_index_table([names.setdefault(name, len(names)) for name in part.names]),
+            "threads": _make_index_table([number_of_thread[thread.global_id] for thread in part.threads]),
+            "processes": _make_index_table([number_of_process[process.global_id] for process in part.processes]),
+            "geometries": _make_index_table(
+                [geometries.setdefault(tuple(row), len(geometries)) for row in part.geometries.tolist()]
+            ),
+        }
         process_of_thread = np.array([thread.process for thread in part.threads], np.int32)
-        shifts = _list_correlation_shifts(part.calls, process_of_thread, of_process[:-1], last_correlations)
-        for kind in _KINDS:
+        shifts = _list_correlation_shifts(part.calls, process_of_thread, numbers["processes"][:-1], last_correlations)
+        for kind in kinds:
             events = getattr(part, kind)
-            index_tables = {
-                **dict.fromkeys(_NAMES.get(kind, ()), of_name),
-                **dict.fromkeys(_THREADS, of_thread),
-                "process": of_process,
-            }
-            changed = _shift_events(events, offset, index_tables, geometries)
+            changed = _shift_events(events, offset, numbers)
             if shifts.any() and hasattr(events, "correlation"):
                 process = events.process if hasattr(events, "process") else process_of_thread[events.thread]
                 correlation = events.correlation
                 changed["correlation"] = np.where(correlation == NULL, NULL, correlation + shifts[process])
             tables[kind].append(replace(events, **changed))
-        geometries += len(part.geometries)
-        ends.append(offset + (part.capture_ns or 0))
+        ends.append(None if part.capture_ns is None else offset + part.capture_ns)
     source = parts[0].source
     devices = {device.number: device for part in reversed(parts) for device in part.devices}
+    known_ends = [end for end in ends if end is not None]
     return Trace(
         **{kind: _concatenate_events(of_kind) for kind, of_kind in tables.items()},
         source=replace(
@@ -103,11 +98,11 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
             notes=tuple(dict.fromkeys(note for part in parts for note in part.source.notes)),
         ),
         names=tuple(names),
-        processes=tuple(known_processes),
-        threads=tuple(known_threads),
+        processes=tuple(processes),
+        threads=tuple(threads),
         utc_epoch_ns=zero,
-        capture_ns=max(ends),
-        geometries=np.concatenate([part.geometries for part in parts]),
+        capture_ns=max(known_ends) if len(known_ends) == len(parts) else None,
+        geometries=np.array(list(geometries), np.int64).reshape(-1, len(GEOMETRY)),
         devices=tuple(devices[number] for number in sorted(devices)),
         cuda_devices={key: gpu for part in parts for key, gpu in part.cuda_devices.items()},
     )
@@ -145,17 +140,21 @@ def _list_correlation_shifts(
     return shifts
 
 
-def _shift_events(events: Events, offset_ns: int, indices: dict[str, Int32], geometries: int) -> dict[str, Column]:
-    """Return the columns of the events that are other ones in the whole: times, and indices."""
+def _shift_events(events: Events, offset_ns: int, numbers: dict[str, Int32]) -> dict[str, Column]:
+    """Return the columns of the events that are other ones in the whole: times, and indices.
+
+    Args:
+        events: of a part.
+        offset_ns: from time 0 of the whole to that of the part.
+        numbers: by table, the index in the whole of each index in the part.
+    """
     columns: dict[str, Column] = {}
     for column in fields(events):
         values = getattr(events, column.name)
         if column.name in _TIMES and offset_ns:
             columns[column.name] = np.where(values == NULL, NULL, values + offset_ns)
-        elif column.name in indices:
-            columns[column.name] = take_values(indices[column.name], values)
-        elif column.name == "geometry" and geometries:
-            columns[column.name] = np.where(values < 0, values, values + geometries)
+        elif column.name in _INDICES:
+            columns[column.name] = take_values(numbers[_INDICES[column.name]], values)
     return columns
 
 

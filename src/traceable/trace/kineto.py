@@ -15,7 +15,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from traceable.protocol.nvtx import (
 )
 from traceable.trace import model
 from traceable.trace.intern import Names
+from traceable.trace.join import join_traces
 from traceable.trace.kineto_events import OPERATIONS, File, FileEvents, Table, escape_text, parse_id, read_file
 from traceable.trace.kineto_json import Document
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, NDArray, Trace
@@ -60,6 +62,19 @@ _TABLES = {
     "overheads": "PROFILER_OVERHEAD",
 }
 """The nsys tables of the same events: the analysis checks by these names what was recorded."""
+
+_KINDS: dict[str, type[model.Events]] = {
+    "ranges": model.Ranges,
+    "marks": model.Marks,
+    "counters": model.Counters,
+    "windows": model.Windows,
+    "calls": model.Calls,
+    "kernels": model.Kernels,
+    "copies": model.Copies,
+    "memsets": model.Memsets,
+    "synchronizations": model.Synchronizations,
+    "overheads": model.Overheads,
+}
 
 _KINDS_LISTED = 12
 
@@ -105,234 +120,214 @@ def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
     if not paths:
         found = f"no torch.profiler trace in directory {path}"
         raise TraceError("no_trace_in_directory", found, "give the trace file itself")
-    names = Names()
-    geometries: dict[tuple[int, ...], int] = {}
-    files = [read_file(one, names, geometries) for one in paths]
-    return combine_files(path, files, names, geometries, allow_unrelated=allow_unrelated)
+    files = sorted(map(read_file, paths), key=lambda file: (file.rank is None, file.rank or 0, str(file.path)))
+    _check_distinct(files)
+    gpus = number_gpus(files)
+    ids = _GlobalIds()
+    # A file without events has no time, and nothing to join.
+    recorded = [file for file in files if file.begin_ns is not None] or files[:1]
+    parts = [build_trace(file, gpus[file.path], ids) for file in recorded]
+    whole = join_traces(parts)
+    if not allow_unrelated:
+        _check_related(recorded, parts)
+    source = replace(
+        whole.source,
+        path=str(path),
+        size_bytes=sum(file.size_bytes for file in files),
+        notes=tuple(_describe_files(files, gpus)),
+    )
+    # The end of the recording is known only if every file has one.
+    capture_ns = whole.capture_ns if len(recorded) == len(files) else None
+    return replace(whole, source=source, devices=build_devices(files, gpus), capture_ns=capture_ns)
 
 
-def combine_files(
-    path: Path,
-    files: list[File],
-    names: Names,
-    geometries: dict[tuple[int, ...], int],
-    *,
-    allow_unrelated: bool = False,
-) -> Trace:
-    """Return files that were read as one trace.
+def _check_distinct(files: Sequence[File]) -> None:
+    """Reject two files of the same process and time: one would be a copy of the other."""
+    of_process: dict[tuple[Any, ...], list[tuple[int, int, Path]]] = {}
+    for file in files:
+        first, last = file.events.first_ns, file.events.last_ns
+        if first is not None and last is not None:
+            of_process.setdefault(file.process_key(file.main_pid), []).append((first, last, file.path))
+    for spans in of_process.values():
+        spans.sort()
+        for (_, last, path), (first, _, other) in itertools.pairwise(spans):
+            if first < last:
+                found = f"{path} and {other} cover the same process and time"
+                raise TraceError("traces_overlap", found, "give only one of them, or remove the other")
+
+
+def _check_related(files: Sequence[File], parts: Sequence[Trace]) -> None:
+    """Reject files between which nothing was recorded for longer than MAX_DISTANCE_NS."""
+    spans = []
+    for file, part in zip(files, parts, strict=True):
+        begin, start = file.begin_ns or 0, part.utc_epoch_ns or 0
+        last = max(begin, file.events.last_ns or begin, file.events.end_ns or begin)
+        spans.append((start, start + last - begin, file.path))
+    spans.sort()
+    for i in range(1, len(spans)):
+        _, end, before = max(spans[:i], key=lambda span: span[1])
+        start, _, path = spans[i]
+        if start - end > MAX_DISTANCE_NS:
+            apart = timedelta(seconds=(start - end) // 10**9)
+            raise TraceError(
+                "traces_unrelated",
+                f"{before} and {path} were recorded {apart} apart, probably in different runs",
+                "report each file on its own, or read them as one recording with --allow-unrelated "
+                "(allow_unrelated=True in Python)",
+            )
+
+
+def _describe_files(files: Sequence[File], gpus: Mapping[Path, Mapping[int, int]]) -> Iterable[Message]:
+    """Yield notes on what was done with the files.
 
     Args:
-        path: of the trace.
-        files: read by `read_file` with `names` and `geometries`.
-        names, geometries: the numbering of names and launch geometries.
-        allow_unrelated: see `load`.
-
-    Raises:
-        TraceError: the files can't be combined.
+        files: the files.
+        gpus: result of `number_gpus`.
     """
-    return _Merger(path, files, names, geometries).trace(allow_unrelated)
+    if len(files) > 1:
+        text = f"{len(files)} files are read as one recording, aligned by the wall clocks of their hosts"
+        yield Message("files_read_as_one", text)
+    renumbered = [
+        f"GPU {number} is device {device} of rank {file.rank}"
+        for file in files
+        for device, number in sorted(gpus[file.path].items())
+        if device != number
+    ]
+    if renumbered:
+        yield Message("gpus_renumbered", f"GPUs are renumbered, each rank has its own: {', '.join(renumbered)}")
+    excluded: Counter[str] = sum((file.events.excluded for file in files), Counter())
+    if excluded:
+        listed = ", ".join(f"{count} {escape_text(kind)}" for kind, count in sorted(excluded.items())[:_KINDS_LISTED])
+        more = f" and {len(excluded) - _KINDS_LISTED} other kinds" if len(excluded) > _KINDS_LISTED else ""
+        yield Message("events_left_out", f"events excluded (traceable help kineto): {listed}{more}")
+    untimed = sum(file.events.untimed for file in files)
+    if untimed:
+        yield Message("events_without_time", f"{untimed} events without a valid time and duration are excluded")
 
 
-class _Merger:
-    """Combines files into one trace: their processes and threads, with all times on one clock."""
+class _GlobalIds:
+    """The global ids of processes and threads: several files of one process have the same ones."""
 
-    def __init__(self, path: Path, files: list[File], names: Names, geometries: dict[tuple[int, ...], int]) -> None:
-        self.path = path
-        self.files = sorted(files, key=lambda file: (file.rank is None, file.rank or 0, str(file.path)))
-        self.names, self.geometries = names, geometries
-        self.processes: dict[tuple[Any, ...], model.Process] = {}
-        self.threads: dict[tuple[Any, ...], model.Thread] = {}
-        self.gpus = number_gpus(self.files)
+    def __init__(self) -> None:
+        self._processes: dict[tuple[Any, ...], int] = {}
+        self._threads: dict[tuple[int, Any], int] = {}
 
-    def trace(self, allow_unrelated: bool) -> Trace:
-        self._check_alone()
-        zero_ns = self._zeros()
-        if not allow_unrelated:
-            self._check_together(zero_ns)
-        parts = [self._columns(file, zero) for file, zero in zip(self.files, zero_ns, strict=True)]
-        kinds = {kind: _join_columns([part[kind] for part in parts]) for kind in parts[0]}
-        ends = [
-            file.events.end_ns - zero
-            for file, zero in zip(self.files, zero_ns, strict=True)
-            if file.events.end_ns is not None
-        ]
-        wall = self.files[0].wall_offset_ns
-        empty_tables = _make_empty_tables()
-        geometries = np.array(list(self.geometries), np.int64).reshape(-1, len(model.GEOMETRY))
-        return Trace(
-            source=self._source(frozenset(table for kind, table in _TABLES.items() if len(kinds[kind]["start_ns"]))),
-            names=tuple(map(escape_text, self.names.all())),
-            processes=tuple(self.processes.values()),
-            threads=tuple(self.threads.values()),
-            utc_epoch_ns=None if wall is None else zero_ns[0] + wall,
-            capture_ns=max(ends) if len(ends) == len(self.files) else None,
-            ranges=model.Ranges(**kinds["ranges"]),
-            marks=model.Marks(**kinds["marks"]),
-            counters=model.Counters(**kinds["counters"]),
-            windows=model.Windows(**kinds["windows"]),
-            calls=model.Calls(**kinds["calls"]),
-            kernels=model.Kernels(**kinds["kernels"]),
-            copies=model.Copies(**kinds["copies"]),
-            memsets=model.Memsets(**kinds["memsets"]),
-            synchronizations=model.Synchronizations(**kinds["synchronizations"]),
-            overheads=model.Overheads(**kinds["overheads"]),
-            geometries=geometries,
-            devices=build_devices(self.files, self.gpus),
-            cuda_devices={},
-            **empty_tables,
-        )
+    def assign_process(self, key: tuple[Any, ...]) -> int:
+        """Return the id of a process, by its `File.process_key`."""
+        return self._processes.setdefault(key, (len(self._processes) + 1) << 24)
 
-    def _check_alone(self) -> None:
-        """Reject two files of the same process and time: one would be a copy of the other."""
-        of_process: dict[tuple[Any, ...], list[tuple[int, int, Path]]] = {}
-        for file in self.files:
-            first, last = file.events.first_ns, file.events.last_ns
-            if first is not None and last is not None:
-                of_process.setdefault(file.process_key(file.main_pid), []).append((first, last, file.path))
-        for spans in of_process.values():
-            spans.sort()
-            for (_, last, path), (first, _, other) in itertools.pairwise(spans):
-                if first < last:
-                    found = f"{path} and {other} cover the same process and time"
-                    raise TraceError("traces_overlap", found, "give only one of them, or remove the other")
+    def assign_thread(self, process: int, tid: Any) -> int:
+        """Return the id of a thread of the process with this id."""
+        return self._threads.setdefault((process, tid), process | (len(self._threads) + 1))
 
-    def _check_together(self, zero_ns: list[int]) -> None:
-        """Reject files between which nothing was recorded for longer than MAX_DISTANCE_NS."""
-        spans = [
-            (begin - zero, max(begin, file.events.last_ns or begin, file.events.end_ns or begin) - zero, file.path)
-            for file, zero in zip(self.files, zero_ns, strict=True)
-            if (begin := file.begin_ns) is not None
-        ]
-        spans.sort()
-        for i in range(1, len(spans)):
-            _, end, before = max(spans[:i], key=lambda span: span[1])
-            begin, _, path = spans[i]
-            if begin - end > MAX_DISTANCE_NS:
-                apart = timedelta(seconds=(begin - end) // 10**9)
-                raise TraceError(
-                    "traces_unrelated",
-                    f"{before} and {path} were recorded {apart} apart, probably in different runs",
-                    "report each file on its own, or read them as one recording with --allow-unrelated "
-                    "(allow_unrelated=True in Python)",
-                )
 
-    def _zeros(self) -> list[int]:
-        """Return for each file time 0 of the trace on the file's clock."""
-        begins = [file.begin_ns for file in self.files]
-        if len(self.files) == 1:
-            return [begins[0] or 0]
-        lost = [
-            file.path
-            for file, begin in zip(self.files, begins, strict=True)
-            if begin is not None and file.wall_offset_ns is None
-        ]
-        if lost:
-            found = f"{lost[0]} has no wall clock time to align it with the other files"
-            raise TraceError("wall_clock_unknown", found, "read it alone")
-        walls = [file.wall_offset_ns or 0 for file in self.files]
-        zero = min((begin + wall for begin, wall in zip(begins, walls, strict=True) if begin is not None), default=0)
-        return [zero - wall for wall in walls]
+def build_trace(file: File, gpus: Mapping[int, int] | None = None, ids: _GlobalIds | None = None) -> Trace:
+    """Return one file as a trace, whose time 0 is the begin of its recording.
 
-    def _columns(self, file: File, zero_ns: int) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return the columns of each kind of event of one file, as `Trace` has them."""
-        events = file.events
-        threads = np.array([self._thread(file, *key) for key in events.threads], np.int32)
-        process_of = _process_of_correlations(file)
-        columns_by_kind: dict[str, dict[str, NDArray[Any]]] = {
-            "calls": _calls(events.calls, threads),
+    Args:
+        file: the file.
+        gpus: the number of the GPU behind each of its CUDA devices; by default the same.
+        ids: assigns global ids, which several files share; by default the file has its own.
+    """
+    gpus = gpus or {}
+    tables = _TraceTables(file, gpus, ids or _GlobalIds())
+    begin_ns, end_ns, wall_ns = file.begin_ns or 0, file.events.end_ns, file.wall_offset_ns
+    return Trace(
+        source=model.Source(
+            path=str(file.path),
+            size_bytes=file.size_bytes,
+            product="torch.profiler",
+            version="",
+            schema="",
+            tables=frozenset(table for kind, table in _TABLES.items() if len(tables.columns[kind]["start_ns"])),
+            notes=(),
+        ),
+        names=tuple(map(escape_text, file.events.names.all())),
+        processes=tuple(tables.processes),
+        threads=tuple(tables.threads),
+        utc_epoch_ns=None if wall_ns is None else begin_ns + wall_ns,
+        capture_ns=None if end_ns is None else end_ns - begin_ns,
+        **{kind: _KINDS[kind](**_sort_columns(columns)) for kind, columns in tables.columns.items()},
+        **_make_empty_tables(),
+        geometries=np.array(list(file.events.geometries), np.int64).reshape(-1, len(model.GEOMETRY)),
+        devices=build_devices([file], {file.path: gpus}),
+        cuda_devices={},
+    )
+
+
+class _TraceTables:
+    """The tables of one file, as `Trace` has them.
+
+    Attributes:
+        columns: by kind of event, in the order of the file.
+        processes, threads: in the order of their numbers; the numbers of threads are those of the file.
+    """
+
+    def __init__(self, file: File, gpus: Mapping[int, int], ids: _GlobalIds) -> None:
+        self._file, self._ids = file, ids
+        self._number_of_pid: dict[Any, int] = {}
+        self.processes: list[model.Process] = []
+        self.threads = [self._make_thread(*key) for key in file.events.threads]
+        self.columns = self._build_columns(gpus)
+
+    def _build_columns(self, gpus: Mapping[int, int]) -> dict[str, Columns]:
+        events, zero_ns = self._file.events, self._file.begin_ns or 0
+        process_of = _process_of_correlations(self._file)
+        columns_by_kind: dict[str, Columns] = {
+            "calls": _calls(events.calls),
             "overheads": {"name": _int32(events.overheads, "name")},
         }
-        gpus = self.gpus[file.path]
         for kind, own in OPERATIONS.items():
             table: Table = getattr(events, kind)
-            columns: dict[str, NDArray[Any]] = {name: _int32(table, name) for name in ("context", "stream", *own)}
+            columns: Columns = {name: _int32(table, name) for name in ("context", "stream", *own)}
             columns["device"] = renumber_devices(_int32(table, "device"), gpus)
             columns["correlation"] = table.column("correlation")
             columns["graph_node"] = fold_constant(table.column("graph_node"))
             if "size_bytes" in table.columns:
                 columns["size_bytes"] = table.column("size_bytes")
-            columns["process"] = self._processes_of(file, table, process_of)
+            columns["process"] = self._number_processes(table, process_of)
             columns_by_kind[kind] = columns
         columns_by_kind["kernels"]["short_name"] = make_constant_column(-1, len(events.kernels), np.int32)
-        columns_by_kind["overheads"]["process"] = self._processes_of(file, events.overheads, {})
+        columns_by_kind["overheads"]["process"] = self._number_processes(events.overheads, {})
         for kind, columns in columns_by_kind.items():
             table = getattr(events, kind)
             columns["start_ns"] = table.column("start") - zero_ns
             columns["end_ns"] = table.column("end") - zero_ns
-        known = list(self.threads.values())
-        processes = np.array([known[thread].process for thread in threads.tolist()], np.int32)
-        return {**columns_by_kind, **build_annotation_columns(events, zero_ns, self.names, threads, processes)}
+        processes = np.array([thread.process for thread in self.threads], np.int32)
+        return {**columns_by_kind, **build_annotation_columns(events, zero_ns, processes)}
 
-    def _processes_of(self, file: File, table: Table, process_of: dict[int, Any]) -> Int32:
+    def _number_processes(self, table: Table, process_of: dict[int, Any]) -> Int32:
+        """Return the number of the process of each operation, given the pid of each correlation."""
         if not len(table):
             return np.empty(0, np.int32)
+        main = self._number_process(self._file.main_pid)
         if not process_of:
-            return make_constant_column(self._process(file, file.main_pid), len(table), np.int32)
-        numbers = {correlation: self._process(file, pid) for correlation, pid in process_of.items()}
-        main = self._process(file, file.main_pid)
+            return make_constant_column(main, len(table), np.int32)
+        numbers = {correlation: self._number_process(pid) for correlation, pid in process_of.items()}
         return np.array([numbers.get(one, main) for one in table.column("correlation").tolist()], np.int32)
 
-    def _process(self, file: File, pid: Any) -> int:
-        """Return the number of a process."""
-        key = file.process_key(pid)
-        if key not in self.processes:
-            name = escape_text(file.events.process_names.get(pid, ""))
-            if file.rank is not None:
-                name = f"rank {file.rank} ({name})" if name else f"rank {file.rank}"
-            self.processes[key] = model.Process((len(self.processes) + 1) << 24, parse_id(pid), name, file.rank)
-        return list(self.processes).index(key)
+    def _number_process(self, pid: Any) -> int:
+        if pid not in self._number_of_pid:
+            name, rank = escape_text(self._file.events.process_names.get(pid, "")), self._file.rank
+            if rank is not None:
+                name = f"rank {rank} ({name})" if name else f"rank {rank}"
+            self._number_of_pid[pid] = len(self.processes)
+            global_id = self._ids.assign_process(self._file.process_key(pid))
+            self.processes.append(model.Process(global_id, parse_id(pid), name, rank))
+        return self._number_of_pid[pid]
 
-    def _thread(self, file: File, pid: Any, tid: Any) -> int:
-        """Return the number of a thread."""
-        process = self._process(file, pid)
-        key = (process, tid)
-        if key not in self.threads:
-            stated = escape_text(file.events.thread_names.get((pid, tid), ""))
-            within = _THREAD_NAME.fullmatch(stated)
-            global_id = (process + 1) << 24 | (len(self.threads) + 1)
-            self.threads[key] = model.Thread(global_id, parse_id(tid), process, within[1] if within else stated)
-        return list(self.threads).index(key)
-
-    def _source(self, tables: frozenset[str]) -> model.Source:
-        return model.Source(
-            path=str(self.path),
-            size_bytes=sum(file.size_bytes for file in self.files),
-            product="torch.profiler",
-            version="",
-            schema="",
-            tables=tables,
-            notes=tuple(self._notes()),
-        )
-
-    def _notes(self) -> Iterable[Message]:
-        if len(self.files) > 1:
-            found = f"{len(self.files)} files are read as one recording, aligned by the wall clocks of their hosts"
-            yield Message("files_read_as_one", found)
-        renumbered = [
-            f"GPU {number} is device {device} of rank {file.rank}"
-            for file in self.files
-            for device, number in sorted(self.gpus[file.path].items())
-            if device != number
-        ]
-        if renumbered:
-            yield Message("gpus_renumbered", f"GPUs are renumbered, each rank has its own: {', '.join(renumbered)}")
-        excluded: Counter[str] = sum((file.events.excluded for file in self.files), Counter())
-        if excluded:
-            listed = ", ".join(
-                f"{count} {escape_text(kind)}" for kind, count in sorted(excluded.items())[:_KINDS_LISTED]
-            )
-            more = f" and {len(excluded) - _KINDS_LISTED} other kinds" if len(excluded) > _KINDS_LISTED else ""
-            yield Message("events_left_out", f"events excluded (traceable help kineto): {listed}{more}")
-        untimed = sum(file.events.untimed for file in self.files)
-        if untimed:
-            found = f"{untimed} events without a valid time and duration are excluded"
-            yield Message("events_without_time", found)
+    def _make_thread(self, pid: Any, tid: Any) -> model.Thread:
+        number = self._number_process(pid)
+        stated = escape_text(self._file.events.thread_names.get((pid, tid), ""))
+        within = _THREAD_NAME.fullmatch(stated)
+        global_id = self._ids.assign_thread(self.processes[number].global_id, tid)
+        return model.Thread(global_id, parse_id(tid), number, within[1] if within else stated)
 
 
-def _calls(table: Table, threads: Int32) -> dict[str, NDArray[Any]]:
+def _calls(table: Table) -> Columns:
     return {
         "name": _int32(table, "name"),
-        "thread": threads[table.column("thread")],
+        "thread": _int32(table, "thread"),
         "correlation": table.column("correlation"),
         "driver": table.column("driver").astype(np.int8),
         "return_value": make_constant_column(NULL, len(table), np.int64),
@@ -355,11 +350,8 @@ def _process_of_correlations(file: File) -> dict[int, Any]:
     return pid_of_correlation
 
 
-def _join_columns(parts: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Return the rows of all parts by start, of equal ones the longer first."""
-    columns = (
-        parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    )
+def _sort_columns(columns: Columns) -> Columns:
+    """Return the rows by start, of equal ones the longer first."""
     order = argsort_by_start(columns["start_ns"], columns.get("end_ns", columns["start_ns"]))
     # A column of a table is a view of it: what is in order is copied too, or it would keep all others in memory.
     return {
@@ -409,7 +401,7 @@ def number_gpus(files: Sequence[File]) -> dict[Path, dict[int, int]]:
     return numbers_by_file
 
 
-def build_devices(files: Sequence[File], gpus: dict[Path, dict[int, int]]) -> tuple[model.Device, ...]:
+def build_devices(files: Sequence[File], gpus: Mapping[Path, Mapping[int, int]]) -> tuple[model.Device, ...]:
     """Return the GPUs by number; those without events only if no number was changed."""
     is_renumbered = any(device != number for numbers in gpus.values() for device, number in numbers.items())
     devices_by_number: dict[int, model.Device] = {}
@@ -441,7 +433,7 @@ def _device(number: int, properties: dict[str, Any]) -> model.Device:
     )
 
 
-def renumber_devices(device: Int32, numbers: dict[int, int]) -> Int32:
+def renumber_devices(device: Int32, numbers: Mapping[int, int]) -> Int32:
     """Return the number of the GPU of each event, given CUDA's number of its device."""
     if all(cuda == number for cuda, number in numbers.items()):
         return device
@@ -451,24 +443,22 @@ def renumber_devices(device: Int32, numbers: dict[int, int]) -> Int32:
     return renumbered
 
 
-def build_annotation_columns(
-    events: FileEvents, zero_ns: int, names: Names, threads: Int32, processes: Int32
-) -> dict[str, Columns]:
+def build_annotation_columns(events: FileEvents, zero_ns: int, processes: Int32) -> dict[str, Columns]:
     """Return the columns of `Trace.ranges`, `marks`, `counters` and `windows`.
 
     Args:
         events: of the file.
         zero_ns: time 0 of the trace on its clock.
-        names: the numbering of names.
-        threads, processes: the number of each of its threads in the trace, and of that thread's process.
+        processes: the number of the process of each of its threads.
     """
-    rows = _rows(events.ranges, zero_ns, threads, processes)
+    names = events.names
+    rows = _rows(events.ranges, zero_ns, processes)
     clipped = rows.pop("open") == 1
     if events.end_ns is not None:
         # The profiler ends what is still going on when it stops.
         clipped |= rows["end_ns"] >= events.end_ns - zero_ns
     rows["clipped"] = clipped
-    marks = _rows(events.marks, zero_ns, threads, processes)
+    marks = _rows(events.marks, zero_ns, processes)
     is_payload_mark = marks["domain"] == names.find(PAYLOAD_DOMAIN)
     is_sample = marks["domain"] == names.find(COUNTER_DOMAIN)
     of_window = rows["domain"] == names.find(WINDOW_DOMAIN)
@@ -482,23 +472,23 @@ def build_annotation_columns(
     }
 
 
-def _rows(table: Table, zero_ns: int, threads: Int32, processes: Int32) -> Columns:
+def _rows(table: Table, zero_ns: int, processes: Int32) -> Columns:
     columns: Columns = {name: table.column(name) for name in table.columns}
-    of = columns["thread"]
     rows: Columns = {
-        **{name: column.astype(np.int32) for name, column in columns.items() if name in ("name", "domain", "category")},
-        "start_ns": columns.pop("start") - zero_ns,
-        "end_ns": columns.pop("end") - zero_ns,
-        "thread": threads[of],
-        "process": processes[of],
+        name: columns[name].astype(np.int32)
+        for name in ("name", "domain", "category", "thread", "end_thread")
+        if name in columns
+    }
+    rows |= {
+        "start_ns": columns["start"] - zero_ns,
+        "end_ns": columns["end"] - zero_ns,
+        "process": processes[columns["thread"]],
         "payload": columns["payload"],
     }
     if "real" in columns:
         rows["real"] = np.ascontiguousarray(columns["real"])
     else:
         rows["open"], rows["style"] = columns["open"], columns["style"].astype(np.int8)
-        closer = columns["end_thread"]
-        rows["end_thread"] = np.where(closer < 0, -1, np.append(threads, np.int32(-1))[closer]).astype(np.int32)
     return rows
 
 

@@ -129,14 +129,14 @@ class File:
         return self.host, self.rank, pid
 
 
-def read_file(path: Path, names: Names, geometries: dict[tuple[int, ...], int]) -> File:
-    """Read one file, numbering names and launch geometries.
+def read_file(path: Path) -> File:
+    """Read one file.
 
     Raises:
         TraceError: it is not a trace of torch.profiler, or is truncated or damaged.
     """
     with Document(path) as document:
-        events = FileEvents(document, names, geometries)
+        events = FileEvents(document)
         has_events = document.has_events
     metadata = events.metadata
     if not has_events or not (events.is_kineto or "schemaVersion" in metadata or "deviceProperties" in metadata):
@@ -190,10 +190,10 @@ class FileEvents:
 
     Args:
         document: the file.
-        names: the numbering of names.
-        geometries: the numbering of launch geometries, by their columns.
 
     Attributes:
+        names: the numbering of names.
+        geometries: the number of each launch geometry, by its columns.
         ranges, marks, calls, kernels, copies, memsets, synchronizations, overheads: the events.
         threads: number of each thread by (pid, tid), as the file writes them.
         first_ns, last_ns: first start and last end of all events, also the excluded ones; None for none.
@@ -205,8 +205,9 @@ class FileEvents:
         cpu_pids: the number of CPU events by pid; the most frequent one is the main process.
     """
 
-    def __init__(self, document: Document, names: Names, geometries: dict[tuple[int, ...], int]) -> None:
-        self._names, self._geometries = names, geometries
+    def __init__(self, document: Document) -> None:
+        self.names = Names()
+        self.geometries: dict[tuple[int, ...], int] = {}
         self.ranges, self.calls, self.kernels = Table(RANGES), Table(CALLS), Table(KERNELS)
         self.marks = Table(MARKS)
         self.copies, self.memsets = Table(COPIES), Table(MEMSETS)
@@ -320,7 +321,7 @@ class FileEvents:
             row = (
                 start,
                 start,
-                self._names.index(decoded.name),
+                self.names.index(decoded.name),
                 thread,
                 decoded.payload,
                 decoded.float_payload,
@@ -336,7 +337,7 @@ class FileEvents:
         self, decoded: DecodedName, start: int, end: int, thread: int, still_open: bool, style: int, closer: int
     ) -> None:
         name, domain, category = (
-            self._names.index(decoded.name),
+            self.names.index(decoded.name),
             self._optional(decoded.domain),
             self._optional(decoded.category),
         )
@@ -345,7 +346,7 @@ class FileEvents:
         )
 
     def _optional(self, name: str) -> int:
-        return self._names.index(name) if name else -1
+        return self.names.index(name) if name else -1
 
     def _runtime_call(self, event: dict[str, Any], start: int, end: int) -> None:
         self._call(event, start, end, 0)
@@ -434,11 +435,11 @@ class FileEvents:
                 return -1
             sizes += map(size, dimensions)
         geometry = (*sizes, size(args.get("registers per thread")), NULL, size(args.get("shared memory")))
-        return self._geometries.setdefault(geometry, len(self._geometries))
+        return self.geometries.setdefault(geometry, len(self.geometries))
 
     def _name(self, event: dict[str, Any]) -> int:
         name = text(event.get("name"))
-        return -1 if name is None else self._names.index(name)
+        return -1 if name is None else self.names.index(name)
 
     def _thread(self, event: dict[str, Any]) -> int:
         pid, tid = self._count_process(event), event.get("tid")

@@ -27,9 +27,8 @@ import numpy as np
 
 from traceable.errors import Message, TraceError
 from traceable.protocol import gpu_files, untrusted
-from traceable.trace import kineto
-from traceable.trace.intern import Names
 from traceable.trace.join import join_traces
+from traceable.trace.kineto import build_trace
 from traceable.trace.kineto_events import File, escape_text, read_file
 from traceable.trace.model import NULL, Int32, Int64, Process, Thread, Trace
 from traceable.trace.rows import ColumnSpec, make_constant_column
@@ -302,13 +301,12 @@ def read_clocked_file(path: Path) -> ClockedFile:
     Raises:
         TraceError: it is not a complete Kineto trace, or has no metadata by which its clock is known.
     """
-    names, geometries = Names(), dict[tuple[int, ...], int]()
-    file = read_file(path, names, geometries)
+    file = read_file(path)
     metadata = read_metadata(file)
-    clock = estimate_clock(file, metadata, names.all()) if metadata else None
+    clock = estimate_clock(file, metadata) if metadata else None
     if metadata is None or clock is None or max(map(abs, clock.offset_ns)) >= _LATEST_NS:
         raise make_clock_error(path)
-    return ClockedFile(file, kineto.combine_files(path, [file], names, geometries), metadata, clock)
+    return ClockedFile(file, build_trace(file), metadata, clock)
 
 
 def make_clock_error(path: Path) -> TraceError:
@@ -328,18 +326,17 @@ def read_metadata(file: File) -> TraceMetadata | None:
     return TraceMetadata(metadata["monotonic_ns"], metadata["realtime_ns"], markers, gpus)
 
 
-def estimate_clock(file: File, metadata: TraceMetadata, names: Sequence[str]) -> Clock | None:
+def estimate_clock(file: File, metadata: TraceMetadata) -> Clock | None:
     """Return the conversion of the file's times to CLOCK_MONOTONIC: by its markers, or else by its wall clock.
 
     Args:
         file: a Kineto recording.
         metadata: of its process.
-        names: indexed by the ids of the file's annotations.
 
     Returns:
         The clock; None if the file has neither a marker nor a wall clock.
     """
-    starts = _read_markers(file, names)
+    starts = _read_markers(file)
     half = len(metadata.markers) // 2
     ends = [_estimate_offset(starts, metadata.markers[:half]), _estimate_offset(starts, metadata.markers[half:])]
     known = [end for end in ends if end is not None]
@@ -354,9 +351,9 @@ def estimate_clock(file: File, metadata: TraceMetadata, names: Sequence[str]) ->
     return Clock((0,), (file.wall_offset_ns + metadata.monotonic_ns - metadata.realtime_ns,), None)
 
 
-def _read_markers(file: File, names: Sequence[str]) -> dict[int, int]:
+def _read_markers(file: File) -> dict[int, int]:
     """Return the start of each marker, by its number."""
-    ranges = file.events.ranges
+    names, ranges = file.events.names.all(), file.events.ranges
     starts = {}
     for name, start in zip(ranges.column("name").tolist(), ranges.column("start").tolist(), strict=True):
         match = _MARKER.fullmatch(names[name])

@@ -17,8 +17,8 @@ from traceable.analysis.context import Context
 from traceable.analysis.instances import find_parents
 from traceable.analysis.interval_index import expand_slices
 from traceable.analysis.pauses import LOOP_DOMAIN
+from traceable.protocol.nvtx import ACTIVE_DOMAIN
 from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64
-from traceable.trace.payload_marks import ACTIVE_DOMAIN
 from traceable.trace.rows import distinct
 
 TURN_NS = 1_000_000

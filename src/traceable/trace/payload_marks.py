@@ -1,7 +1,6 @@
 """Payload marks: the identity and the named fields of ranges, matched to the ranges that they describe.
 
-The rules of emission, with their reasons, are in `protocol.nvtx`. The tree of instances is built in `analysis`, which
-imports those rules from here.
+The rules of emission, with their reasons, are in `protocol.nvtx`. The tree of instances is built in `analysis`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.protocol.nvtx import ACTIVE_DOMAIN as ACTIVE_DOMAIN
-from traceable.protocol.nvtx import GENERATOR_DOMAIN, is_identity
-from traceable.protocol.nvtx import WINDOW_DOMAIN as WINDOW_DOMAIN
-from traceable.protocol.nvtx import unpack_instance as unpack_instance
-from traceable.protocol.nvtx import unpack_parent as unpack_parent
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, is_identity
 from traceable.trace.model import NULL, Bool, Int32, Int64
 from traceable.trace.rows import distinct
 

@@ -15,7 +15,7 @@ from typing import Any
 from traceable.analysis.attribution import Coverage
 from traceable.analysis.completeness import Completeness
 from traceable.analysis.context import Context
-from traceable.analysis.pauses import drop_short_callbacks
+from traceable.analysis.loop_blocks import drop_short_callbacks
 from traceable.analysis.profile import RangeProfile, profile_ranges
 from traceable.analysis.range_names import NameRules, RangeNames, build_range_names, load_name_rules
 from traceable.analysis.table import Table

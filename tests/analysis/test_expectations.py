@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.analysis.expectations import ExpectationResult, evaluate_expectations, suggest_names
-from traceable.analysis.pauses import drop_short_callbacks
+from traceable.analysis.loop_blocks import drop_short_callbacks
 from traceable.analysis.profile import RangeProfile, profile_trace
 from traceable.errors import Message
 from traceable.report.expectations import build_expectation_rows, format_expectations

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from traceable.errors import Message
+from traceable.protocol.nvtx import WINDOW_DOMAIN
 
 if TYPE_CHECKING:
     from traceable.protocol.run_records import EmittedCounts
@@ -217,8 +218,6 @@ def count_recorded_ranges(trace: Trace) -> dict[int, dict[DomainAndName, int]]:
     """Return how many ranges were recorded of each process, by domain and name; those of windows are not among them."""
     # Not at the top: the completeness of a run that recorded nothing needs neither.
     import numpy as np
-
-    from traceable.trace.payload_marks import WINDOW_DOMAIN
 
     ranges, counts_by_pid = trace.ranges, dict[int, dict[DomainAndName, int]]()
     if not len(ranges):

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.profile import RangeProfile
+from traceable.protocol.nvtx import LOOP_DOMAIN
 
 SEEN = "seen"
 NEVER_ENTERED = "never_entered"

@@ -8,7 +8,7 @@ another domain: no loop drives them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,13 +16,32 @@ from traceable.analysis.cached_queries import cache_per_context
 from traceable.analysis.context import Context
 from traceable.analysis.instances import find_parents
 from traceable.analysis.interval_index import expand_slices
-from traceable.analysis.pauses import LOOP_DOMAIN
-from traceable.protocol.nvtx import ACTIVE_DOMAIN
-from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64
+from traceable.analysis.select import select_part
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, LOOP_DOMAIN
+from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64, Ranges, Trace
 from traceable.trace.rows import distinct
 
 TURN_NS = 1_000_000
 """Between what a loop runs without a pause lies less than this: more, and it had nothing to do in between."""
+
+
+def drop_short_callbacks(trace: Trace) -> tuple[Trace, int]:
+    """Return `trace` without the event loop's callbacks that ended before their threshold, and how many those were.
+
+    One that was cut by the end of the capture stays: its full length is unknown, and in a program that was
+    killed it is what the loop was doing.
+    """
+    if LOOP_DOMAIN not in trace.names:
+        return trace, 0
+    if trace.cut is not None:
+        # The whole has the full length of each callback.
+        whole, _ = drop_short_callbacks(trace.cut.whole)
+        part = select_part(whole, time_ns=(trace.cut.first_ns, trace.cut.last_ns))
+        return part, len(trace.ranges) - len(part.ranges)
+    ranges = trace.ranges
+    is_callback = (ranges.domain == trace.names.index(LOOP_DOMAIN)) & (ranges.style == START_END) & ranges.has_payload
+    is_short = is_callback & ~ranges.clipped & (ranges.end_ns - ranges.start_ns < ranges.payload)
+    return replace(trace, ranges=Ranges(**ranges.take(~is_short))), int(is_short.sum())
 
 
 @dataclass(frozen=True)

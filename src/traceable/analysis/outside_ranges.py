@@ -9,9 +9,9 @@ import numpy as np
 from traceable.analysis.cached_queries import cache_per_context
 from traceable.analysis.context import Context
 from traceable.analysis.intervals import merge_intervals
-from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.table import Table, objects, ratios
+from traceable.protocol.nvtx import LOOP_DOMAIN
 from traceable.trace.model import Int64
 
 

@@ -2,7 +2,7 @@
 
 `record_gc` records collections by `gc.callbacks`. `record_loop_pauses` gives every callback of an asyncio loop a
 start/end range: NVTX can't open a range in the past, so whether a callback was long enough to matter is decided when
-the trace is read (`analysis/pauses.py`), by the threshold that each range carries as its payload. Start/end and not
+the trace is read (`analysis/loop_blocks.py`), by the threshold that each range carries as its payload. Start/end and not
 push/pop, so that the program's own ranges keep their parents and a range that a callback leaves open can't cross ours.
 
 Imported when one of the two is requested, in code or by `TRACEABLE_GC` and `TRACEABLE_LOOP_PAUSES`. Nothing here
@@ -26,11 +26,11 @@ from traceable.annotation.external.patcher import Patches
 from traceable.annotation.handle import Handle
 from traceable.annotation.ranges import annotate
 from traceable.protocol import environment
+from traceable.protocol.nvtx import LOOP_DOMAIN
 
 GC_DOMAIN = "traceable.gc"
 GC_NAME = "gc"
 GC_COLLECTED = "gc collected"
-LOOP_DOMAIN = "traceable.loop"
 DEFAULT_THRESHOLD_MS = 100.0
 """asyncio's own: `loop.slow_callback_duration`."""
 

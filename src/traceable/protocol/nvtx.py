@@ -58,6 +58,10 @@ COUNTER_DOMAIN = "traceable.counter"
 WINDOW_DOMAIN = "traceable.window"
 """The domain of a window's ranges."""
 
+LOOP_DOMAIN = "traceable.loop"
+"""The domain of an event loop's callbacks: start/end ranges whose payload is the threshold in ns, below which a
+callback does not block the loop. All are recorded, as their lengths are not known before they end."""
+
 CAPTURE_RANGE = "capture"
 """The range in that domain that nsys waits for (`-c nvtx -p capture@traceable.window`). All windows use the same
 name, because nsys accepts only one."""

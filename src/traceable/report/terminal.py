@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from traceable.analysis.attribution import INFERRED
-from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.profile import OUTLIVES, RangeProfile
 from traceable.analysis.table import Table
 from traceable.errors import Message
 from traceable.finding import Finding
+from traceable.protocol.nvtx import LOOP_DOMAIN
 from traceable.report import flight, overhead, windows
 from traceable.report.columns import Column, format_column, is_worth_showing
 from traceable.report.layout import Cells

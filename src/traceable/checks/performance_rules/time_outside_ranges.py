@@ -7,7 +7,6 @@ import numpy as np
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import Lanes, find_gaps, overlaps_any
 from traceable.analysis.loop_blocks import find_blocks
-from traceable.analysis.pauses import LOOP_DOMAIN
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.places import format_range_name
@@ -18,6 +17,7 @@ from traceable.checks.performance_rules.rule import (
     make_finding,
 )
 from traceable.finding import Finding
+from traceable.protocol.nvtx import LOOP_DOMAIN
 from traceable.trace.rows import distinct
 from traceable.units import format_count, format_duration, format_percent
 

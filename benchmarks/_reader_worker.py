@@ -77,8 +77,7 @@ def the_file(path: Path) -> Read:
 
 
 def ours(path: Path, decode: bool = True) -> Read:
-    from traceable.trace.rows import ColumnSpec
-    from traceable.trace.sqlite import Database
+    from traceable.trace.sqlite import ColumnSpec, Database
 
     def read() -> list[Any]:
         with Database(path, decode) as database:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.trace.rows import EncodedColumn, Rows
+from traceable.trace.sqlite import EncodedColumn, Rows
 
 
 def differences(one: Any, other: Any, where: str = "") -> list[str]:

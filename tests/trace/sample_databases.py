@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traceable.trace.rows import ColumnSpec
+from traceable.trace.sqlite import ColumnSpec
 
 PAGE_SIZES = (512, 512, 1024, 4096, 8192, 65536)
 WIDTHS = (7, 15, 23, 31, 47, 63)

@@ -15,12 +15,14 @@ from tests.trace.mutations import mutated
 from tests.trace.sample_databases import WANTED, make
 
 from traceable.errors import TraceError
-from traceable.trace import pages
+from traceable.trace import sqlite
 from traceable.trace.model import NULL
-from traceable.trace.rows import ColumnSpec, Rows
-from traceable.trace.sqlite import Database
+from traceable.trace.sqlite import ColumnSpec, Database, Rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sqlite.DECODER_AVAILABLE, reason="traceable._native._pages is not built"),
+]
 
 
 def read(path: Path, decode: bool, wanted: ColumnSpec = WANTED) -> Rows | TraceError:
@@ -164,7 +166,7 @@ def test_a_page_that_is_in_a_table_twice_is_refused(tmp_path: Path) -> None:
     refused = read(path, True, ColumnSpec(integers=("start",)))
     assert isinstance(refused, TraceError)
     assert refused.code == "file_damaged"
-    assert isinstance(refused.__cause__, pages.DamagedPagesError)
+    assert isinstance(refused.__cause__, sqlite.DamagedPagesError)
     assert refused.__cause__.kind == "page_repeated"
 
 

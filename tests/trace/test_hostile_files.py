@@ -20,11 +20,13 @@ from tests.trace.conftest import THREAD
 from traceable.cli.main import main
 from traceable.errors import TraceError
 from traceable.protocol import untrusted
-from traceable.trace import load, pages
-from traceable.trace.rows import ColumnSpec
-from traceable.trace.sqlite import Database
+from traceable.trace import load, sqlite
+from traceable.trace.sqlite import ColumnSpec, Database
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not pages.available, reason="traceable._native._pages is not built")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sqlite.DECODER_AVAILABLE, reason="traceable._native._pages is not built"),
+]
 PAGE = 4096
 START = ColumnSpec(integers=("start",))
 
@@ -52,7 +54,7 @@ def damage(path: Path, wanted: ColumnSpec = START) -> str:
         read(path, wanted)
     assert refused.value.code == "file_damaged"
     cause = refused.value.__cause__
-    assert isinstance(cause, pages.DamagedPagesError)
+    assert isinstance(cause, sqlite.DamagedPagesError)
     return cause.kind
 
 
@@ -123,9 +125,9 @@ def test_a_row_that_claims_to_be_huge_takes_no_memory(tmp_path: Path, payload: b
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the error comes from /proc/self/mem")
 def test_a_disk_that_fails_is_said_to(tmp_path: Path) -> None:
     """The memory of a process, read where there is none, fails with EIO as a broken disk does."""
-    wanted = ((pages._pages.INTEGER, (0,)),)
+    wanted = ((sqlite._pages.INTEGER, (0,)),)
     with Path("/proc/self/mem").open("rb") as broken, pytest.raises(OSError) as caught:
-        pages._pages.decode_table(broken.fileno(), PAGE, PAGE, 9, 2, -1, wanted, bytearray(1))
+        sqlite._pages.decode_table(broken.fileno(), PAGE, PAGE, 9, 2, -1, wanted, bytearray(1))
     assert caught.value.errno == errno.EIO
     path = written(tmp_path / "a", "start INTEGER", [(1,)])
     with Database(path) as database, Path("/proc/self/mem").open("rb") as broken:
@@ -248,7 +250,7 @@ def test_ctrl_c_ends_the_reading_of_all_tables(tmp_path: Path) -> None:
             database.read(dict.fromkeys("abcdef", START), on_table_start=interrupted)
         assert not readers()
         assert len(begun) == 1
-        with pytest.raises(pages.StoppedError):
+        with pytest.raises(sqlite.StoppedError):
             database._pages.decode_rows(database._tables["a"], START)
 
 

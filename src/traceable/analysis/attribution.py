@@ -48,8 +48,19 @@ from traceable.analysis.interval_index import (
     sort_events,
 )
 from traceable.analysis.operations import KERNEL, GpuOperations, Launches
-from traceable.trace.model import NULL, Bool, Calls, GraphNodes, Int8, Int32, Int64, NDArray, Operations, Trace
-from traceable.trace.rows import distinct
+from traceable.trace.model import (
+    NULL,
+    Bool,
+    Calls,
+    GraphNodes,
+    Int8,
+    Int32,
+    Int64,
+    NDArray,
+    Operations,
+    Trace,
+    distinct,
+)
 
 THREAD, TASK, GRAPH_NODE, INHERITED, ORDER = range(5)
 BEFORE_RECORDING, NO_LAUNCH_CALL, OUTSIDE_RANGES, SEVERAL_THREADS = range(5, 9)

@@ -28,8 +28,7 @@ from traceable.analysis.name_patterns import (
     classify_names,
     match_names,
 )
-from traceable.trace.model import NULL, Bool, Int64
-from traceable.trace.rows import distinct
+from traceable.trace.model import NULL, Bool, Int64, distinct
 
 T = TypeVar("T")
 

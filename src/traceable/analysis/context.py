@@ -28,8 +28,7 @@ from traceable.analysis.operations import (
 from traceable.analysis.range_names import RangeNames
 from traceable.analysis.select import is_inside_cut
 from traceable.errors import MissingDataError
-from traceable.trace.model import NULL, Bool, Calls, Cut, Int64, Trace
-from traceable.trace.rows import distinct
+from traceable.trace.model import NULL, Bool, Calls, Cut, Int64, Trace, distinct
 
 
 class Context:

@@ -65,8 +65,7 @@ from traceable.analysis.name_patterns import (
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, MissingDataError
-from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray
-from traceable.trace.rows import distinct
+from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray, distinct
 from traceable.units import format_duration
 
 BUCKETS = (

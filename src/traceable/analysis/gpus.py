@@ -23,8 +23,7 @@ from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.select import map_gpu_numbers
 from traceable.analysis.table import objects
 from traceable.errors import Message, MissingDataError
-from traceable.trace.model import NULL, Int64, NDArray, Trace
-from traceable.trace.rows import distinct
+from traceable.trace.model import NULL, Int64, NDArray, Trace, distinct
 
 
 @dataclass(frozen=True)

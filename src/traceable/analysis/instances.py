@@ -21,9 +21,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from traceable.protocol.nvtx import unpack_instance, unpack_parent
-from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace
+from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace, distinct
 from traceable.trace.payload_marks import is_segment_domain
-from traceable.trace.rows import distinct
 
 MAX_DEPTH = 128
 """How many identities are followed from an instance to its outermost; there the path begins anew.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.analysis.instances import Instances, Segments
-from traceable.trace.model import Bool, Int32, Int64
+from traceable.trace.model import Bool, Int32, Int64, expand_slices
 
 _PAIRS_AT_ONCE = 1 << 21
 """Maximum number of pairs of instance and event in memory: about 100 MB."""
@@ -236,11 +236,3 @@ def _wider_before(end: Int64) -> Int64:
         wider[todo] = wider[wider[todo]]
         todo = todo[ends[wider[todo]] <= end[todo]]
     return wider
-
-
-def expand_slices(first: Int64, number: Int64) -> Int64:
-    """Return first[0], first[0]+1, ... (number[0] of them), first[1], ...: the indices of many slices in a row."""
-    ends = np.cumsum(number)
-    total = int(ends[-1]) if len(ends) else 0
-    spread_out: Int64 = np.arange(total) + np.repeat(first - (ends - number), number)
-    return spread_out

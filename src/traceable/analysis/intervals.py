@@ -13,8 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from traceable.analysis.interval_index import expand_slices
-from traceable.trace.model import NULL, Bool, Int64, NDArray
+from traceable.trace.model import NULL, Bool, Int64, NDArray, expand_slices
 
 
 @dataclass(frozen=True)

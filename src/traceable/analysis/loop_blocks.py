@@ -15,11 +15,9 @@ import numpy as np
 from traceable.analysis.cached_queries import cache_per_context
 from traceable.analysis.context import Context
 from traceable.analysis.instances import find_parents
-from traceable.analysis.interval_index import expand_slices
 from traceable.analysis.select import select_part
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, LOOP_DOMAIN
-from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64, Ranges, Trace
-from traceable.trace.rows import distinct
+from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64, Ranges, Trace, distinct, expand_slices
 
 TURN_NS = 1_000_000
 """Between what a loop runs without a pause lies less than this: more, and it had nothing to do in between."""

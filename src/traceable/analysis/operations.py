@@ -7,10 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.interval_index import expand_slices
 from traceable.trace import model
-from traceable.trace.model import NULL, Bool, Int8, Int32, Int64, NDArray, Trace
-from traceable.trace.rows import concatenate_columns, distinct
+from traceable.trace.model import (
+    NULL,
+    Bool,
+    Int8,
+    Int32,
+    Int64,
+    NDArray,
+    Trace,
+    concatenate_columns,
+    distinct,
+    expand_slices,
+)
 
 KERNEL, COPY, MEMSET, GRAPH = range(4)
 """Kinds of operation: a kernel, a memory copy, a memory set, a CUDA graph that was traced as a whole."""

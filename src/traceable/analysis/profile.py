@@ -32,18 +32,11 @@ from traceable.analysis.context import Context
 from traceable.analysis.fields import Fields, summarize_fields
 from traceable.analysis.grouping import max_groups, sort_groups, sum_groups
 from traceable.analysis.instances import Instances, Segments, select_segments
-from traceable.analysis.interval_index import (
-    Reduction,
-    Slices,
-    ThreadEvents,
-    expand_slices,
-    find_slices,
-    iter_pairs_in_slices,
-)
+from traceable.analysis.interval_index import Reduction, Slices, ThreadEvents, find_slices, iter_pairs_in_slices
 from traceable.analysis.loop_blocks import find_longest_in_callbacks
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
 from traceable.analysis.table import Table, integers, objects, ratios
-from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, Trace
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, Trace, expand_slices
 
 STYLES = ("push_pop", "start_end")
 

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from traceable.errors import MissingDataError, TraceableError
-from traceable.trace.model import Int32, Int64, Trace
-from traceable.trace.rows import distinct
+from traceable.trace.model import Int32, Int64, Trace, distinct
 
 FOLDED = "*"
 """The placeholder of a folded number in a name."""

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from traceable.errors import MissingDataError, UsageError
-from traceable.trace.model import Bool, Copies, Cut, Events, Int32, Int64, Intervals, Memsets, Ranges, Trace
-from traceable.trace.rows import distinct
+from traceable.trace.model import Bool, Copies, Cut, Events, Int32, Int64, Intervals, Memsets, Ranges, Trace, distinct
 
 _OPERATIONS = ("kernels", "copies", "memsets", "graph_launches")
 _WITH_DEVICE = (*_OPERATIONS, "synchronizations", "allocations")

@@ -44,8 +44,7 @@ from traceable.analysis.labels import OPERATION_NAMES, get_operation_name, label
 from traceable.analysis.name_patterns import fold_numbers
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.errors import Message, MissingDataError, UsageError
-from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace
-from traceable.trace.rows import distinct
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace, distinct
 
 RANGE, SEQUENCE, BOUNDARY = range(3)
 

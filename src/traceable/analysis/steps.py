@@ -20,7 +20,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_gpus, find_streams, group_by_lane
 from traceable.analysis.grouping import find_distinct_pairs, find_single_value, sort_groups, sum_groups
 from traceable.analysis.instances import Children, Instances, Segments, build_children
-from traceable.analysis.interval_index import expand_slices, find_slices
+from traceable.analysis.interval_index import find_slices
 from traceable.analysis.intervals import (
     BlockIndex,
     Lanes,
@@ -47,8 +47,7 @@ from traceable.analysis.step_detection import (
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.windows import STEP
 from traceable.errors import Message, MissingDataError
-from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray
-from traceable.trace.rows import distinct
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, distinct, expand_slices
 from traceable.units import format_duration as time_text
 
 WARM_UP_FACTOR = 1.5

@@ -25,7 +25,6 @@ from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.grouping import find_first_match, number_groups, sort_groups, sum_groups
 from traceable.analysis.hints import suggest_gpu_recording
-from traceable.analysis.interval_index import expand_slices
 from traceable.analysis.intervals import build_lanes
 from traceable.analysis.labels import (
     get_operation_name,
@@ -39,7 +38,7 @@ from traceable.analysis.name_patterns import SYNCHRONIZATION_CALLS, match_names
 from traceable.analysis.select import is_inside_cut
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, MissingDataError
-from traceable.trace.model import NULL, Bool, Cut, Int64, NDArray, Trace
+from traceable.trace.model import NULL, Bool, Cut, Int64, NDArray, Trace, expand_slices
 from traceable.units import format_duration, format_occurrences
 
 _OUTSIDE, _NOTHING = -1, -2

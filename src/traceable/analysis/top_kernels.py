@@ -16,8 +16,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.instances import Instances
 from traceable.analysis.name_patterns import NCCL_KERNEL
 from traceable.errors import MissingDataError
-from traceable.trace.model import START_END, Bool, Int64
-from traceable.trace.rows import distinct
+from traceable.trace.model import START_END, Bool, Int64, distinct
 
 
 @dataclass(frozen=True)

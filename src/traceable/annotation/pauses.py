@@ -2,8 +2,9 @@
 
 `record_gc` records collections by `gc.callbacks`. `record_loop_pauses` gives every callback of an asyncio loop a
 start/end range: NVTX can't open a range in the past, so whether a callback was long enough to matter is decided when
-the trace is read (`analysis/loop_blocks.py`), by the threshold that each range carries as its payload. Start/end and not
-push/pop, so that the program's own ranges keep their parents and a range that a callback leaves open can't cross ours.
+the trace is read (`analysis/loop_blocks.py`), by the threshold that each range carries as its payload. Start/end and
+not push/pop, so that the program's own ranges keep their parents and a range that a callback leaves open can't cross
+ours.
 
 Imported when one of the two is requested, in code or by `TRACEABLE_GC` and `TRACEABLE_LOOP_PAUSES`. Nothing here
 raises into the program, but for a wrong argument. uvloop and trio are not recorded: see docs/pauses.md.

@@ -13,8 +13,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from traceable.errors import TraceError
-from traceable.trace.model import GEOMETRY, NULL, Calls, Events, Int32, Int64, Trace
-from traceable.trace.rows import Column, argsort_by_start, concatenate_columns, distinct, select_values, take_values
+from traceable.trace.model import (
+    GEOMETRY,
+    NULL,
+    Calls,
+    Column,
+    Events,
+    Int32,
+    Int64,
+    Trace,
+    argsort_by_start,
+    concatenate_columns,
+    distinct,
+    select_values,
+    take_values,
+)
 
 _INDICES = {
     **dict.fromkeys(("name", "short_name", "domain", "category", "fields"), "names"),

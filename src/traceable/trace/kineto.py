@@ -33,13 +33,23 @@ from traceable.protocol.nvtx import (
     is_identity,
 )
 from traceable.trace import model
-from traceable.trace.intern import Names
 from traceable.trace.join import join_traces
 from traceable.trace.kineto_events import OPERATIONS, File, FileEvents, Table, escape_text, parse_id, read_file
 from traceable.trace.kineto_json import Document
-from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, NDArray, Trace
+from traceable.trace.model import (
+    NULL,
+    PUSH_POP,
+    Bool,
+    Int32,
+    Names,
+    NDArray,
+    Trace,
+    argsort_by_start,
+    distinct,
+    fold_constant,
+    make_constant_column,
+)
 from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_payload_marks
-from traceable.trace.rows import argsort_by_start, distinct, fold_constant, make_constant_column
 
 MAX_DISTANCE_NS = 60 * 10**9
 """How long nothing may have been recorded between two files that are read as one. The ranks of a job record the same

@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 
 from traceable.errors import TraceError
-from traceable.trace.intern import Names
 from traceable.trace.kineto_json import Document, to_nanoseconds
-from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int64
+from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int64, Names
 
 _SINCE_NS, _UNTIL_NS = 946_684_800 * 10**9, 4_102_444_800 * 10**9
 """The years 2000 to 2100: a time outside of them is none since 1970."""

@@ -25,24 +25,32 @@ from traceable.protocol.nvtx import (
     is_identity,
 )
 from traceable.trace import model
-from traceable.trace.intern import Names, Strings, Threads, to_global_pid
-from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Counters, Int32, Int64, Marks, Ranges, Trace, Windows
-from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_payload_marks
-from traceable.trace.rows import (
+from traceable.trace.model import (
+    NULL,
+    PUSH_POP,
+    START_END,
+    Bool,
     Column,
-    ColumnSpec,
-    EncodedColumn,
-    Rows,
+    Counters,
+    Int32,
+    Int64,
+    Marks,
+    Names,
+    Process,
+    Ranges,
+    Thread,
+    Trace,
+    Windows,
     argsort_by_start,
     distinct,
     fold_constant,
     is_constant,
-    make_empty_rows,
     pack_columns,
     select_values,
     take_values,
 )
-from traceable.trace.sqlite import RE_EXPORT, Database
+from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_payload_marks
+from traceable.trace.sqlite import RE_EXPORT, ColumnSpec, Database, EncodedColumn, Rows, make_empty_rows
 
 NEWEST_SCHEMA = (3, 28)
 OLDEST_SCHEMA = (2, 0)
@@ -56,6 +64,9 @@ _LONGEST_NS = 1 << 53
 """Times beyond these are damage, not time: 146 years after the epoch, 104 days. Below them sums can't overflow."""
 
 _ROWS_AT_ONCE = 1 << 17
+
+_PROCESS_MASK = ~0xFFFFFF
+"""nsys's globalTid is `<hardware 8><VM 8><process 24><thread 24>`; a globalPid has the thread bits 0."""
 
 Progress: TypeAlias = Callable[[str], None]
 """Receives the current activity as a text: `reading 5.2 GB: kernels`."""
@@ -79,6 +90,101 @@ NVTX = ColumnSpec(
     ("text",),
 )
 """What is read of NVTX_EVENTS. `traceableClipped` is the flight recorder's column: `collectors/nsys/tables.py`."""
+
+
+def to_global_pid(global_tid: Int64) -> Int64:
+    """Return the globalPid of each globalTid; NULL stays NULL (its low bits are 0)."""
+    return global_tid & _PROCESS_MASK
+
+
+class Strings:
+    """nsys's StringIds: looks ids up as name indices.
+
+    Args:
+        ids: the ids, distinct or not; of equal ones the last counts.
+        values: the string of each.
+        names: where the strings that events use are numbered.
+    """
+
+    def __init__(self, ids: Int64, values: EncodedColumn, names: Names) -> None:
+        order = np.argsort(ids, kind="stable")
+        self._ids = ids[order]
+        self._codes = values.codes[order]
+        self._texts = values.values
+        self._names = names
+
+    def indices(self, ids: Int64) -> Int32:
+        """Return the name index of each id; -1 for NULL and for an id that the table lacks."""
+        at = np.searchsorted(self._ids, ids, side="right") - 1
+        known = (at >= 0) & (ids != NULL)
+        known[known] = self._ids[at[known]] == ids[known]
+        codes = np.full(len(ids), -1, np.int32)
+        codes[known] = self._codes[at[known]]
+        indices = np.full(len(ids), -1, np.int32)
+        indices[codes >= 0] = self._names.index_all([self._texts[code] for code in codes[codes >= 0].tolist()])
+        return indices
+
+    def column(self, ids: EncodedColumn) -> Int32:
+        """Return the name index of each row of a key of one column; as `indices`."""
+        return ids.map_values(self.indices(ids.values[:, 0]))
+
+
+class Threads:
+    """Threads and processes of events, numbered by their global id. A NULL id counts as 0."""
+
+    def __init__(self) -> None:
+        self._id_parts: list[Int64] = []
+        self._process_id_parts: list[Int64] = []
+        self._ids = self._process_ids = np.empty(0, np.int64)
+
+    def add_threads(self, global_tids: Int64) -> None:
+        """Register the threads of some events, before `close`; each once is enough."""
+        self._id_parts.append(_null_to_zero(global_tids))
+
+    def add_processes(self, global_pids: Int64) -> None:
+        """Register the processes of some events, before `close`; each once is enough."""
+        self._process_id_parts.append(_null_to_zero(global_pids))
+
+    def close(self) -> None:
+        """End the registration and assign the numbers."""
+        nothing = np.empty(0, np.int64)
+        self._ids = distinct(np.concatenate([nothing, *self._id_parts]))
+        self._process_ids = distinct(np.concatenate([to_global_pid(self._ids), *self._process_id_parts]))
+
+    @property
+    def ids(self) -> Int64:
+        """The globalTid of each thread, in the order of their numbers."""
+        return self._ids
+
+    def indices(self, global_tids: Int64) -> Int32:
+        """Return the number of each registered thread."""
+        return np.searchsorted(self._ids, _null_to_zero(global_tids)).astype(np.int32)
+
+    def process_indices(self, global_pids: Int64) -> Int32:
+        """Return the number of each registered process."""
+        return np.searchsorted(self._process_ids, _null_to_zero(global_pids)).astype(np.int32)
+
+    def find_process_indices(self, global_pids: Int64) -> Int32:
+        """Return the number of each process; -1 for one that was not registered before `close`."""
+        at = np.searchsorted(self._process_ids, global_pids)
+        is_registered = np.isin(global_pids, self._process_ids)
+        return np.where(is_registered, at, -1).astype(np.int32)
+
+    def tables(
+        self, thread_name: Callable[[int], str], process_name: Callable[[int], str]
+    ) -> tuple[tuple[Process, ...], tuple[Thread, ...]]:
+        """Return the tables, given functions that name a globalTid and a globalPid."""
+        processes = tuple(Process(g, g >> 24 & 0xFFFFFF, process_name(g)) for g in self._process_ids.tolist())
+        of_thread = self.process_indices(to_global_pid(self._ids)).tolist()
+        threads = tuple(
+            Thread(g, g & 0xFFFFFF, process, thread_name(g))
+            for g, process in zip(self._ids.tolist(), of_thread, strict=True)
+        )
+        return processes, threads
+
+
+def _null_to_zero(global_ids: Int64) -> Int64:
+    return np.where(global_ids == NULL, 0, global_ids)
 
 
 def _operations(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, ...]) -> ColumnSpec:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, is_identity
-from traceable.trace.model import NULL, Bool, Int32, Int64
-from traceable.trace.rows import distinct
+from traceable.trace.model import NULL, Bool, Int32, Int64, distinct
 
 
 def is_segment_domain(domain: Int32, number: Callable[[str], int]) -> Bool:

@@ -30,9 +30,8 @@ from traceable.protocol import gpu_files, untrusted
 from traceable.trace.join import join_traces
 from traceable.trace.kineto import build_trace
 from traceable.trace.kineto_events import File, escape_text, read_file
-from traceable.trace.model import NULL, Int32, Int64, Process, Thread, Trace
-from traceable.trace.rows import ColumnSpec, make_constant_column
-from traceable.trace.sqlite import Database
+from traceable.trace.model import NULL, Int32, Int64, Process, Thread, Trace, make_constant_column
+from traceable.trace.sqlite import ColumnSpec, Database
 
 _NAME = re.compile(gpu_files.TRACE_NAME)
 _MARKER = re.compile(rf"{re.escape(gpu_files.MARKER)} (\d{{1,6}})")

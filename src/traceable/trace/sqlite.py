@@ -1,10 +1,15 @@
-"""Columns out of an SQLite file, as numpy arrays. Knows SQLite, knows nothing of nsys.
+"""Columns out of an SQLite file, as numpy arrays of as few bytes a row as they need. Knows nothing of nsys.
 
-`Database.read` is the one place where rows become columns: through our own decoder of pages if that supports the
-table, else through SQLite. The decoder reads several tables at once, in threads, and each is prepared as soon as it is
-read. The file is opened read-only and immutable: nothing is created next to it and nothing in it changes. Only
-tables are read: a view, which may be endless, is rejected. Rows come in no defined order (nsys guarantees none since
-2025.6): callers that need one sort.
+`Database.read` is the one place where rows become columns: through our own decoder of pages if it is built and supports
+the table; those that SQLite might read differently are left to SQLite. tests/trace/test_differential.py and
+tests/trace/test_fuzz.py check that both return the same for every file. The decoder reads several tables at once, in
+threads, and each is prepared as soon as it is read. What is looked up later (names, threads, launch geometries) is an
+`EncodedColumn`: a small number a row and, once, the value of each number, so that a lookup is one over the distinct
+values and not one over the rows.
+
+The file is opened read-only and immutable: nothing is created next to it and nothing in it changes. Only tables are
+read: a view, which may be endless, is rejected. Rows come in no defined order (nsys guarantees none since 2025.6):
+callers that need one sort.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -23,9 +29,25 @@ import numpy as np
 
 from traceable.errors import TraceError
 from traceable.protocol import untrusted
-from traceable.trace.model import NULL, NDArray
-from traceable.trace.pages import DamagedPagesError, Layout, Pages
-from traceable.trace.rows import Column, ColumnSpec, EncodedColumn, Rows, make_empty_rows, make_null_columns, to_int32
+from traceable.trace.model import (
+    NULL,
+    Column,
+    Int32,
+    Int64,
+    NDArray,
+    is_constant,
+    make_constant_column,
+    select_values,
+    take_values,
+)
+
+try:
+    from traceable._native import _pages
+except ImportError:
+    _pages = None  # type: ignore[assignment]
+
+DECODER_AVAILABLE = _pages is not None
+"""Whether the decoder is built."""
 
 MAGIC = b"SQLite format 3\x00"
 RE_EXPORT = "export the report again with `nsys export --type sqlite`, or copy the file again from where it was made"
@@ -39,13 +61,142 @@ _WORTH_A_THREAD_BYTES = 4 << 20
 _COLUMNS_PRAGMA = "table_xinfo" if sqlite3.sqlite_version_info >= (3, 31) else "table_info"
 """Only the first lists generated columns, which came with that version."""
 
+_STARTED, _ENDED = object(), object()
+_UTF8 = 1
+_ROLLBACK = b"\x01\x01"
+_MOST_COLUMNS = 2000
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """Columns of a table by the form in which they are needed; a column is listed once. Each may be absent.
+
+    Attributes:
+        integers: as int64, with `model.NULL` for NULL.
+        small: as int32, with -1 for NULL, negative numbers and those beyond an int32.
+        reals: as float64, with NaN for NULL.
+        keys: several columns of integers as one `EncodedColumn`, by a name for it; `model.NULL` for NULL.
+        texts: as `EncodedColumn`, with the code -1 for NULL.
+    """
+
+    integers: tuple[str, ...] = ()
+    small: tuple[str, ...] = ()
+    reals: tuple[str, ...] = ()
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all columns."""
+        members = [name for key in self.keys.values() for name in key]
+        return (*self.integers, *self.small, *self.reals, *members, *self.texts)
+
+
+@dataclass(frozen=True)
+class EncodedColumn:
+    """A column of numbers that represent values.
+
+    Attributes:
+        codes: one a row; -1 for no value.
+        values: the value of each code: int64 of shape (codes, columns) for a key, or a list of str for a text.
+    """
+
+    codes: Int32
+    values: Any
+
+    def map_values(self, values: Column) -> Column:
+        """Return for each row `values[code]`; every row must have a code."""
+        return take_values(values, self.codes)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one table. `columns`: integers, small and reals by name; `encoded`: keys and texts by name."""
+
+    count: int
+    columns: dict[str, Column]
+    encoded: dict[str, EncodedColumn]
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def texts(self, name: str) -> list[str | None]:
+        """Return one column of texts, None for NULL."""
+        known = [*self.encoded[name].values, None]
+        return [known[code] for code in self.encoded[name].codes.tolist()]
+
+    def take(self, which: Any) -> Rows:
+        """Return the rows `which`: an order or a mask."""
+        count = int(which.sum()) if which.dtype == bool else len(which)
+        return Rows(
+            count,
+            {name: select_values(column, which, count) for name, column in self.columns.items()},
+            {
+                name: EncodedColumn(select_values(one.codes, which, count), one.values)
+                for name, one in self.encoded.items()
+            },
+        )
+
+    def sort(self, order: Int64) -> None:
+        """Bring the rows into `order`. Columns are sorted in place: new ones would leave holes in memory."""
+        for name, column in self.columns.items():
+            self.columns[name] = _sorted(column, order)
+        for name, one in self.encoded.items():
+            self.encoded[name] = EncodedColumn(_sorted(one.codes, order), one.values)
+
+    def drop_unused_codes(self) -> Rows:
+        """Return the same rows, with only the codes and values that some row has."""
+        return Rows(self.count, self.columns, {name: _without_unused(one) for name, one in self.encoded.items()})
+
+
+def make_empty_rows(spec: ColumnSpec) -> Rows:
+    """Return no rows."""
+    encoded = {
+        name: EncodedColumn(np.empty(0, np.int32), np.empty((0, len(key)), np.int64)) for name, key in spec.keys.items()
+    }
+    encoded |= {name: EncodedColumn(np.empty(0, np.int32), []) for name in spec.texts}
+    return Rows(0, make_null_columns(spec, frozenset(), 0), encoded)
+
+
+def make_null_columns(spec: ColumnSpec, names: frozenset[str], count: int) -> dict[str, Column]:
+    """Return the columns of integers, small numbers and reals that are not among `names`: NULL in every row."""
+    columns: dict[str, Column] = {
+        name: make_constant_column(NULL, count, np.int64) for name in spec.integers if name not in names
+    }
+    columns |= {name: make_constant_column(-1, count, np.int32) for name in spec.small if name not in names}
+    columns |= {name: make_constant_column(np.nan, count, np.float64) for name in spec.reals if name not in names}
+    return columns
+
+
+def to_int32(values: Int64) -> Int32:
+    """Return int32 numbers; -1 for NULL, negative numbers and those beyond an int32."""
+    if is_constant(values):
+        return make_constant_column(
+            int(values[0]) if 0 <= values[0] <= np.iinfo(np.int32).max else -1, len(values), np.int32
+        )
+    return np.where((values < 0) | (values > np.iinfo(np.int32).max), -1, values).astype(np.int32)
+
+
+def _sorted(column: Column, order: Int64) -> Column:
+    """Return the column in `order`, in its own memory where it can be written to."""
+    if is_constant(column) or not column.flags.writeable:
+        return select_values(column, order, len(column))
+    column[:] = np.take(column, order)
+    return column
+
+
+def _without_unused(one: EncodedColumn) -> EncodedColumn:
+    used = np.bincount(one.codes[one.codes >= 0], minlength=len(one.values)) > 0
+    number = np.append(np.cumsum(used) - 1, -1).astype(np.int32)
+    used_codes = np.flatnonzero(used).tolist()
+    values = one.values[used] if isinstance(one.values, np.ndarray) else [one.values[code] for code in used_codes]
+    return EncodedColumn(number[one.codes], values)
+
+
 Prepare: TypeAlias = Callable[[str, Rows], Rows]
 """Processes the rows of a table, by its name, as soon as they are read."""
 
 OnTableStart: TypeAlias = Callable[[Sequence[str]], None]
 """Receives the tables that are being read, each time one is started."""
-
-_STARTED, _ENDED = object(), object()
 
 
 def _as_read(_: str, rows: Rows) -> Rows:
@@ -461,3 +612,167 @@ class Decoding:
                 if isinstance(outcome, Rows):
                     rows_by_table[name] = outcome
         return rows_by_table
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The location of a table in the file.
+
+    Attributes:
+        root: number of the page at which its b-tree begins.
+        positions: of each column in a record.
+        types: declared type of each column, in capitals.
+        rowid: the column that is an alias of the rowid; None for none.
+        decodable: False if only SQLite can read it: generated columns.
+        defaults: the columns that have another default than NULL, which rows made before the column don't hold.
+    """
+
+    root: int
+    positions: dict[str, int]
+    types: dict[str, str]
+    rowid: str | None
+    decodable: bool
+    defaults: frozenset[str]
+
+
+_DAMAGE = {
+    "page_missing": "the file ends before a page of the table",
+    "page_pointer": "an invalid page pointer",
+    "page_repeated": "a page that is in the table twice",
+    "cell": "a cell",
+    "cell_too_long": "a cell beyond its page",
+    "cell_count": "the number of cells",
+    "cell_pointer": "an invalid cell pointer",
+    "cells_overlap": "cells that share bytes",
+}
+"""The damage that the decoder detects, by its code."""
+
+
+class DamagedPagesError(Exception):
+    """Pages are damaged in a way that SQLite would not always notice, as a page that is in a table twice.
+
+    Attributes:
+        kind: of damage.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(_DAMAGE[kind])
+        self.kind = kind
+
+
+class StoppedError(Exception):
+    """Decoding was stopped, because its result is no longer needed."""
+
+
+class Pages:
+    """The pages of one file. A table may be decoded while another thread decodes another one.
+
+    Args:
+        descriptor: of the file, open for reading.
+        size_bytes: its size.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self._descriptor = descriptor
+        self._stop = bytearray(1)
+        header = os.pread(descriptor, 100, 0).ljust(100, b"\0")  # It may have been emptied since it was checked.
+        page_size = int.from_bytes(header[16:18], "big")
+        self._page_size = 65536 if page_size == 1 else page_size
+        self._usable = self._page_size - header[20]
+        self._count = self._pages_of(header, size_bytes) if self._page_size else 0
+        # Auto-vacuum: SQLite may find overflow pages by another way than the chain.
+        plain = header[18:20] == _ROLLBACK and header[52:56] == bytes(4) and header[56:60] == bytes((0, 0, 0, _UTF8))
+        self.readable = DECODER_AVAILABLE and plain and self._count > 0 and self._usable >= 480
+
+    def _pages_of(self, header: bytes, size_bytes: int) -> int:
+        """Return the number of pages, as SQLite counts them. https://www.sqlite.org/fileformat.html, 1.3.7."""
+        stated, whole = int.from_bytes(header[28:32], "big"), size_bytes // self._page_size
+        return stated if 0 < stated <= whole and header[24:28] == header[92:96] else whole
+
+    def stop(self) -> None:
+        """Make `decode_rows` raise `StoppedError`: soon in other threads, and in every later call."""
+        self._stop[0] = 1
+
+    def decode_rows(self, layout: Layout, spec: ColumnSpec) -> Rows | None:
+        """Return the rows of a table in SQLite's order; None if SQLite should read it.
+
+        Raises:
+            DamagedPagesError, StoppedError: see there.
+            OSError: the file can't be read.
+        """
+        present = frozenset(layout.positions)
+        requested = _list_decoder_columns(spec, present)
+        read = [name for _, _, members in requested for name in members]
+        if not self.readable or not layout.decodable or not _is_stored_as_is(layout, spec, read):
+            return None
+        columns = tuple((kind, tuple(layout.positions[name] for name in members)) for kind, _, members in requested)
+        rowid = layout.positions[layout.rowid] if layout.rowid else -1
+        try:
+            count, decoded = _pages.decode_table(
+                self._descriptor, self._page_size, self._usable, self._count, layout.root, rowid, columns, self._stop
+            )
+        except _pages.DamagedError as error:
+            raise DamagedPagesError(str(error)) from error
+        except _pages.StoppedError as error:
+            raise StoppedError from error
+        except _pages.UnsupportedError:
+            return None
+        results = {name: value for (_, name, _), value in zip(requested, decoded, strict=True)}
+        return _assemble_decoded_rows(spec, present, count, results)
+
+
+def _list_decoder_columns(spec: ColumnSpec, present: frozenset[str]) -> list[tuple[int, str, tuple[str, ...]]]:
+    """Return the columns to decode: kind, name and members of each."""
+    singles = ((_pages.INTEGER, spec.integers), (_pages.SMALL, spec.small), (_pages.REAL, spec.reals))
+    requested: list[tuple[int, str, tuple[str, ...]]] = []
+    for kind, names in singles:
+        requested += [(kind, name, (name,)) for name in names if name in present]
+    for name, members in spec.keys.items():
+        present_members = tuple(member for member in members if member in present)
+        if present_members:
+            requested.append((_pages.KEY, name, present_members))
+    return requested + [(_pages.TEXT, name, (name,)) for name in spec.texts if name in present]
+
+
+def _is_stored_as_is(layout: Layout, spec: ColumnSpec, read: list[str]) -> bool:
+    """Return whether SQLite would return the stored values as they are: it converts whole numbers of a REAL."""
+    if not read or layout.defaults.intersection(read):
+        return False
+    if not layout.positions or max(layout.positions[name] for name in read) >= _MOST_COLUMNS:
+        return False
+    whole = set(read).difference(spec.reals, spec.texts)
+    return all("INT" in layout.types[name] or not layout.types[name] for name in whole)
+
+
+def _assemble_decoded_rows(spec: ColumnSpec, present: frozenset[str], count: int, results: dict[str, Any]) -> Rows:
+    columns = make_null_columns(spec, present, count)
+    columns |= {name: _array(results[name], count, np.int64) for name in spec.integers if name in results}
+    columns |= {name: _array(results[name], count, np.int32) for name in spec.small if name in results}
+    columns |= {name: _array(results[name], count, np.float64) for name in spec.reals if name in results}
+    encoded = {name: _decoded_key(results.get(name), members, present, count) for name, members in spec.keys.items()}
+    for name in spec.texts:
+        codes, texts = results.get(name, (-1, []))
+        encoded[name] = EncodedColumn(_array(codes, count, np.int32), texts)
+    return Rows(count, columns, encoded)
+
+
+def _decoded_key(decoded: Any, members: tuple[str, ...], present: frozenset[str], count: int) -> EncodedColumn:
+    codes, distinct = decoded or (0, b"")
+    present_members = [i for i, member in enumerate(members) if member in present]
+    packed = np.frombuffer(distinct, np.int64) if len(memoryview(distinct)) else np.empty(0, np.int64)
+    numbers = len(packed) // len(present_members) if present_members else min(count, 1)
+    values = np.full((numbers, len(members)), np.iinfo(np.int64).min)
+    if present_members:
+        values[:, present_members] = packed.reshape(numbers, len(present_members))
+    return EncodedColumn(_array(codes, count, np.int32), values)
+
+
+def _array(values: Any, count: int, dtype: Any) -> Column:
+    return (
+        make_constant_column(values, count, dtype)
+        if isinstance(values, int | float)
+        else np.frombuffer(values, dtype, count)
+    )

@@ -21,8 +21,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.model import Int64
-from traceable.trace.rows import distinct
+from traceable.trace.model import Int64, distinct
 from traceable.units import format_count, format_duration
 
 

@@ -15,8 +15,7 @@ from traceable.checks.performance_rules.rule import (
     make_share_threshold,
 )
 from traceable.finding import Finding
-from traceable.trace.model import NULL, Bool, Float64, Int64
-from traceable.trace.rows import distinct
+from traceable.trace.model import NULL, Bool, Float64, Int64, distinct
 from traceable.units import format_count, format_duration
 
 

@@ -12,8 +12,7 @@ from traceable.analysis.interval_index import expand_slices
 from traceable.analysis.intervals import Union, contains, merge_intervals
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.sync import find_waiting_calls
-from traceable.trace.model import Int64, NDArray
-from traceable.trace.rows import distinct
+from traceable.trace.model import Int64, NDArray, distinct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, MemoryOperation
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL
 from traceable.checks.performance_rules.places import format_gpu, format_range_name, join_words
 from traceable.errors import MissingDataError
-from traceable.trace.model import Bool, Float64, Int64
-from traceable.trace.rows import distinct
+from traceable.trace.model import Bool, Float64, Int64, distinct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from traceable.checks.performance_rules.places import format_gpu, join_words
 from traceable.checks.performance_rules.rule import PerformanceRule, Threshold, Values, make_finding
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.rows import distinct
+from traceable.trace.model import distinct
 from traceable.units import format_count, format_duration, format_percent
 
 

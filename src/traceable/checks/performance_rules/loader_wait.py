@@ -18,7 +18,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.rows import distinct
+from traceable.trace.model import distinct
 from traceable.units import format_duration, format_occurrences, format_percent
 
 

@@ -16,8 +16,7 @@ from traceable.checks.performance_rules.evidence import Evidence, union_ns
 from traceable.checks.performance_rules.places import format_gpu, join_words
 from traceable.checks.performance_rules.rule import PerformanceRule, Values, make_finding, make_share_threshold
 from traceable.finding import Finding
-from traceable.trace.model import Int64
-from traceable.trace.rows import distinct
+from traceable.trace.model import Int64, distinct
 from traceable.units import format_count, format_duration
 
 _CAUSE = CAUSES.index("module_loading")

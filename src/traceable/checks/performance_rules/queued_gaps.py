@@ -6,7 +6,7 @@ from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.places import format_gpu
 from traceable.checks.performance_rules.rule import PerformanceRule, Values, make_finding, make_share_threshold
 from traceable.finding import Finding
-from traceable.trace.rows import distinct
+from traceable.trace.model import distinct
 from traceable.units import format_count, format_duration
 
 

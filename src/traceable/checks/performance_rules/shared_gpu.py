@@ -17,8 +17,7 @@ from traceable.checks.performance_rules.rule import (
     make_share_threshold,
 )
 from traceable.finding import LIKELY, Finding
-from traceable.trace.model import Bool, Int64
-from traceable.trace.rows import distinct
+from traceable.trace.model import Bool, Int64, distinct
 from traceable.units import format_count, format_duration
 
 

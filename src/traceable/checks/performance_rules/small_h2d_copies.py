@@ -27,8 +27,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.model import Bool, Int64
-from traceable.trace.rows import distinct
+from traceable.trace.model import Bool, Int64, distinct
 from traceable.units import format_bytes, format_count, format_duration, format_rate
 
 

@@ -18,7 +18,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.finding import Finding
 from traceable.protocol.nvtx import LOOP_DOMAIN
-from traceable.trace.rows import distinct
+from traceable.trace.model import distinct
 from traceable.units import format_count, format_duration, format_percent
 
 

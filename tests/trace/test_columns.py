@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.trace.rows import Column, concatenate_columns, is_constant, make_constant_column, pack_columns
+from traceable.trace.model import Column, concatenate_columns, is_constant, make_constant_column, pack_columns
 
 
 @st.composite

@@ -36,13 +36,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traceable.analysis.instances import Instances, Segments, build_paths, select_segments
+from traceable.analysis.instances import Instances, build_paths, find_innermost, select_segments
 from traceable.analysis.interval_index import (
+    Segments,
     Slices,
     ThreadEvents,
     argsort_index,
     find_covered,
-    find_innermost,
     find_slices,
     iter_pairs,
     sort_events,

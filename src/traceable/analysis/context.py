@@ -16,8 +16,14 @@ from functools import cached_property
 import numpy as np
 
 from traceable.analysis.attribution import Attribution, Coverage, Replays, attribute_operations, compute_coverage
-from traceable.analysis.instances import Instances, find_instances, select_instance_ranges, select_segments
-from traceable.analysis.interval_index import ThreadEvents, argsort_index, find_innermost, find_slices, iter_pairs
+from traceable.analysis.instances import (
+    Instances,
+    find_innermost,
+    find_instances,
+    select_instance_ranges,
+    select_segments,
+)
+from traceable.analysis.interval_index import ThreadEvents, argsort_index, find_slices, iter_pairs
 from traceable.analysis.operations import (
     GpuOperations,
     Launches,

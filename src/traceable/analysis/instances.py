@@ -20,8 +20,21 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from traceable.analysis.interval_index import Segments, ThreadEvents, find_last_around
 from traceable.protocol.nvtx import unpack_instance, unpack_parent
-from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int8, Int32, Int64, Ranges, Trace, distinct
+from traceable.trace.model import (
+    NULL,
+    PUSH_POP,
+    START_END,
+    Bool,
+    Int8,
+    Int32,
+    Int64,
+    Ranges,
+    Trace,
+    argsort_by_start,
+    distinct,
+)
 from traceable.trace.payload_marks import is_segment_domain
 
 MAX_DEPTH = 128
@@ -30,16 +43,6 @@ MAX_DEPTH = 128
 A task that starts its successor, which starts its own, and so on for as long as a server runs, would otherwise make
 paths of millions of names.
 """
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Times on a thread whose launches and waits are an instance's: `owner` is its index."""
-
-    owner: Int64
-    thread: Int32
-    start_ns: Int64
-    end_ns: Int64
 
 
 @dataclass(frozen=True)
@@ -492,3 +495,29 @@ def _parents_when_crossing(start: Int64, end: Int64) -> Int64:
         parent[i] = min(enclosing, key=lambda j: (ends[j] - starts[j], -j), default=-1)
         open_ranges.append(i)
     return np.array(parent, np.int64)
+
+
+def find_innermost(instances: Instances, events: ThreadEvents) -> Int64:
+    """Return, for each item of the events, the innermost instance around it; -1 for none.
+
+    That is the one whose segment began last, of those that began together the shortest, and of equal ones the last. An
+    item of several events has the instance that began last of those around each.
+    """
+    around = np.append(instances.segments.owner, -1)[find_last_around(instances.segments, events)]
+    once = np.full(events.items, -1, np.int64)
+    once[events.item] = around
+    if len(events.item) > events.items or (once[events.item] != around).any():
+        rank = np.append(_rank(instances), -1)
+        latest = np.full(events.items, -1, np.int64)
+        np.maximum.at(latest, events.item, rank[around])
+        once = np.append(np.argsort(rank[:-1], kind="stable"), -1)[latest]
+    return once
+
+
+def _rank(instances: Instances) -> Int64:
+    """Return the rank of each instance by its start; of those that start together the longest is first."""
+    order = argsort_by_start(instances.start_ns, instances.end_ns)
+    rank = np.arange(len(instances))
+    if order is not None:
+        rank[order] = np.arange(len(order))
+    return rank

@@ -8,11 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.analysis.instances import Instances, Segments
-from traceable.trace.model import Bool, Int32, Int64, expand_slices
+from traceable.trace.model import Bool, Int32, Int64, argsort_by_start, expand_slices
 
 _PAIRS_AT_ONCE = 1 << 21
 """Maximum number of pairs of instance and event in memory: about 100 MB."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Times on a thread whose launches and waits are an instance's: `owner` is its index."""
+
+    owner: Int64
+    thread: Int32
+    start_ns: Int64
+    end_ns: Int64
 
 
 @dataclass(frozen=True)
@@ -148,56 +157,24 @@ def iter_pairs_in_slices(segments: Segments, events: ThreadEvents, where: Slices
         yield key // stride, events.order[key % stride]
 
 
-def find_innermost(instances: Instances, events: ThreadEvents) -> Int64:
-    """Return, for each item of the events, the innermost instance around it; -1 for none.
-
-    That is the one whose segment began last, of those that began together the shortest, and of equal ones the last. An
-    item of several events has the instance that began last of those around each.
-    """
-    around = np.append(instances.segments.owner, -1)[_last_around(instances.segments, events)]
-    once = np.full(events.items, -1, np.int64)
-    once[events.item] = around
-    if len(events.item) > events.items or (once[events.item] != around).any():
-        rank = np.append(_rank(instances), -1)
-        latest = np.full(events.items, -1, np.int64)
-        np.maximum.at(latest, events.item, rank[around])
-        once = np.append(np.argsort(rank[:-1], kind="stable"), -1)[latest]
-    return once
-
-
 def find_covered(segments: Segments, events: ThreadEvents) -> Bool:
     """Return which items have an event that some segment is all around."""
     inside = np.zeros(events.items, np.bool_)
-    inside[events.item[_last_around(segments, events) >= 0]] = True
+    inside[events.item[find_last_around(segments, events) >= 0]] = True
     return inside
 
 
-def _last_around(segments: Segments, events: ThreadEvents) -> Int64:
+def find_last_around(segments: Segments, events: ThreadEvents) -> Int64:
     """Return the segment around each event that began last; -1 for none."""
     around = np.full(len(events.item), -1, np.int64)
     for here, low, high in _by_thread(segments, events):
-        order = here[_begun(segments.start_ns[here], segments.end_ns[here])]
+        by_start = argsort_by_start(segments.start_ns[here], segments.end_ns[here])
+        order = here if by_start is None else here[by_start]
         last = _innermost(
             segments.start_ns[order], segments.end_ns[order], events.start_ns[low:high], events.end_ns[low:high]
         )
         around[low:high] = np.append(order, -1)[last]
     return around
-
-
-def _begun(start: Int64, end: Int64) -> Int64:
-    """Return the order by beginning; of those that begin together the longest is first, of equal ones as they stand."""
-    order = np.argsort(start, kind="stable")
-    if not (np.diff(start[order]) == 0).any():
-        return order
-    return np.lexsort((-end, start))
-
-
-def _rank(instances: Instances) -> Int64:
-    """Return the rank of each instance by its beginning."""
-    order = _begun(instances.start_ns, instances.end_ns)
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return rank
 
 
 def _innermost(start: Int64, end: Int64, event_start: Int64, event_end: Int64) -> Int64:

@@ -31,8 +31,15 @@ from traceable.analysis.cached_queries import cache_per_context, measure_sync_wa
 from traceable.analysis.context import Context
 from traceable.analysis.fields import Fields, summarize_fields
 from traceable.analysis.grouping import max_groups, sort_groups, sum_groups
-from traceable.analysis.instances import Instances, Segments, select_segments
-from traceable.analysis.interval_index import Reduction, Slices, ThreadEvents, find_slices, iter_pairs_in_slices
+from traceable.analysis.instances import Instances, select_segments
+from traceable.analysis.interval_index import (
+    Reduction,
+    Segments,
+    Slices,
+    ThreadEvents,
+    find_slices,
+    iter_pairs_in_slices,
+)
 from traceable.analysis.loop_blocks import find_longest_in_callbacks
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
 from traceable.analysis.table import Table, integers, objects, ratios

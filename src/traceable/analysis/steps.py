@@ -19,8 +19,8 @@ from traceable.analysis.cached_queries import cache_per_context, find_nccl_kerne
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_gpus, find_streams, group_by_lane
 from traceable.analysis.grouping import find_distinct_pairs, find_single_value, sort_groups, sum_groups
-from traceable.analysis.instances import Children, Instances, Segments, build_children
-from traceable.analysis.interval_index import find_slices
+from traceable.analysis.instances import Children, Instances, build_children
+from traceable.analysis.interval_index import Segments, find_slices
 from traceable.analysis.intervals import (
     BlockIndex,
     Lanes,

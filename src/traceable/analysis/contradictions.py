@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.cached_queries import cache_per_context
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, cache_per_context
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.name_patterns import fold_numbers
 from traceable.errors import Message

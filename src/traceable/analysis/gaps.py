@@ -40,8 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.cached_queries import find_nccl_kernels, select_calls, select_overheads
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, find_nccl_kernels, select_calls, select_overheads
 from traceable.analysis.gpus import Gpus, Timelines, check_graphs_recorded, compute_timelines, find_gpus
 from traceable.analysis.grouping import sort_groups, sum_groups
 from traceable.analysis.intervals import (

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.cached_queries import cache_per_context, select_calls
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, cache_per_context, select_calls
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.hints import suggest_gpu_recording
 from traceable.analysis.intervals import Gaps, Lanes, build_lanes, find_gaps, narrow_dtype

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traceable.analysis.cached_queries import cache_per_context
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, cache_per_context
 from traceable.analysis.instances import find_parents
 from traceable.analysis.select import select_part
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, LOOP_DOMAIN

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from traceable.analysis.cached_queries import cache_per_context
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, cache_per_context
 from traceable.analysis.intervals import merge_intervals
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.table import Table, objects, ratios

@@ -27,8 +27,7 @@ from traceable.analysis.attribution import (
     Replays,
     build_launch_events,
 )
-from traceable.analysis.cached_queries import cache_per_context, measure_sync_waits
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, cache_per_context, measure_sync_waits
 from traceable.analysis.fields import Fields, summarize_fields
 from traceable.analysis.grouping import max_groups, sort_groups, sum_groups
 from traceable.analysis.instances import Instances, select_segments

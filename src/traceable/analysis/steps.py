@@ -15,8 +15,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from traceable.analysis.cached_queries import cache_per_context, find_nccl_kernels, group_waits_by_thread, select_calls
-from traceable.analysis.context import Context
+from traceable.analysis.context import (
+    Context,
+    cache_per_context,
+    find_nccl_kernels,
+    group_waits_by_thread,
+    select_calls,
+)
 from traceable.analysis.gpus import find_gpus, find_streams, group_by_lane
 from traceable.analysis.grouping import find_distinct_pairs, find_single_value, sort_groups, sum_groups
 from traceable.analysis.instances import Children, Instances, build_children

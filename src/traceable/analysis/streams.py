@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.cached_queries import find_nccl_kernels
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, find_nccl_kernels
 from traceable.analysis.gpus import Gpus, compute_timelines, find_gpus
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import (

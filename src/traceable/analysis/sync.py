@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.cached_queries import select_calls
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, select_calls
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.grouping import find_first_match, number_groups, sort_groups, sum_groups
 from traceable.analysis.hints import suggest_gpu_recording

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.cached_queries import select_calls
+from traceable.analysis.context import select_calls
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import contains, merge_intervals
 from traceable.analysis.labels import strip_call_version

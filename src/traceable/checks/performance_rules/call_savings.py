@@ -8,7 +8,7 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import compute_timelines
-from traceable.analysis.interval_index import expand_slices
+from traceable.trace.model import expand_slices
 from traceable.analysis.intervals import Union, contains, merge_intervals
 from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.sync import find_waiting_calls

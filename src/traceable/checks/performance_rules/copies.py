@@ -7,8 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from traceable.analysis.cached_queries import find_nccl_kernels
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, find_nccl_kernels
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, MemoryOperations, find_memory_operations

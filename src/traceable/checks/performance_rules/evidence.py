@@ -8,8 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from traceable.analysis.cached_queries import find_nccl_kernels
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, find_nccl_kernels
 from traceable.analysis.gaps import CAUSES, classify_gaps
 from traceable.analysis.gpus import Gpus, check_graphs_recorded, compute_timelines, find_gpus
 from traceable.analysis.grouping import number_groups, sum_groups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.cached_queries import select_overheads
+from traceable.analysis.context import select_overheads
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_intervals, union_by_lane
 from traceable.analysis.name_patterns import QUEUE_FULL_OVERHEAD
 from traceable.checks.performance_rules.evidence import Evidence

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.cached_queries import select_calls, select_overheads
+from traceable.analysis.context import select_calls, select_overheads
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.intervals import overlaps_any

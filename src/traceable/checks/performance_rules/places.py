@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from traceable.analysis.cached_queries import cache_per_context
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, cache_per_context
 from traceable.analysis.labels import number_ranges
 from traceable.analysis.name_patterns import fold_numbers
 from traceable.trace.model import Int64

@@ -10,8 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from traceable.analysis.cached_queries import find_nccl_kernels
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, find_nccl_kernels
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.labels import get_operation_name, label_operations
 from traceable.analysis.steps import infer_steps

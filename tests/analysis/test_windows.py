@@ -13,7 +13,6 @@ from tests.analysis.sample_traces import table, trace_of
 from traceable.analysis import windows
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps
-from traceable.analysis.recording_gaps import find_unrecorded_spans, measure_unrecorded_ns
 from traceable.analysis.steps import steps
 from traceable.analysis.streams import streams
 from traceable.analysis.windows import (
@@ -317,12 +316,12 @@ def test_unrecorded_is_what_lies_between_windows_nanosecond_by_nanosecond(given_
     trace = replace(trace_of(), windows=made)
     covered = {ns for start, end in zip(starts, ends, strict=True) for ns in range(start, end)}
     between = set(range(starts.min(), ends.max())) - covered if len(starts) > 1 else set()
-    first, last = find_unrecorded_spans(trace)
+    first, last = trace.windows.find_gaps()
     assert {ns for begin, end in zip(first, last, strict=True) for ns in range(begin, end)} == between
     asked_starts = np.array([start for start, _ in asked], np.int64)
     asked_ends = asked_starts + np.array([length for _, length in asked], np.int64)
     expected = [len(between & set(range(start, end))) for start, end in zip(asked_starts, asked_ends, strict=True)]
-    assert measure_unrecorded_ns(trace, asked_starts, asked_ends).tolist() == expected
+    assert trace.windows.measure_gaps_ns(asked_starts, asked_ends).tolist() == expected
 
 
 # -- conditions, and windows of time

@@ -61,7 +61,6 @@ from traceable.analysis.name_patterns import (
     PROFILING_OVERHEAD,
     SYNCHRONIZATION_CALLS,
 )
-from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray, distinct
@@ -122,7 +121,7 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     """
     used = find_gpus(context)
     worked = compute_timelines(context)
-    across = overlaps_any(worked.gaps, *find_unrecorded_spans(context.trace))
+    across = overlaps_any(worked.gaps, *context.trace.windows.find_gaps())
     found = worked.gaps.take(~across) if across.any() else worked.gaps
     idle = _idle(found, len(used))
     out = _idle(worked.gaps.take(across), len(used))

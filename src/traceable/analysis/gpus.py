@@ -18,7 +18,6 @@ from traceable.analysis.grouping import number_groups
 from traceable.analysis.hints import suggest_gpu_recording
 from traceable.analysis.intervals import Gaps, Lanes, build_lanes, find_gaps, narrow_dtype
 from traceable.analysis.name_patterns import GRAPH_LAUNCH_CALLS, match_names
-from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.select import map_gpu_numbers
 from traceable.analysis.table import objects
 from traceable.errors import Message, MissingDataError
@@ -204,7 +203,7 @@ def _idle_at_the_edges(context: Context, used: Gpus, first: Int64, last: Int64) 
     start, end = whole.gpu.start_ns, whole.gpu.end_ns
     of_whole = find_gpus(whole)
     lane = of_whole.gpu_of_operation
-    begins, ends = find_unrecorded_spans(whole.trace)
+    begins, ends = whole.trace.windows.find_gaps()
     for i, number in enumerate(used.number):
         on_gpu = lane == of_whole.number.index(number)
         # What decides is the gap as it was before it was cut: it may span two windows.

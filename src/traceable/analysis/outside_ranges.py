@@ -8,7 +8,6 @@ import numpy as np
 
 from traceable.analysis.context import Context, cache_per_context
 from traceable.analysis.intervals import merge_intervals
-from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.table import Table, objects, ratios
 from traceable.protocol.nvtx import LOOP_DOMAIN
 from traceable.trace.model import Int64
@@ -24,7 +23,7 @@ def measure_outside_ranges(context: Context) -> Table:
     program.
     """
     trace, instances = context.trace, context.instances
-    apart = find_unrecorded_spans(trace)
+    apart = trace.windows.find_gaps()
     rows = np.flatnonzero(instances.entered & (instances.domain != trace.name_index(LOOP_DOMAIN)))
     rows = rows[np.argsort(instances.thread[rows], kind="stable")]
     bounds = np.flatnonzero(np.diff(instances.thread[rows], prepend=-1, append=-1)).tolist()

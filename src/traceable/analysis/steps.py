@@ -38,7 +38,6 @@ from traceable.analysis.intervals import (
 )
 from traceable.analysis.name_patterns import ALLOCATION_CALLS, SYNCHRONIZATION_CALLS
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
-from traceable.analysis.recording_gaps import measure_unrecorded_ns
 from traceable.analysis.select import map_gpu_numbers
 from traceable.analysis.step_detection import (
     BOUNDARY,
@@ -401,7 +400,7 @@ def _summary(context: Context, steps: Steps, columns: dict[str, NDArray[Any]], s
         means[f"{word}_mean{unit}"] = ratios(sums, np.bincount(steps.lane[known], minlength=lanes))
     # Steps may overlap (requests): the elapsed time counts, not the sum of their times.
     start_or_0, end_or_0 = np.where(count > 0, start, 0), np.where(count > 0, end, 0)
-    elapsed = end_or_0 - start_or_0 - measure_unrecorded_ns(context.trace, start_or_0, end_or_0)
+    elapsed = end_or_0 - start_or_0 - context.trace.windows.measure_gaps_ns(start_or_0, end_or_0)
     wall = np.bincount(of_steady, weights=columns["wall_ns"][steady], minlength=lanes)
     idle = np.where(columns["idle_ns"] == NULL, np.nan, columns["idle_ns"])
     busy = np.bincount(of_steady, weights=(columns["wall_ns"] - idle)[steady], minlength=lanes)
@@ -1024,7 +1023,7 @@ def measure_rhythm(context: Context, steps: Steps, steady: Bool, elapsed_ns: Int
     pair = np.flatnonzero((steps.lane[1:] == steps.lane[:-1]) & steady[1:] & steady[:-1])
     begin, following = steps.start_ns[pair], steps.start_ns[pair + 1]
     # Between two windows are steps that were not recorded.
-    is_recorded = measure_unrecorded_ns(context.trace, begin, following) == 0
+    is_recorded = context.trace.windows.measure_gaps_ns(begin, following) == 0
     spread = sort_groups(steps.lane[pair], following - begin, lanes, is_recorded).summary("interval")
     waits = find_loader_wait_instances(context)
     processes = np.array([thread.process for thread in context.trace.threads], np.int64)

@@ -29,7 +29,6 @@ from traceable.analysis.intervals import (
     union_by_lane,
 )
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
-from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Bool, Int64, NDArray
@@ -147,7 +146,7 @@ class _Places:
 
 def _between_windows(context: Context, first: Int64, last: Int64) -> Int64:
     """Return how long each GPU, from `first` to `last`, was idle because nothing was recorded."""
-    begins, ends = find_unrecorded_spans(context.trace)
+    begins, ends = context.trace.windows.find_gaps()
     if not len(begins):
         return np.zeros(len(first), np.int64)
     idle = compute_timelines(context).gaps

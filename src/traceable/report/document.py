@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.attribution import Coverage, Share
-from traceable.analysis.recording_gaps import measure_unrecorded_ns
 from traceable.analysis.table import Table
 from traceable.errors import MissingDataError, TraceableError
 from traceable.report import windows
@@ -78,7 +77,7 @@ def build_header(recording: Recording) -> dict[str, Any]:
 
 
 def _between_windows(trace: Trace, start_ns: int, end_ns: int) -> int:
-    return int(measure_unrecorded_ns(trace, np.array([start_ns]), np.array([end_ns]))[0])
+    return int(trace.windows.measure_gaps_ns(np.array([start_ns]), np.array([end_ns]))[0])
 
 
 def build_report(

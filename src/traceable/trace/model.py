@@ -118,6 +118,24 @@ class Windows(Intervals):
         times, indices = np.empty(0, np.int64), np.empty(0, np.int32)
         return Windows(times, times, indices, indices, np.empty(0, np.bool_))
 
+    def find_gaps(self) -> tuple[Int64, Int64]:
+        """Return the starts and ends of the gaps between the windows, in ns; empty with fewer than two windows.
+
+        Nothing is recorded in a gap: it is neither idle nor part of a rate. Windows of several processes may overlap:
+        what one of them recorded is not in a gap.
+        """
+        order = np.argsort(self.start_ns, kind="stable")
+        start, until = self.start_ns[order], np.maximum.accumulate(self.end_ns[order])
+        apart = start[1:] > until[:-1]
+        return until[:-1][apart], start[1:][apart]
+
+    def measure_gaps_ns(self, start_ns: Int64, end_ns: Int64) -> Int64:
+        """Return how much of each time from `start_ns` to `end_ns` lies in gaps."""
+        begins, ends = self.find_gaps()
+        inside = np.minimum(end_ns[:, None], ends[None, :]) - np.maximum(start_ns[:, None], begins[None, :])
+        total: Int64 = np.maximum(inside, 0).sum(axis=1)
+        return total
+
 
 @dataclass(frozen=True)
 class Marks(Events):

@@ -8,11 +8,9 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import compute_timelines
-from traceable.trace.model import expand_slices
 from traceable.analysis.intervals import Union, contains, merge_intervals
-from traceable.analysis.recording_gaps import find_unrecorded_spans
 from traceable.analysis.sync import find_waiting_calls
-from traceable.trace.model import Int64, NDArray, distinct
+from traceable.trace.model import Int64, NDArray, distinct, expand_slices
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +94,7 @@ def _idle(evidence: Evidence, process: int, lane: int) -> _Idle:
     begun[call >= 0] = evidence.context.launches.calls.start_ns[call[call >= 0]]
     earliest = np.append(np.minimum.accumulate(begun[::-1])[::-1], never)
     launched = earliest[np.searchsorted(gpu.start_ns[own], end, "left")]
-    closed, opened = find_unrecorded_spans(trace)
+    closed, opened = trace.windows.find_gaps()
     recorded = merge_intervals(np.append(first, opened), np.append(closed, last))
     row, start, end = _shared(start, end, recorded)
     return _Idle(start, end, launched[row])

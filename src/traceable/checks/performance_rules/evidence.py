@@ -21,7 +21,6 @@ from traceable.analysis.intervals import (
     overlaps_any,
     union_by_lane,
 )
-from traceable.analysis.recording_gaps import find_unrecorded_spans, measure_unrecorded_ns
 from traceable.analysis.steps import find_steady_interval
 from traceable.analysis.table import Table
 from traceable.checks.performance_rules.places import Labels
@@ -119,7 +118,7 @@ class Evidence:
 
     def recorded_ns(self, start_ns: int, end_ns: int) -> int:
         """Return the length of a time, that between windows excluded."""
-        outside = measure_unrecorded_ns(self.context.trace, np.array([start_ns]), np.array([end_ns]))
+        outside = self.context.trace.windows.measure_gaps_ns(np.array([start_ns]), np.array([end_ns]))
         return end_ns - start_ns - int(outside[0])
 
     def clip_to_scope(self, start_ns: Int64, end_ns: Int64) -> tuple[Int64, Int64]:
@@ -173,7 +172,7 @@ class Evidence:
     @cached_property
     def _recorded_and_not(self) -> tuple[Gaps, Gaps]:
         gaps = compute_timelines(self.context).gaps
-        across = overlaps_any(gaps, *find_unrecorded_spans(self.context.trace))
+        across = overlaps_any(gaps, *self.context.trace.windows.find_gaps())
         return gaps.take(~across) if across.any() else gaps, gaps.take(across)
 
     @cached_property

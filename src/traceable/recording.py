@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from traceable.analysis.attribution import Coverage
-from traceable.analysis.completeness import Completeness
+from traceable.analysis.completeness import Completeness, merge_completeness
 from traceable.analysis.context import Context
 from traceable.analysis.loop_blocks import drop_short_callbacks
 from traceable.analysis.profile import RangeProfile, profile_ranges
@@ -25,8 +25,9 @@ from traceable.analysis.windows import (
     CaptureResult,
     evaluate_capture,
     find_captured_windows,
+    merge_capture_results,
 )
-from traceable.errors import Message, MissingDataError, UsageError
+from traceable.errors import Message, MissingDataError, TraceableError, TraceError, UsageError
 from traceable.protocol.capture_request import CaptureRequest
 from traceable.trace.model import Trace
 
@@ -128,19 +129,9 @@ def _load_raw(
     if path.is_dir():
         # This import takes longer than reading a small file.
         from traceable.launch import ranks
-        from traceable.protocol import run_dir
 
         if runs := ranks.list_rank_runs(path):
-            from traceable.rank_recordings import load_ranks
-
-            trace, windows, complete = load_ranks(
-                path, runs, lambda part: load(part, progress=progress, raw_names=True)
-            )
-            recording = Recording(trace, report)
-            recording.windows = windows
-            recording.completeness = complete
-            recording.command = _read_command(run_dir.load_manifest(runs[0]))
-            return recording
+            return _load_ranks(path, runs, progress)
     with open_report(path) as database:
         manifest = find_manifest(directory)
         files = [database]
@@ -161,9 +152,7 @@ def _load_raw(
 
     complete = evaluate_completeness(directory if manifest is not None else None, manifest, trace, files)
     if manifest is not None:
-        from traceable.rank_recordings import label_processes
-
-        trace = label_processes(trace, directory)
+        trace = _label_processes(trace, directory)
     if path.is_file() and len(files) == 1:
         # A .nsys-rep was read through a temporary export.
         trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, path=str(path)))
@@ -178,6 +167,86 @@ def _load_raw(
         recording.command = _read_command(manifest)
         recording.overhead = manifest["overhead"] if isinstance(manifest.get("overhead"), dict) else None
     return recording
+
+
+def _label_processes(trace: Trace, directory: Path) -> Trace:
+    """Return the trace of a run with the ranks of its processes, which are named by rank, or as they were started."""
+    from traceable.protocol import run_dir
+    from traceable.protocol.run_records import load_labels, load_rank_numbers
+
+    manifest = run_dir.load_manifest(directory)
+    labels = load_labels(directory, manifest)
+    ranks = load_rank_numbers(directory, manifest, [one.pid for one in trace.processes])
+    return dataclasses.replace(
+        trace,
+        processes=tuple(
+            dataclasses.replace(one, name=labels.get(one.pid, one.name), rank=ranks[one.pid]) for one in trace.processes
+        ),
+    )
+
+
+def _load_ranks(directory: Path, parts: Sequence[Path], progress: ProgressCallback | None) -> Recording:
+    """Return the recordings of all ranks as one, with raw names.
+
+    Each rank is a run with its own trace and collector. They are aligned by the wall clock of the host; ranks of
+    several hosts are not merged if that would mix up their processes or GPUs.
+
+    Args:
+        directory: the directory of their runs.
+        parts: the run directories of the ranks.
+        progress: as for `load`.
+
+    Raises:
+        TraceableError: none of them can be read, or they can't be merged.
+    """
+    from traceable.checks.completeness import evaluate_completeness
+    from traceable.protocol import run_dir
+    from traceable.protocol.capture_request import load_capture_request
+    from traceable.trace.join import join_traces
+
+    traces: list[tuple[str, Trace]] = []
+    results: list[CaptureResult] = []
+    complete: list[Completeness] = []
+    notes: list[Message] = []
+    errors: list[TraceableError] = []
+    for part in parts:
+        try:
+            rank = load(part, progress=progress, raw_names=True)
+        except TraceableError as error:
+            errors.append(error)
+            notes.append(Message("rank_excluded", f"{part.name} is excluded: {error.problem}"))
+            # A window that was never reached leaves nothing to read; the result reports that.
+            request = load_capture_request(part, run_dir.load_manifest(part))
+            results += [evaluate_capture(request, ())] if request is not None else []
+            complete.append(evaluate_completeness(part, run_dir.load_manifest(part), None))
+            continue
+        complete.append(rank.completeness)
+        traces.append((str((run_dir.load_manifest(part).get("host") or {}).get("name")), rank.trace))
+        results += [rank.windows] if rank.windows is not None else []
+    if not traces:
+        raise errors[0]
+    _check_hosts(directory, traces)
+    whole = join_traces([trace for _, trace in traces])
+    source = dataclasses.replace(whole.source, path=str(directory), notes=(*whole.source.notes, *notes))
+    recording = Recording(dataclasses.replace(whole, source=source), progress)
+    recording.windows = merge_capture_results(results) if results else None
+    recording.completeness = merge_completeness(complete)
+    recording.command = _read_command(run_dir.load_manifest(parts[0]))
+    return recording
+
+
+def _check_hosts(directory: Path, traces: Sequence[tuple[str, Trace]]) -> None:
+    if len({host for host, _ in traces}) < 2:
+        return
+    global_ids = [one.global_id for _, trace in traces for one in trace.processes]
+    has_gpu = any(len(trace.kernels) or len(trace.copies) or len(trace.memsets) for _, trace in traces)
+    if has_gpu or len(set(global_ids)) < len(global_ids):
+        hosts = len({host for host, _ in traces})
+        raise TraceError(
+            "ranks_of_several_hosts",
+            f"{directory} contains ranks of {hosts} hosts, whose GPUs and processes have the same numbers",
+            "give the directory of one rank",
+        )
 
 
 def _read_command(manifest: Mapping[str, Any]) -> tuple[str, ...] | None:

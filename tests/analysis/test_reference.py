@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.sample_export import NAME_COLUMNS
 
-from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
+from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.analysis.context import Context
 from traceable.analysis.profile import profile_trace
 from traceable.analysis.ranges import range_instances

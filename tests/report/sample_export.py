@@ -6,6 +6,11 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from traceable.analysis.columns import RANGE_COLUMNS
+
+NAME_COLUMNS = (*RANGE_COLUMNS[1:-1], "nsys_cpu_share", "nsys_level_mean", "nsys_children_mean")
+"""Columns of the table of names, in order."""
+
 STEPS = 6
 STEP_NS = 1_000_000
 _CUPTI = "CUPTI_ACTIVITY_KIND_"

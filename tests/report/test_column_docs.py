@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.report.sample_export import export
+from tests.report.sample_export import NAME_COLUMNS, export
 
 from traceable.analysis import gaps
-from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
+from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.analysis.table import Table
 from traceable.checks.performance import RULES
 from traceable.recording import Recording, load

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.report.sample_export import NAME_COLUMNS
 
-from traceable.analysis.columns import NAME_COLUMNS, RANGE_COLUMNS
+from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.analysis.table import Table, objects
 from traceable.cli.profile import add_view_arguments, show_profile
 from traceable.errors import TraceableError

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, suggest_gpu_recording
 from traceable.analysis.grouping import find_most_common, number_groups, sort_groups, sum_groups
-from traceable.analysis.hints import suggest_gpu_recording
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.name_patterns import ALLOCATION_CALLS, COPY_CALLS, SYNCHRONIZATION_CALLS
 from traceable.analysis.range_rows import (

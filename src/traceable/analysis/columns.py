@@ -13,7 +13,8 @@ def _copies(direction: str, *more: str) -> tuple[str, ...]:
     return tuple(f"{direction}_{word}" for word in ("count", "bytes", "ns", "gb_per_s", *more))
 
 
-_COLUMNS = (
+RANGE_COLUMNS = (
+    "path",
     *("name", "domain", "style", "count", "clipped"),
     *("cpu_total_ns", "cpu_share", *_spread("cpu"), "cpu_self_total_ns"),
     *("active_total_ns", *_spread("active"), "blocking_path", "sync_wait_total_ns"),
@@ -28,13 +29,9 @@ _COLUMNS = (
     "attribution",
     *(f"attributed_{rule}_ns" for rule in ("thread", "task", "graph_node", "inherited", "order")),
     *("nsys_gpu_count", "nsys_cpu_total_ns", "nsys_launches", "nsys_gpu_span_total_ns", *_spread("nsys_gpu_span")),
+    "cpu_excess_reason",
 )
-
-NAME_COLUMNS = (*_COLUMNS, "nsys_cpu_share", "nsys_level_mean", "nsys_children_mean")
-"""Columns of `Profile.names`, in order; each is explained in docs/report.md."""
+"""Columns of `Profile.ranges`, in order; each is explained in docs/report.md."""
 
 FIELD_PREFIX = "field:"
 """The prefix of `by` for rows of ranges by the value of a field; the name of the field follows."""
-
-RANGE_COLUMNS = ("path", *_COLUMNS, "cpu_excess_reason")
-"""Columns of `Profile.ranges`, in order."""

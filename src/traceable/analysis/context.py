@@ -355,6 +355,21 @@ def _places(numbers: Int64, count: int) -> Int64:
     return places
 
 
+def suggest_gpu_recording(trace: Trace) -> str:
+    """Return how GPU work gets into a recording.
+
+    Args:
+        trace: without GPU work.
+    """
+    if trace.source.product == "torch.profiler":
+        return "record the program where torch sees a GPU: torch.profiler then records that too"
+    if trace.source.product == "traceable embedded recorder":
+        return "on a machine with a GPU run it again with --gpu (traceable help recorder-gpu) or --collector nsys"
+    if not trace.devices:
+        return "record on a machine with a GPU: the report has none"
+    return "check that the program uses the GPU; nsys needs cuda in --trace"
+
+
 def cache_per_context(part: Callable[[Context], T]) -> Callable[[Context], T]:
     """Cache the result of a function of a context for each context. Callers must not change the result.
 

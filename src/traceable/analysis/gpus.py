@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.context import Context, cache_per_context, select_calls
+from traceable.analysis.context import Context, cache_per_context, select_calls, suggest_gpu_recording
 from traceable.analysis.grouping import number_groups
-from traceable.analysis.hints import suggest_gpu_recording
 from traceable.analysis.intervals import Gaps, Lanes, build_lanes, find_gaps, narrow_dtype
 from traceable.analysis.name_patterns import GRAPH_LAUNCH_CALLS, match_names
 from traceable.analysis.select import map_gpu_numbers

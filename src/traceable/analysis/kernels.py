@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, suggest_gpu_recording
 from traceable.analysis.grouping import (
     count_distinct,
     find_distinct_pairs,
@@ -25,7 +25,6 @@ from traceable.analysis.grouping import (
     sort_groups,
     sum_groups,
 )
-from traceable.analysis.hints import suggest_gpu_recording
 from traceable.analysis.interval_index import ThreadEvents, iter_pairs
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel, load_families
 from traceable.analysis.labels import strip_call_version

@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.context import Context, select_calls
+from traceable.analysis.context import Context, select_calls, suggest_gpu_recording
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.grouping import find_first_match, number_groups, sort_groups, sum_groups
-from traceable.analysis.hints import suggest_gpu_recording
 from traceable.analysis.intervals import build_lanes
 from traceable.analysis.labels import (
     get_operation_name,

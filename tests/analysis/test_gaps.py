@@ -291,46 +291,46 @@ SECOND = kernel(110_000, 120_000, 1)
 @pytest.mark.parametrize(
     ("calls", "cause", "detail"),
     [
-        ([LATE], "host_late", "the launch began 95 us into the gap"),
+        ([LATE], "host_late", "the launch began 95.00 us into the gap"),
         (
             [LATE, call(20_000, 40_000, WAIT)],
             "host_late",
-            "the launch began 95 us into the gap; cudaStreamSynchronize covers 20 % of the gap",
+            "the launch began 95.00 us into the gap; cudaStreamSynchronize covers 20.0 % of the gap",
         ),
         (
             [LATE, call(5_000, 70_000, ALLOCATE)],
             "allocation",
-            "cudaMalloc covers 60 % of the gap",
+            "cudaMalloc covers 60.0 % of the gap",
         ),
         (
             [LATE, call(12_000, 42_000, ALLOCATE), call(50_000, 70_000, RELEASE)],
             "allocation",
-            "cudaMalloc and 1 more cover 50 % of the gap",
+            "cudaMalloc and 1 more cover 50.0 % of the gap",
         ),
-        ([LATE, call(5_000, 70_000, ALLOCATE, thread=1)], "host_late", "the launch began 95 us into the gap"),
-        ([LATE, call(5_000, 70_000, WAIT)], "synchronization", "cudaStreamSynchronize covers 60 % of the gap"),
-        ([LATE, call(5_000, 70_000, COPY_CALL)], "waiting_copy", "cudaMemcpyAsync covers 60 % of the gap"),
+        ([LATE, call(5_000, 70_000, ALLOCATE, thread=1)], "host_late", "the launch began 95.00 us into the gap"),
+        ([LATE, call(5_000, 70_000, WAIT)], "synchronization", "cudaStreamSynchronize covers 60.0 % of the gap"),
+        ([LATE, call(5_000, 70_000, COPY_CALL)], "waiting_copy", "cudaMemcpyAsync covers 60.0 % of the gap"),
         (
             [call(11_000, 109_000, correlation=1)],
             "launch_latency",
-            "the launch took 98 us, 98 us of it in the gap",
+            "the launch took 98.00 us, 98.00 us of it in the gap",
         ),
         (
             [LATE, call(5_000, 70_000, LOAD_CALL)],
             "module_loading",
-            "cuModuleLoadData covers 60 % of the gap",
+            "cuModuleLoadData covers 60.0 % of the gap",
         ),
-        ([EARLY], "queued", "launched 5 us before the gap; nothing recorded explains why it waited"),
+        ([EARLY], "queued", "launched 5.000 us before the gap; nothing recorded explains why it waited"),
         (
             [call(40_000, 60_000, correlation=1)],
             "queued",
-            "the launch returned 50 us before the gap's end; nothing recorded explains why it waited",
+            "the launch returned 50.00 us before the gap's end; nothing recorded explains why it waited",
         ),
-        ([call(40_000, 60_001, correlation=1)], "host_late", "the launch began 30 us into the gap"),
+        ([call(40_000, 60_001, correlation=1)], "host_late", "the launch began 30.00 us into the gap"),
         (
             [EARLY, call(12_000, 90_000, ALLOCATE)],
             "queued",
-            "launched 5 us before the gap; nothing recorded explains why it waited",
+            "launched 5.000 us before the gap; nothing recorded explains why it waited",
         ),
         ([], "unknown", "no launch call is recorded for what followed"),
     ],
@@ -342,7 +342,7 @@ def test_what_the_host_did_decides_the_cause(calls: list[dict[str, int]], cause:
 def test_a_short_gap_before_a_pending_operation_is_launch_latency() -> None:
     assert only_gap(trace_with([EARLY], [FIRST, kernel(30_000, 31_000, 1)])) == (
         "launch_latency",
-        "launched 5 us before the gap",
+        "launched 5.000 us before the gap",
     )
     assert only_gap(trace_with([EARLY], [FIRST, kernel(30_001, 31_000, 1)]))[0] == "queued"
 
@@ -359,14 +359,14 @@ def test_a_pageable_copy_waits_for_its_own_call_and_a_pinned_one_is_launched() -
 def test_the_profiler_is_blamed_only_for_what_had_not_been_launched() -> None:
     assert only_gap(trace_with([LATE], [FIRST, SECOND], overheads=[overhead(0, 90_000)])) == (
         "profiler_flush",
-        "CUPTI Buffer flush covers 80 % of the gap",
+        "CUPTI Buffer flush covers 80.0 % of the gap",
     )
     assert only_gap(trace_with([EARLY], [FIRST, SECOND], overheads=[overhead(0, 90_000)]))[0] == "queued"
     assert only_gap(trace_with([LATE], [FIRST, SECOND], overheads=[overhead(0, 90_000, process=1)]))[0] == "host_late"
     library = overhead(0, 90_000, name=LIBRARY)
     assert only_gap(trace_with([LATE], [FIRST, SECOND], overheads=[library])) == (
         "host_late",
-        "the launch began 95 us into the gap; dlopen(libtorch.so) covers 80 % of the gap",
+        "the launch began 95.00 us into the gap; dlopen(libtorch.so) covers 80.0 % of the gap",
     )
 
 
@@ -374,7 +374,7 @@ def test_what_the_driver_loads_is_not_blamed_on_the_profiler() -> None:
     loads = [overhead(0, 40_000, name=LOADED), overhead(50_000, 80_000, name=LOADED)]
     assert only_gap(trace_with([LATE], [FIRST, SECOND], overheads=loads)) == (
         "module_loading",
-        "Lazy Function Loading and 1 more cover 60 % of the gap",
+        "Lazy Function Loading and 1 more cover 60.0 % of the gap",
     )
     assert only_gap(trace_with([EARLY], [FIRST, SECOND], overheads=loads))[0] == "queued"
     full = overhead(0, 90_000, name=QUEUE_FULL)
@@ -400,13 +400,13 @@ def test_unknown_overhead_is_module_loading_inside_the_first_launch_of_a_kernel_
 
 def test_a_launched_operation_that_waits_names_what_it_waited_for() -> None:
     nccl = kernel(110_000, 120_000, 1, short_name=NAMES.index("a") + len(NAMES) + 3)
-    assert only_gap(trace_with([EARLY], [FIRST, nccl])) == ("waiting_nccl", "launched 5 us before the gap")
+    assert only_gap(trace_with([EARLY], [FIRST, nccl])) == ("waiting_nccl", "launched 5.000 us before the gap")
     other_stream = kernel(110_000, 120_000, 1, stream=13)
-    assert only_gap(trace_with([EARLY], [FIRST, other_stream])) == ("waiting_stream", "launched 5 us before the gap")
+    assert only_gap(trace_with([EARLY], [FIRST, other_stream])) == ("waiting_stream", "launched 5.000 us before the gap")
     elsewhere = kernel(0, 108_000, device=1)
     assert only_gap(trace_with([EARLY], [FIRST, other_stream, elsewhere])) == (
         "waiting_other_device",
-        "launched 5 us before the gap; a on device 1 ended 2 us before the gap's end",
+        "launched 5.000 us before the gap; a on device 1 ended 2.000 us before the gap's end",
     )
 
 

@@ -429,9 +429,9 @@ def test_the_slowest_steps_are_named_with_their_cause() -> None:
     slow = steps(Context(server(lengths, {5: 5, 7: 45, 9: 5}, allocating=(9,)))).others["slowest"]
     assert slow.column("step") == [5, 7, 9]
     assert slow.column("cause") == [
-        "idle +0.000 ms (the GPU waited for the host)",
-        "kernels +0.000 ms (as many kernels, which took longer)",
-        "idle +0.000 ms (1 more calls that allocate)",
+        "idle +50 ns (the GPU waited for the host)",
+        "kernels +40 ns (as many kernels, which took longer)",
+        "idle +30 ns (1 more calls that allocate)",
     ]
     assert slow.column("path") == [["step"], ["step"], ["step"]]
     assert slow.column("path_delta_ns") == [50, 40, 30]

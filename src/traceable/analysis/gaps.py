@@ -64,7 +64,7 @@ from traceable.analysis.name_patterns import (
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray, distinct
-from traceable.units import format_duration
+from traceable.units import format_duration, format_percent
 
 BUCKETS = (
     ("<1 us", 0, 1_000),
@@ -416,7 +416,7 @@ class _Writer:
         calls = self.context.launches.calls
         thread, begun, ended = int(calls.thread[launch]), int(calls.start_ns[launch]), int(calls.end_ns[launch])
         if cause in CALLS_OF_CAUSE:
-            before_end = _format_time(max(0, end - ended))
+            before_end = format_duration(max(0, end - ended))
             own = f"the launch itself copies pageable memory, until {before_end} before the gap's end"
             until = min(begun, end)
             return self._during(thread, begin, until, end - begin, CALLS_OF_CAUSE[cause]) or own
@@ -427,14 +427,14 @@ class _Writer:
             if _SLIGHT * covered < end - begin:
                 meanwhile = ""
             return "; ".join(
-                filter(None, (f"the launch began {_format_time(begun - begin)} into the gap", before, meanwhile))
+                filter(None, (f"the launch began {format_duration(begun - begin)} into the gap", before, meanwhile))
             )
         if cause == "launch_latency" and ended > begin:
-            in_gap = _format_time(min(ended, end) - max(begun, begin))
-            return f"the launch took {_format_time(ended - begun)}, {in_gap} of it in the gap"
-        queued = f"launched {_format_time(begin - ended)} before the gap"
+            in_gap = format_duration(min(ended, end) - max(begun, begin))
+            return f"the launch took {format_duration(ended - begun)}, {in_gap} of it in the gap"
+        queued = f"launched {format_duration(begin - ended)} before the gap"
         if ended > begin:
-            queued = f"the launch returned {_format_time(end - ended)} before the gap's end"
+            queued = f"the launch returned {format_duration(end - ended)} before the gap's end"
         if cause == "waiting_other_device":
             return f"{queued}; {self._elsewhere(int(gaps.lane[i]), begin, end)}"
         return queued + ("; nothing recorded explains why it waited" if cause == "queued" else "")
@@ -451,7 +451,7 @@ class _Writer:
         covered = int(merge_intervals(start[inside], until[inside]).total_ns()[0])
         name = int(overheads.name[rows[inside[int(np.argmax((until - start)[inside]))]]])
         longest = trace.names[name] if name >= 0 else "overhead without a name"
-        return f"{_and_others(longest, len(inside))} {_percent(covered, end - begin)}", covered
+        return f"{_and_others(longest, len(inside))} {format_percent(covered / (end - begin))} of the gap", covered
 
     def _during(self, thread: int, begin: int, end: int, gap: int, pattern: re.Pattern[str] | None) -> str:
         """Say which calls the thread was in from `begin` to `end`: those like `pattern`, or all; empty for none."""
@@ -468,7 +468,7 @@ class _Writer:
         if pattern is None and _SLIGHT * covered < gap:
             return ""
         longest = strip_call_version(trace.names[trace.calls.name[rows[int(np.argmax(until - start))]]])
-        return f"{_and_others(longest, len(rows))} {_percent(covered, gap)}"
+        return f"{_and_others(longest, len(rows))} {format_percent(covered / gap)} of the gap"
 
     def _elsewhere(self, lane: int, begin: int, end: int) -> str:
         """Name the operation of another device that ended last before the gap's end."""
@@ -478,20 +478,8 @@ class _Writer:
         last = rows[[np.argmax(gpu.end_ns[rows])]]
         name = get_operation_name(self.context.trace, int(label_operations(self.context, last)[0]))
         device = self.used.number[int(self.used.index_of(last)[0])]
-        return f"{name} on device {device} ended {_format_time(end - int(gpu.end_ns[last[0]]))} before the gap's end"
+        return f"{name} on device {device} ended {format_duration(end - int(gpu.end_ns[last[0]]))} before the gap's end"
 
 
 def _and_others(longest: str, number: int) -> str:
     return f"{longest} and {number - 1} more cover" if number > 1 else f"{longest} covers"
-
-
-def _format_time(ns: int) -> str:
-    """Return a duration in its largest fitting unit."""
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
-        if abs(ns) >= size:
-            return f"{ns / size:.3g} {unit}" if abs(ns) < 1000 * size else f"{ns / size:.0f} {unit}"
-    return f"{ns} ns"
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f} % of the gap"

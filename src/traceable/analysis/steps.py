@@ -52,7 +52,7 @@ from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.windows import STEP
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, distinct, expand_slices
-from traceable.units import format_duration as time_text
+from traceable.units import format_duration
 
 WARM_UP_FACTOR = 1.5
 """A leading step is warm-up if it lasts longer than so many times the median of the later half."""
@@ -938,8 +938,8 @@ def _cause_in_ranges(
             where += ", outside the ranges inside it"
         elif path not in usual:
             where += " (not in the median step)"
-        causes.append(f"+{time_text(ns)} {where}")
-    return "; ".join(causes) or f"+{time_text(more_ns)}, and no range took longer than in the median step"
+        causes.append(f"+{format_duration(ns)} {where}")
+    return "; ".join(causes) or f"+{format_duration(more_ns)}, and no range took longer than in the median step"
 
 
 def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
@@ -957,7 +957,7 @@ def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
     largest = max(parts, key=lambda name: parts[name])
     if parts[largest] <= 0:
         return "the GPU was busy longer with operations of other steps", False
-    return f"{largest} {_format_ms(parts[largest])}{_explain_cause(largest, more)}", largest == "idle"
+    return f"{largest} +{format_duration(parts[largest])}{_explain_cause(largest, more)}", largest == "idle"
 
 
 def _explain_cause(largest: str, more: dict[str, int | None]) -> str:
@@ -969,7 +969,7 @@ def _explain_cause(largest: str, more: dict[str, int | None]) -> str:
         half = (more["idle_delta_ns"] or 0) / 2
         launching = more["launch_delta_ns"] or 0
         if launching > half and waited <= half:
-            return f" (launch calls took {_format_ms(launching)})"
+            return f" (launch calls took +{format_duration(launching)})"
         return " (the GPU waited for the host)"
     if largest == "kernels":
         return f" ({kernels:+} kernels)" if kernels else " (as many kernels, which took longer)"
@@ -991,10 +991,6 @@ def _strip_unit(name: str) -> str:
 
 def _unit(name: str) -> str:
     return "_ns" if name.endswith("_ns") else ""
-
-
-def _format_ms(ns: int) -> str:
-    return f"{ns / 1e6:+.3f} ms"
 
 
 def find_loader_wait_instances(context: Context) -> Int64:

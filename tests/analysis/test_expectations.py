@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from traceable.analysis.context import Context
 from traceable.analysis.expectations import ExpectationResult, evaluate_expectations, suggest_names
 from traceable.analysis.loop_blocks import drop_short_callbacks
-from traceable.analysis.profile import RangeProfile, profile_trace
+from traceable.analysis.profile import RangeProfile, profile_ranges
 from traceable.errors import Message
 from traceable.report.expectations import build_expectation_rows, format_expectations
 from traceable.trace import load
@@ -73,7 +74,7 @@ RANGES = ((0, 100, "pack"), (200, 300, "forward"), (400, 500, "forward"), (600, 
 
 
 def test_without_gpu_work_in_the_trace_nothing_is_said_of_it(made: Made) -> None:
-    found = profile_trace(load(made(*RANGES)))
+    found = profile_ranges(Context(load(made(*RANGES))))
     assert judged(found, "pack", "absent", "forward") == [
         ("pack", "seen", 1, None),
         ("absent", "never_entered", 0, None),
@@ -82,7 +83,7 @@ def test_without_gpu_work_in_the_trace_nothing_is_said_of_it(made: Made) -> None
 
 
 def test_a_range_that_put_nothing_on_the_gpu_is_told_from_one_that_did(made: Made) -> None:
-    found = profile_trace(load(made(*RANGES, kernels=[(210,), (620,), (800,)])))
+    found = profile_ranges(Context(load(made(*RANGES, kernels=[(210,), (620,), (800,)]))))
     assert judged(found, "pack", "forward", "absent") == [
         ("pack", "without_gpu_work", 1, 0),
         ("forward", "seen", 3, 2),
@@ -92,13 +93,13 @@ def test_a_range_that_put_nothing_on_the_gpu_is_told_from_one_that_did(made: Mad
 
 
 def test_gpu_work_without_launch_calls_is_no_evidence_against_a_range(made: Made) -> None:
-    found = profile_trace(load(made(*RANGES, kernels=[(210,)], launches=False)))
+    found = profile_ranges(Context(load(made(*RANGES, kernels=[(210,)], launches=False))))
     assert found.coverage.total.operations == 1
     assert judged(found, "pack", "forward") == [("pack", "seen", 1, None), ("forward", "seen", 3, None)]
 
 
 def test_a_name_is_looked_for_in_every_domain_and_with_its_domain_in_one(made: Made) -> None:
-    found = profile_trace(load(made(*RANGES, (800, 900, "server:odd"))))
+    found = profile_ranges(Context(load(made(*RANGES, (800, 900, "server:odd")))))
     assert judged(found, "forward", "server:forward", "server:odd", "client:forward") == [
         ("forward", "seen", 3, None),
         ("server:forward", "seen", 1, None),
@@ -108,7 +109,7 @@ def test_a_name_is_looked_for_in_every_domain_and_with_its_domain_in_one(made: M
 
 
 def test_a_callback_of_the_event_loop_does_not_stand_for_the_range_of_its_name(made: Made) -> None:
-    found = profile_trace(load(made((0, 100, "handle", LOOP, 60, 10))))
+    found = profile_ranges(Context(load(made((0, 100, "handle", LOOP, 60, 10)))))
     assert judged(found, "handle", "traceable.loop:handle") == [
         ("handle", "never_entered", 0, None),
         ("traceable.loop:handle", "seen", 1, None),
@@ -184,7 +185,7 @@ def test_the_rows_are_the_documented_keys() -> None:
 
 
 def test_a_real_capture_knows_its_ranges_with_and_without_gpu_work(captures: Path) -> None:
-    found = profile_trace(load(captures / "nsys" / "a100-transformer-forward.sqlite"))
+    found = profile_ranges(Context(load(captures / "nsys" / "a100-transformer-forward.sqlite")))
     with_work, without = set(), set()
     for row in found.names.rows():
         (with_work if row["gpu_count"] else without).add(row["name"])

@@ -402,7 +402,10 @@ def test_a_launched_operation_that_waits_names_what_it_waited_for() -> None:
     nccl = kernel(110_000, 120_000, 1, short_name=NAMES.index("a") + len(NAMES) + 3)
     assert only_gap(trace_with([EARLY], [FIRST, nccl])) == ("waiting_nccl", "launched 5.000 us before the gap")
     other_stream = kernel(110_000, 120_000, 1, stream=13)
-    assert only_gap(trace_with([EARLY], [FIRST, other_stream])) == ("waiting_stream", "launched 5.000 us before the gap")
+    assert only_gap(trace_with([EARLY], [FIRST, other_stream])) == (
+        "waiting_stream",
+        "launched 5.000 us before the gap",
+    )
     elsewhere = kernel(0, 108_000, device=1)
     assert only_gap(trace_with([EARLY], [FIRST, other_stream, elsewhere])) == (
         "waiting_other_device",

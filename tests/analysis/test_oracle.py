@@ -36,8 +36,9 @@ from tests.analysis.sample_traces import (
 )
 
 from traceable.analysis.attribution import INFERRED, REASONS, RULES, Share
+from traceable.analysis.context import Context
 from traceable.analysis.counters import summarize_counters
-from traceable.analysis.profile import profile_trace
+from traceable.analysis.profile import profile_ranges
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, START_END, Trace
 
@@ -434,7 +435,7 @@ def key_of(row: dict[str, Any], first: Any) -> Any:
 
 @given(st.one_of(traces(), traces(busy=True), lossy_traces()))
 def test_every_column_equals_the_oracle(trace: Trace) -> None:
-    found, oracle = profile_trace(trace), Oracle(trace)
+    found, oracle = profile_ranges(Context(trace)), Oracle(trace)
     by_path, by_name = oracle.grouped("path", "domain", "style"), oracle.grouped("name", "domain", "style")
     ranges = {key_of(row, tuple(row["path"])): row for row in found.ranges.rows()}
     names_found = {key_of(row, NAMES.index(row["name"])): row for row in found.names.rows()}
@@ -448,7 +449,7 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
 
 @given(st.one_of(traces(), lossy_traces()))
 def test_every_operation_is_attributed_or_listed_with_the_reason(trace: Trace) -> None:
-    coverage, oracle = profile_trace(trace).coverage, Oracle(trace)
+    coverage, oracle = profile_ranges(Context(trace)).coverage, Oracle(trace)
     assert {**coverage.attributed, **coverage.unattributed} == oracle.coverage()
     parts = [*coverage.attributed.values(), *coverage.unattributed.values()]
     assert sum(part.operations for part in parts) == coverage.total.operations
@@ -464,7 +465,7 @@ def test_every_operation_is_attributed_or_listed_with_the_reason(trace: Trace) -
 @given(traces())
 def test_a_row_stands_below_the_rows_it_lies_inside(trace: Trace) -> None:
     seen: list[tuple[str, ...]] = []
-    for row in profile_trace(trace).ranges.rows():
+    for row in profile_ranges(Context(trace)).ranges.rows():
         path = tuple(row["path"])
         assert len(path) == 1 or path[:-1] in seen
         # Between a row and its parent stand only rows inside the parent: the table is read by its indentation.
@@ -480,7 +481,7 @@ def test_a_chain_of_tasks_is_cut_before_its_path_grows_without_end() -> None:
     chain = [
         {**base, "start_ns": 10 * n, "end_ns": 10 * n + 15, "identity": packed(n, n - 1)} for n in range(1, 100_000)
     ]
-    rows = list(profile_trace(trace_of(ranges=table(model.Ranges, chain))).ranges.rows())
+    rows = list(profile_ranges(Context(trace_of(ranges=table(model.Ranges, chain)))).ranges.rows())
     assert [len(row["path"]) for row in rows] == list(range(1, 129))
     assert sum(row["count"] for row in rows) == len(chain)
 
@@ -542,5 +543,5 @@ def test_a_push_pop_range_lies_in_what_began_last_on_its_thread_or_by_its_identi
     task = {**base, "start_ns": 10, "end_ns": 90, "name": 1, "identity": packed(1, 0), "style": START_END}
     inner = {**base, "start_ns": 20, "end_ns": 30, "name": 2, "identity": packed(2, 1)}
     innermost = {**base, "start_ns": 21, "end_ns": 29, "name": 0, "identity": packed(3, 1)}
-    rows = profile_trace(trace_of(ranges=table(model.Ranges, [outer, task, inner, innermost]))).ranges.rows()
+    rows = profile_ranges(Context(trace_of(ranges=table(model.Ranges, [outer, task, inner, innermost])))).ranges.rows()
     assert {tuple(row["path"]) for row in rows} == {("a",), ("b",), ("b", "c"), ("b", "c", "a")}

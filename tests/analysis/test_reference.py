@@ -13,7 +13,7 @@ from tests.report.sample_export import NAME_COLUMNS
 
 from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.analysis.context import Context
-from traceable.analysis.profile import profile_trace
+from traceable.analysis.profile import profile_ranges
 from traceable.analysis.ranges import range_instances
 from traceable.trace import load
 
@@ -36,7 +36,7 @@ def reference(captures: Path, name: str, report: str) -> list[dict[str, str]]:
 
 def names_of(captures: Path, name: str) -> dict[str, dict[str, Any]]:
     """Rows of `names` by the name that nsys gives them: the domain before it, where there is one."""
-    rows = profile_trace(load(captures / "nsys" / f"{name}.sqlite")).names.rows()
+    rows = profile_ranges(Context(load(captures / "nsys" / f"{name}.sqlite"))).names.rows()
     found = {f"{row['domain']}:{row['name']}" if row["domain"] else row["name"]: row for row in rows}
     assert found
     return found
@@ -132,7 +132,7 @@ def test_cpu_times_equal_nsys(captures: Path, name: str) -> None:
 
 
 def test_autograd_is_inherited_and_nsys_says_what_it_says(captures: Path) -> None:
-    found = profile_trace(load(captures / "nsys" / "a100-lm-training.sqlite"))
+    found = profile_ranges(Context(load(captures / "nsys" / "a100-lm-training.sqlite")))
     backward = next(row for row in found.names.rows() if row["name"] == "backward")
     assert backward["attribution"] == "inherited"
     assert backward["nsys_launches"] == 40
@@ -144,12 +144,12 @@ def test_autograd_is_inherited_and_nsys_says_what_it_says(captures: Path) -> Non
 
 
 def test_a_graph_traced_as_a_whole_counts_with_its_duration(captures: Path) -> None:
-    coverage = profile_trace(load(captures / "nsys" / "a100-cuda-graphs-graph-level.sqlite")).coverage
+    coverage = profile_ranges(Context(load(captures / "nsys" / "a100-cuda-graphs-graph-level.sqlite"))).coverage
     assert coverage.total.gpu_ns // 1_000_000 == 7811
     assert coverage.unattributed["outside_ranges"].operations == coverage.total.operations == 40
 
 
 def test_columns_are_those_announced(captures: Path) -> None:
-    found = profile_trace(load(captures / "nsys" / "no-cuda-tables-non-utf8.sqlite"))
+    found = profile_ranges(Context(load(captures / "nsys" / "no-cuda-tables-non-utf8.sqlite")))
     assert found.ranges.columns == RANGE_COLUMNS
     assert found.names.columns == NAME_COLUMNS

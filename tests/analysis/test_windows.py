@@ -29,7 +29,7 @@ from traceable.trace.model import NULL, Kernels, Ranges, Trace, Windows
 COMPLETE = WindowRecord("7-1", 10, 30, 10, 0, 5, 30, 9, 5, "complete")
 SAID = ProcessStatus(pid=7, begun_steps=50, ended_steps=50, nested_steps=0, end="exit", windows=(COMPLETE,))
 ASKED = CaptureRequest("10:30", ((10, 30),), (SAID,), pid=7, end="the end of the program (exit code 0)")
-WHOLE = CapturedWindow("7-1", tuple(range(10, 30)), 0, "app.nsys-rep", ("7-1",))
+WHOLE = CapturedWindow("7-1", tuple(range(10, 30)), "app.nsys-rep", ("7-1",))
 
 
 def outcome(
@@ -261,7 +261,7 @@ def test_a_window_holds_the_whole_steps_of_its_own_process_that_begin_in_it():
         step(60, 13),
     ]
     (found,) = find_captured_windows(held(ranges, [window(10, 50, 1)]), "app.nsys-rep")
-    assert found == CapturedWindow("7-1", (10, 11), 1, "app.nsys-rep", ("7-1",))
+    assert found == CapturedWindow("7-1", (10, 11), "app.nsys-rep", ("7-1",))
 
 
 def test_windows_of_one_process_in_one_report_of_nsys_are_merged_and_in_a_recording_are_not():

@@ -183,14 +183,9 @@ class Projection:
     span_ns: Int64
 
 
-def profile_trace(trace: Trace) -> RangeProfile:
-    """Return the cost of each range of `trace`, by path and by name, largest CPU total first among siblings."""
-    return profile_ranges(Context(trace))
-
-
 @cache_per_context
 def profile_ranges(context: Context) -> RangeProfile:
-    """Return the same as `profile_trace`, from a shared context."""
+    """Return the cost of each range, by path and by name, largest CPU total first among siblings."""
     trace, instances = context.trace, context.instances
     costs = measure_instances(context)
     ranges, fields = _by_path(trace, instances, costs)

@@ -50,14 +50,12 @@ class CapturedWindow:
 
     Attributes:
         steps: the indices of the steps that are whole in it, in order.
-        clipped_steps: number of further steps in it, cut by its end.
         file: the name of the file.
         file_window_ids: the ids of this process's windows in that file, where each should have one of its own.
     """
 
     id: str
     steps: tuple[int, ...]
-    clipped_steps: int
     file: str
     file_window_ids: tuple[str, ...]
 
@@ -145,8 +143,7 @@ def find_captured_windows(trace: Trace, file: str) -> tuple[CapturedWindow, ...]
         inside &= of_process == process[windows.thread[at]]
         whole = np.sort(payload[inside & ~clipped])
         together = [one for one in ids if merged and one.partition("-")[0] == identity.partition("-")[0]] or [identity]
-        cut = int((inside & clipped).sum())
-        captured.append(CapturedWindow(identity, tuple(whole.tolist()), cut, file, tuple(together)))
+        captured.append(CapturedWindow(identity, tuple(whole.tolist()), file, tuple(together)))
     return tuple(captured)
 
 

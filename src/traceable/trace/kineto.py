@@ -73,7 +73,7 @@ _TABLES = {
 }
 """The nsys tables of the same events: the analysis checks by these names what was recorded."""
 
-_KINDS: dict[str, type[model.Events]] = {
+_KINDS: dict[str, Any] = {
     "ranges": model.Ranges,
     "marks": model.Marks,
     "counters": model.Counters,

@@ -103,6 +103,18 @@ def test_joined_holds_every_event_of_each_part_at_its_own_time(first, second, di
     for kind in ("ranges", "calls", "kernels", "marks"):
         starts = getattr(whole, kind).start_ns
         assert (starts[1:] >= starts[:-1]).all()
+    for table in (whole.names, whole.processes, whole.threads, map(tuple, whole.geometries.tolist())):
+        rows = list(table)
+        assert len(set(rows)) == len(rows)
+    for ids in ([one.global_id for one in whole.processes], [one.global_id for one in whole.threads]):
+        assert ids == sorted(ids)
+
+
+def test_joined_ends_when_the_last_part_does_if_all_ends_are_known(export):
+    trace = replace(export_of(export), utc_epoch_ns=0, capture_ns=50)
+    later = replace(trace, utc_epoch_ns=100)
+    assert join_traces([later, trace]).capture_ns == 150
+    assert join_traces([replace(later, capture_ns=None), trace]).capture_ns is None
 
 
 def launched_by(trace: Trace) -> Counter[Any]:

@@ -129,7 +129,7 @@ class RunResult:
     @property
     def readable(self) -> bool:
         """Whether there is enough memory to load the readers."""
-        return self.problem is None or self.problem.code != memory_limit.TOO_LOW
+        return self.problem is None or self.problem.code != "memory_limit_too_low"
 
 
 @dataclass

@@ -16,10 +16,6 @@ from traceable.units import format_bytes
 _IMPORT_NUMPY = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2); import numpy"
 
 
-TOO_LOW = "memory_limit_too_low"
-"""The code of the error."""
-
-
 def check_memory_limit(path: Path) -> None:
     """Raise an error if there is not enough memory to load numpy. Free where memory is not limited.
 
@@ -45,7 +41,7 @@ def check_memory_limit(path: Path) -> None:
     )
     if attempt.returncode:
         raise TraceError(
-            TOO_LOW,
+            "memory_limit_too_low",
             f"the memory limit of {format_bytes(limit)} (ulimit -v) is too low to read the recording, which is kept",
             f"raise it, then run `traceable report {path}`",
         )

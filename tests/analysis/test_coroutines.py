@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from traceable.analysis.profile import profile_trace
+from traceable.analysis.context import Context
+from traceable.analysis.profile import profile_ranges
 from traceable.trace import load
 
 pytestmark = pytest.mark.slow
@@ -284,4 +285,4 @@ def test_instances_are_of_one_process(tmp_path: Path) -> None:
 def _recorded(collector: str, program: str, out: Path) -> list[dict[str, Any]]:
     run = [sys.executable, "-m", "traceable", "run", "--collector", collector, "-o", str(out), "-c", program]
     subprocess.run(run, check=True, capture_output=True)
-    return list(profile_trace(load(next(out.glob("*.sqlite")))).ranges.rows())
+    return list(profile_ranges(Context(load(next(out.glob("*.sqlite"))))).ranges.rows())

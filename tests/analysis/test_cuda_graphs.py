@@ -11,7 +11,7 @@ from typing import Any
 from tests.analysis.sample_traces import DOMAIN, LAUNCH, table, trace_of
 
 from traceable.analysis.context import Context
-from traceable.analysis.profile import profile_trace
+from traceable.analysis.profile import profile_ranges
 from traceable.analysis.ranges import range_instances
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace
@@ -55,7 +55,7 @@ def decode_server() -> Trace:
 
 
 def rows_by_path(trace: Trace) -> dict[tuple[str, ...], dict[str, Any]]:
-    return {tuple(row["path"]): row for row in profile_trace(trace).ranges.rows()}
+    return {tuple(row["path"]): row for row in profile_ranges(Context(trace)).ranges.rows()}
 
 
 def test_what_was_captured_stands_below_what_launched_it() -> None:
@@ -72,7 +72,7 @@ def test_what_was_captured_stands_below_what_launched_it() -> None:
 
 
 def test_by_name_the_capture_counts_once_and_the_replays_with_their_gpu_time() -> None:
-    names = {row["name"]: row for row in profile_trace(decode_server()).names.rows()}
+    names = {row["name"]: row for row in profile_ranges(Context(decode_server())).names.rows()}
     assert (names["b"]["count"], names["b"]["gpu_count"], names["b"]["gpu_span_total_ns"]) == (1, 3, 360)
     assert names["b"]["nsys_gpu_count"] is None  # nsys gives the captured range nothing
 

@@ -17,7 +17,7 @@ from tests.analysis import sample_traces
 from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
-from traceable.analysis.profile import profile_ranges, profile_trace
+from traceable.analysis.profile import profile_ranges
 from traceable.analysis.range_names import NameRules, RangeNames, build_range_names, load_name_rules
 from traceable.analysis.ranges import ranges
 from traceable.errors import MissingDataError, TraceableError, UsageError
@@ -208,7 +208,7 @@ def test_totals_by_recorded_names_add_up_to_those_by_normalized_names(trace: Tra
     (names,) = build_range_names([trace], replace(load_name_rules(), fold_above=2))
     of_name = {trace.names[i]: names.names[names.normalized[i]] for i in range(len(trace.names))}
     context = Context(trace, names)
-    raw, grouped = profile_trace(trace), profile_ranges(context)
+    raw, grouped = profile_ranges(Context(trace)), profile_ranges(context)
     for columns, rows in ((raw.names, grouped.names), (raw.ranges, grouped.ranges)):
         summed: dict[Any, Counter[str]] = {}
         for row in columns.rows():

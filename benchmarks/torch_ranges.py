@@ -42,7 +42,7 @@ def loops(iterations: int) -> dict[str, Callable[[], None]]:
 
     import traceable
 
-    kept, control = traceable.annotate("pack"), Nothing()
+    remaining, control = traceable.annotate("pack"), Nothing()
 
     def empty() -> None:
         for _ in range(iterations):
@@ -50,7 +50,7 @@ def loops(iterations: int) -> dict[str, Callable[[], None]]:
 
     def ours() -> None:
         for _ in range(iterations):
-            with kept:
+            with remaining:
                 pass
 
     def nothing() -> None:

@@ -174,10 +174,10 @@ def _words(node: ast.expr) -> str:
     return f"{{{ast.unparse(node)}}}"
 
 
-def page(found: list[Site]) -> str:
+def page(result: list[Site]) -> str:
     """Return docs/messages.md."""
     rows: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
-    for site in found:
+    for site in result:
         rows[site.code][site.text, site.remedy] = None
     lines = [f"| `{code}` | {_cell(text)} | {_cell(remedy)} |" for code in sorted(rows) for text, remedy in rows[code]]
     return _HEAD + "\n".join(lines) + "\n"

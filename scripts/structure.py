@@ -161,7 +161,7 @@ def groups(graph: Graph) -> list[set[str]]:
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[set[str]] = []
+    result: list[set[str]] = []
 
     def visit(start: str) -> None:
         work = [(start, iter(sorted(graph[start])))]
@@ -185,12 +185,12 @@ def groups(graph: Graph) -> list[set[str]]:
                     group = set()
                     while node not in group:
                         group.add(stack.pop())
-                    found.append(group)
+                    result.append(group)
 
     for name in graph:
         if name not in order:
             visit(name)
-    return found
+    return result
 
 
 def allowed_imports(table: Path) -> dict[str, set[str]]:

@@ -59,14 +59,14 @@ for _name in ("COLUMNS", "LINES"):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the nsys of TRACEABLE_NSYS first on PATH, which workers of pytest-xdist inherit."""
-    named = os.environ.pop("TRACEABLE_NSYS", None)
-    if named is None:
+    names = os.environ.pop("TRACEABLE_NSYS", None)
+    if names is None:
         return
-    if shutil.which(named) is None:
-        pytest.exit(f"TRACEABLE_NSYS={named} is not an executable file", returncode=2)
+    if shutil.which(names) is None:
+        pytest.exit(f"TRACEABLE_NSYS={names} is not an executable file", returncode=2)
     folder = tempfile.TemporaryDirectory(prefix="traceable-nsys-")
     config.add_cleanup(folder.cleanup)
-    (Path(folder.name) / "nsys").symlink_to(Path(named).resolve())
+    (Path(folder.name) / "nsys").symlink_to(Path(names).resolve())
     os.environ["PATH"] = os.pathsep.join((folder.name, os.environ["PATH"]))
 
 
@@ -106,8 +106,8 @@ def run_nsys_profile(command: Sequence[str], **options: Any) -> subprocess.Compl
     """
     for _ in range(5):
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
-        said = done.stderr + done.stdout
-        if done.returncode == 0 or not any(words in said for words in ("sem_open", *TRANSIENT_ERRORS)):
+        output = done.stderr + done.stdout
+        if done.returncode == 0 or not any(words in output for words in ("sem_open", *TRANSIENT_ERRORS)):
             break
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -116,12 +116,12 @@ def run_nsys_profile(command: Sequence[str], **options: Any) -> subprocess.Compl
 @pytest.fixture(scope="session")
 def only_nsys(nsys: str) -> Callable[[str, str], None]:
     """Skip a test of what one version does where another is in use: `only_nsys("2022.4.2", "names of its reports")`."""
-    said = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"\d+\.\d+\.\d+", said)
+    output = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=True).stdout
+    result = re.search(r"\d+\.\d+\.\d+", output)
 
     def only(version: str, what: str) -> None:
-        if found is None or found.group() != version:
-            pytest.skip(f"{what}: known of nsys {version}, and this is {found.group() if found else said.strip()}")
+        if result is None or result.group() != version:
+            pytest.skip(f"{what}: known of nsys {version}, and this is {result.group() if result else output.strip()}")
 
     return only
 

@@ -10,10 +10,10 @@ _NONE = "note"
 def messages(printed: str) -> list[Message]:
     """Return the lines that have a code."""
     parsed = [Message.parse(line.removeprefix("traceable: ")) for line in printed.splitlines()]
-    return [said for said in parsed if said.code != _NONE]
+    return [output for output in parsed if output.code != _NONE]
 
 
 def message(printed: str, code: str) -> Message:
     """Return the one message with this code."""
-    (found,) = [said for said in messages(printed) if said.code == code]
-    return found
+    (result,) = [output for output in messages(printed) if output.code == code]
+    return result

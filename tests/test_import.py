@@ -30,8 +30,8 @@ print("\\n".join(sorted(set(sys.modules) - before)))
 
 @pytest.mark.parametrize("variables", [{}, {"TRACEABLE_PURE": "1"}, {"TRACEABLE_DISABLE": "1"}], ids=str)
 def test_import_loads_nothing_heavy(variables: dict[str, str]) -> None:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TRACEABLE_") and k != "NVTX_INJECTION64_PATH"}
-    environment = {**kept, **variables, "PYTHONPATH": str(Path(traceable.__file__).parents[1])}
+    remaining = {k: v for k, v in os.environ.items() if not k.startswith("TRACEABLE_") and k != "NVTX_INJECTION64_PATH"}
+    environment = {**remaining, **variables, "PYTHONPATH": str(Path(traceable.__file__).parents[1])}
     # -S: what the site's own .pth files load is not ours.
     output = subprocess.run(
         [sys.executable, "-S", "-c", LIST], env=environment, check=True, capture_output=True, text=True
@@ -64,9 +64,11 @@ def test_without_torch_the_names_that_need_it_say_so_when_they_are_called() -> N
 
 
 def test_the_version_is_that_of_the_installed_package():
-    asked = subprocess.run([sys.executable, "-m", "traceable", "--version"], capture_output=True, text=True, check=True)
+    request = subprocess.run(
+        [sys.executable, "-m", "traceable", "--version"], capture_output=True, text=True, check=True
+    )
     assert traceable.__version__ == importlib.metadata.version("traceable")
-    assert asked.stdout.startswith(f"traceable {traceable.__version__} (Python ")
+    assert request.stdout.startswith(f"traceable {traceable.__version__} (Python ")
 
 
 HEADER = "import time: self [us] | cumulative | imported package"

@@ -154,9 +154,9 @@ call_all()
 
 @pytest.fixture(params=["native", "pure"])
 def environment(request: pytest.FixtureRequest) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TRACEABLE_") and k != "NVTX_INJECTION64_PATH"}
+    remaining = {k: v for k, v in os.environ.items() if not k.startswith("TRACEABLE_") and k != "NVTX_INJECTION64_PATH"}
     form = {"TRACEABLE_PURE": "1"} if request.param == "pure" else {}
-    return {**kept, **form, "PYTHONPATH": str(Path(traceable.__file__).parents[1])}
+    return {**remaining, **form, "PYTHONPATH": str(Path(traceable.__file__).parents[1])}
 
 
 def check(code: str, environment: dict[str, str]) -> None:
@@ -190,7 +190,7 @@ def test_a_program_that_ends_waits_for_no_window_of_time(environment: dict[str, 
     if library is None:
         pytest.skip("the recorder is not built")
     (tmp_path / "recording").mkdir()
-    asked = {
+    request = {
         "NVTX_INJECTION64_PATH": str(library),
         "TRACEABLE_COLLECTOR": "recorder",
         "TRACEABLE_DELAY": "0.01",
@@ -198,4 +198,4 @@ def test_a_program_that_ends_waits_for_no_window_of_time(environment: dict[str, 
         "TRACEABLE_RECORDING_DIR": str(tmp_path / "recording"),
         "TRACEABLE_RUN_DIR": str(tmp_path),
     }
-    check(ENDING, {**environment, **asked})
+    check(ENDING, {**environment, **request})

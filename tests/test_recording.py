@@ -92,19 +92,19 @@ def test_families_of_ones_own_come_first(recording: Recording, tmp_path: Path) -
 
 
 def test_thresholds_say_when_a_finding_is_said_and_the_answer_is_kept(recording: Recording) -> None:
-    said = recording.findings()
-    assert recording.findings() is recording.findings(thresholds={}) is said
+    output = recording.findings()
+    assert recording.findings() is recording.findings(thresholds={}) is output
     strict = recording.findings(thresholds={"pageable_copies.bytes": 4_097})
     lax = recording.findings(thresholds={"pageable_copies.bytes": 4_096})
-    assert "pageable_copies" not in [row["code"] for row in (*said.rows(), *strict.rows())]
+    assert "pageable_copies" not in [row["code"] for row in (*output.rows(), *strict.rows())]
     assert [row["count"] for row in lax.rows() if row["code"] == "pageable_copies"] == [STEPS, STEPS]
     with pytest.raises(UsageError, match=r"pageable_copies\.bytes\?.*\[threshold_not_found\]"):
         recording.findings(thresholds={"pageable_copies.byte": 1})
 
 
 def test_progress_hears_what_is_done(tmp_path: Path) -> None:
-    heard: list[str] = []
+    nvtx_log: list[str] = []
     path = export(tmp_path / "made.sqlite")
-    traceable.recording.load(path, progress=heard.append).kernels()  # type: ignore[attr-defined]
-    assert heard[:2] == [f"opening {path}", f"reading {path}"]
-    assert "kernels: 36 GPU operations, 48 API calls" in heard
+    traceable.recording.load(path, progress=nvtx_log.append).kernels()  # type: ignore[attr-defined]
+    assert nvtx_log[:2] == [f"opening {path}", f"reading {path}"]
+    assert "kernels: 36 GPU operations, 48 API calls" in nvtx_log

@@ -456,11 +456,11 @@ def check_training(plain: oracle.Plain, rows: Mapping[str, Row]) -> str:
     """Return the evidence that the rows of a training loop's ranges equal the oracle's."""
     sums = oracle.sums_by_name(plain)
     for name in ("step", "forward", "backward", "optimizer"):
-        wanted, row = sums.get(name, oracle.Sums()), rows[name]
+        expected, row = sums.get(name, oracle.Sums()), rows[name]
         for column, value in (
-            ("gpu_operations", wanted.operations),
-            ("gpu_sum_total_ns", wanted.total_ns),
-            ("attributed_inherited_ns", wanted.inherited_ns),
+            ("gpu_operations", expected.operations),
+            ("gpu_sum_total_ns", expected.total_ns),
+            ("attributed_inherited_ns", expected.inherited_ns),
         ):
             expect(row[column] or 0, value, f"{column} of {name}")
     backward = sums.get("backward", oracle.Sums())
@@ -507,9 +507,9 @@ def check_graphs(plain: oracle.Plain, rows: Mapping[str, Row], result: Row, *, b
         result: of `programs.graphs`.
         by_node: captures were recorded too, so that the kernels also belong to the ranges that they were captured in.
     """
-    wanted = result["kernels"] * result["replays"]
+    expected = result["kernels"] * result["replays"]
     nodes = [one for one in plain.kernels if one.node is not None]
-    expect(len(nodes), wanted, f"kernels with a graph node ({len(plain.kernels)} kernels in all)")
+    expect(len(nodes), expected, f"kernels with a graph node ({len(plain.kernels)} kernels in all)")
     expect(len({one.node for one in nodes}), result["kernels"], "different graph nodes")
     replays = plain.named("replay")
     for one in nodes:
@@ -522,12 +522,12 @@ def check_graphs(plain: oracle.Plain, rows: Mapping[str, Row], result: Row, *, b
     in_replays = sums if (sums := oracle.sums_by_name(plain).get("replay")) else oracle.Sums()
     expect(row["gpu_operations"], in_replays.operations, "GPU operations of replay")
     if not by_node:
-        return f"{wanted} kernels of {result['replays']} replays by node, each tied to the launch in its range replay"
+        return f"{expected} kernels of {result['replays']} replays by node, each tied to the launch in its range replay"
     expect(
         rows["captured_first"]["kernels"], result["replays"] + 1, "kernels of captured_first, the warm-up's included"
     )
     expect(rows["captured_second"]["kernels"], 2 * (result["replays"] + 1), "kernels of captured_second")
-    return f"{wanted} kernels of {result['replays']} replays by node, in the ranges they were captured in, too"
+    return f"{expected} kernels of {result['replays']} replays by node, in the ranges they were captured in, too"
 
 
 def graphs_torch(bench: Bench) -> str:
@@ -646,8 +646,8 @@ def gpu_own_profiler(bench: Bench) -> str:
         raise Failed(f"the program's own profiler has {ran.result['theirs']} of {ran.result['kernels']} kernels")
     if "[other_profiler_started]" not in ran.output:
         raise Failed("no message reports that the recording ended when the program's own profiler started")
-    kept = f"the {len(plain.kernels)} kernels before it are kept"
-    return f"{kept}, the program's own profiler has its {ran.result['theirs']} events, and the end is logged"
+    remaining = f"the {len(plain.kernels)} kernels before it are kept"
+    return f"{remaining}, the program's own profiler has its {ran.result['theirs']} events, and the end is logged"
 
 
 def gpu_copies(bench: Bench) -> str:

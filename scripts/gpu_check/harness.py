@@ -295,9 +295,9 @@ class _Runner:
         took = time.monotonic() - begun
         printed = _tail(log, LOG_BYTES)
         self._keep_log(check, printed)
-        status, reason, kept = _outcome(check, work / "result.json", code, limit, printed)
+        status, reason, remaining = _outcome(check, work / "result.json", code, limit, printed)
         shown = printed if status == FAILED else ""
-        return Result(check.name, check.shows, status, self.clean(reason), round(took, 1), tuple(kept), shown)
+        return Result(check.name, check.shows, status, self.clean(reason), round(took, 1), tuple(remaining), shown)
 
     def _keep_log(self, check: Check, printed: str) -> None:
         with (self.out / LOG).open("a", encoding="utf-8") as file:
@@ -314,8 +314,8 @@ def _outcome(
     if code is None:
         return FAILED, f"did not end within {check.seconds:g} s", []
     with contextlib.suppress(OSError, ValueError):
-        status, reason, kept = json.loads(result_file.read_text(encoding="utf-8"))
-        return status, reason, kept
+        status, reason, remaining = json.loads(result_file.read_text(encoding="utf-8"))
+        return status, reason, remaining
     last = next((line.strip() for line in reversed(printed.splitlines()) if line.strip()), "no output")
     ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return FAILED, f"its process {ending} without a result: {last[:200]}", []

@@ -13,8 +13,8 @@ WORDS = ("mean", "min", "p50", "p90", "p99", "max", "stddev")
 
 def expected(prefix: str, values: list[int], words: tuple[str, ...] = WORDS) -> dict[str, Any]:
     """The columns of a spread; None for a group without values."""
-    found = {f"{prefix}_{word}_ns": _one(word, values) if values else None for word in words}
-    return found
+    result = {f"{prefix}_{word}_ns": _one(word, values) if values else None for word in words}
+    return result
 
 
 def _one(word: str, values: list[int]) -> float:
@@ -33,8 +33,8 @@ def assert_same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], *keys:
     by_key = {tuple(map(str, (row[key] for key in keys))): row for row in theirs}
     assert len(by_key) == len(theirs)
     for row in ours:
-        wanted = by_key[tuple(map(str, (row[key] for key in keys)))]
-        for column, value in wanted.items():
+        required = by_key[tuple(map(str, (row[key] for key in keys)))]
+        for column, value in required.items():
             assert same(row[column], value, loose="stddev" in column), (column, row[column], value)
 
 

@@ -69,7 +69,7 @@ def gpu_traces(draw: Any) -> Trace:
 def operations_of(trace: Trace) -> list[dict[str, Any]]:
     """The GPU operations in the order of `Context.gpu`, each with its GPU and its launch call: of several the first."""
     calls = rows_of(trace.calls)
-    found = []
+    result = []
     tables = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     for kind, events in zip(KINDS, tables, strict=True):
         for row in rows_of(events):
@@ -81,8 +81,8 @@ def operations_of(trace: Trace) -> list[dict[str, Any]]:
             ]
             gpu = trace.cuda_devices.get((row["process"], row["device"]), row["device"])
             call = min(mine, key=lambda call: call["start_ns"], default=None)
-            found.append({**row, "kind": kind, "kind_of_copy": row.get("kind"), "gpu": gpu, "call": call})
-    return [{**row, "order": i} for i, row in enumerate(found)]
+            result.append({**row, "kind": kind, "kind_of_copy": row.get("kind"), "gpu": gpu, "call": call})
+    return [{**row, "order": i} for i, row in enumerate(result)]
 
 
 def loading_overheads(trace: Trace) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def loading_overheads(trace: Trace) -> list[dict[str, Any]]:
             launches.setdefault((row["process"], row["name"]), []).append(row["call"])
     first = {key: min(calls, key=lambda call: call["start_ns"]) for key, calls in launches.items()}
     overheads = rows_of(trace.overheads)
-    named = {row["process"] for row in overheads if row["name"] == LOADED}
+    names = {row["process"] for row in overheads if row["name"] == LOADED}
 
     def inferred(row: dict[str, Any]) -> bool:
         return any(
@@ -101,7 +101,7 @@ def loading_overheads(trace: Trace) -> list[dict[str, Any]]:
             for (process, _), call in first.items()
         )
 
-    unnamed = [row for row in overheads if row["name"] in (UNNAMED, -1) and row["process"] not in named]
+    unnamed = [row for row in overheads if row["name"] in (UNNAMED, -1) and row["process"] not in names]
     return [row for row in overheads if row["name"] == LOADED] + [row for row in unnamed if inferred(row)]
 
 

@@ -76,19 +76,24 @@ def coroutines(draw: Any, number: int) -> list[dict[str, int]]:
     identity = packed(number + 1, draw(st.integers(0, 7)))
     base = {"category": -1, "end_thread": -1, "clipped": False, "name": name, "fields": -1}
     base |= {"payload": identity, "has_payload": True, "identity": identity}
-    found, stretch = [], draw(st.sampled_from([ACTIVE, ACTIVE, GENERATOR]))
+    result, stretch = [], draw(st.sampled_from([ACTIVE, ACTIVE, GENERATOR]))
     for _ in range(draw(st.integers(1, 3))):
         end = at + draw(st.integers(0, 6))
         place = {"domain": stretch, "style": PUSH_POP, "thread": draw(where)}
-        found.append({**base, **place, "start_ns": at, "end_ns": end})
+        result.append({**base, **place, "start_ns": at, "end_ns": end})
         at = end + draw(st.integers(1, 6))
     if draw(st.integers(0, 3)):
-        start = found[0]["start_ns"] - draw(st.integers(0, 1))
-        place = {"domain": DOMAIN, "style": START_END, "thread": found[0]["thread"], "has_payload": draw(st.booleans())}
+        start = result[0]["start_ns"] - draw(st.integers(0, 1))
+        place = {
+            "domain": DOMAIN,
+            "style": START_END,
+            "thread": result[0]["thread"],
+            "has_payload": draw(st.booleans()),
+        }
         # Where the user gave a number, the range carries that and no identity.
         place["identity"] = NULL if place["has_payload"] else identity
-        found.append({**base, **place, "start_ns": start, "end_ns": at, "clipped": draw(st.booleans())})
-    return found
+        result.append({**base, **place, "start_ns": start, "end_ns": at, "clipped": draw(st.booleans())})
+    return result
 
 
 @st.composite

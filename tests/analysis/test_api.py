@@ -61,8 +61,8 @@ def times(members: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def share(members: list[dict[str, Any]], asked: list[dict[str, Any]]) -> float | None:
-    total = sum(call["ns"] for call in asked)
+def share(members: list[dict[str, Any]], request: list[dict[str, Any]]) -> float | None:
+    total = sum(call["ns"] for call in request)
     return sum(call["ns"] for call in members) / total if total else None
 
 
@@ -84,9 +84,9 @@ def in_range(context: Context, calls: list[dict[str, Any]], range_name: str | No
         inside = context.mask_calls(range_name)
     except MissingDataError:
         assume(False)
-    asked = [call for call in calls if inside[call["index"]]]
-    assume(asked)
-    return asked
+    request = [call for call in calls if inside[call["index"]]]
+    assume(request)
+    return request
 
 
 @given(answered(), ranges)
@@ -97,7 +97,7 @@ def test_by_call_and_by_kind(trace: Trace, range_name: str | None) -> None:
     by_name: dict[int, list[Any]] = defaultdict(list)
     for call in calls:
         by_name[call["name"]].append(call)
-    wanted = [
+    required = [
         {
             "name": NAMES[name].partition("_")[0],
             "kind": KIND_OF_NAME[name],
@@ -108,14 +108,14 @@ def test_by_call_and_by_kind(trace: Trace, range_name: str | None) -> None:
         }
         for name, members in by_name.items()
     ]
-    found = api(context, range_name=range_name)
-    assert_same(list(found.rows()), wanted, "name")
+    result = api(context, range_name=range_name)
+    assert_same(list(result.rows()), required, "name")
 
     inner = [call for call in calls if call["nested"]]
-    assert len(found.notes) == bool(inner)
-    assert all((note.code, note.split()[0]) == ("calls_nested", str(len(inner))) for note in found.notes)
+    assert len(result.notes) == bool(inner)
+    assert all((note.code, note.split()[0]) == ("calls_nested", str(len(inner))) for note in result.notes)
 
-    wanted = [
+    required = [
         {
             "kind": KIND_OF_NAME[name],
             "functions": 1,
@@ -125,24 +125,24 @@ def test_by_call_and_by_kind(trace: Trace, range_name: str | None) -> None:
         }
         for name, members in by_name.items()
     ]
-    assert_same(list(api(context, by="kind", range_name=range_name).rows()), wanted, "kind")
+    assert_same(list(api(context, by="kind", range_name=range_name).rows()), required, "kind")
 
 
 @given(traces(busy=True), ranges)
 @settings(max_examples=scale_examples(80), deadline=None)
 def test_by_range(trace: Trace, range_name: str | None) -> None:
     context, calls = Context(trace), calls_of(trace)
-    found = context.instances
+    result = context.instances
     pairs = [(i, c) for piece in context.iter_call_pairs() for i, c in zip(*map(np.ndarray.tolist, piece), strict=True)]
 
     def identity(i: int) -> tuple[Any, ...]:
-        style = "push_pop" if found.style[i] == PUSH_POP else "start_end"
-        return (NAMES[found.name[i]], NAMES[found.domain[i]] if found.domain[i] >= 0 else None, style)
+        style = "push_pop" if result.style[i] == PUSH_POP else "start_end"
+        return (NAMES[result.name[i]], NAMES[result.domain[i]] if result.domain[i] >= 0 else None, style)
 
     def path(i: int) -> tuple[Any, ...]:
-        return ([NAMES[name] for name in found.paths[found.path[i]]], *identity(i))
+        return ([NAMES[name] for name in result.paths[result.path[i]]], *identity(i))
 
-    wanted_instances = set(range(len(found)))
+    wanted_instances = set(range(len(result)))
     if range_name is not None:
         try:
             wanted_instances = set(np.flatnonzero(context.mask_instances(range_name)).tolist())
@@ -158,7 +158,7 @@ def test_by_range(trace: Trace, range_name: str | None) -> None:
         for call in calls:
             if range_name is None and call["index"] not in {c for _, c in pairs}:
                 members[str(nothing), KIND_OF_NAME[call["name"]]][call["index"]] = nothing
-        entered = Counter(str(key(i)) for i in range(len(found)) if not found.replay[i])
+        entered = Counter(str(key(i)) for i in range(len(result)) if not result.replay[i])
         return [
             {
                 **dict(zip(columns, next(iter(inside.values())), strict=True)),

@@ -80,17 +80,17 @@ def with_range(trace: Trace, thread: int, start: int, end: int) -> Trace:
 
 
 def without_calls(trace: Trace, calls: list[int]) -> Trace:
-    kept = np.ones(len(trace.calls), np.bool_)
-    kept[calls] = False
-    return replace(trace, calls=replace(trace.calls, **trace.calls.take(kept)))
+    remaining = np.ones(len(trace.calls), np.bool_)
+    remaining[calls] = False
+    return replace(trace, calls=replace(trace.calls, **trace.calls.take(remaining)))
 
 
 def launches_inside(trace: Trace, name: str) -> list[int]:
     """The calls of the main thread that launched one operation each, inside a range of this name, by start."""
     context = Context(trace)
     where = context.attribution.innermost
-    named = np.array([trace.names[one] == name for one in context.instances.name.tolist()])
-    inside = np.flatnonzero((where >= 0) & named[where] & (context.attribution.rule == RULES.index("thread")))
+    names = np.array([trace.names[one] == name for one in context.instances.name.tolist()])
+    inside = np.flatnonzero((where >= 0) & names[where] & (context.attribution.rule == RULES.index("thread")))
     return sorted(context.launches.call_of[inside].tolist())
 
 
@@ -286,9 +286,9 @@ def test_a_part_of_a_recording_has_the_rules_of_the_whole(training: Trace) -> No
 
 def owners(context: Context) -> list[set[tuple[int, int]]]:
     """Start and end of the ranges of each operation."""
-    found = context.instances
+    result = context.instances
     of: list[set[tuple[int, int]]] = [set() for _ in range(len(context.gpu))]
     for instance, operation in context.iter_operation_pairs():
         for one, other in zip(instance.tolist(), operation.tolist(), strict=True):
-            of[other].add((int(found.start_ns[one]), int(found.end_ns[one])))
+            of[other].add((int(result.start_ns[one]), int(result.end_ns[one])))
     return of

@@ -25,35 +25,35 @@ rows = st.tuples(
 recordings = st.lists(rows, max_size=8, unique_by=lambda row: row[:3])
 
 
-def table(found: list[Row], *, by_path: bool = True) -> Table:
+def table(result: list[Row], *, by_path: bool = True) -> Table:
     """A table as `ranges` answers; parents come before what lies inside them."""
     if by_path:
-        found = sorted(found, key=lambda row: len(row[0]))
-    values: dict[str, Any] = {"path": objects([list(row[0]) for row in found])} if by_path else {}
+        result = sorted(result, key=lambda row: len(row[0]))
+    values: dict[str, Any] = {"path": objects([list(row[0]) for row in result])} if by_path else {}
     values |= {
-        "name": objects([row[0][-1] for row in found]),
-        "domain": objects([row[1] for row in found]),
-        "style": objects([row[2] for row in found]),
-        "count": np.array([row[3] for row in found], np.int64),
+        "name": objects([row[0][-1] for row in result]),
+        "domain": objects([row[1] for row in result]),
+        "style": objects([row[2] for row in result]),
+        "count": np.array([row[3] for row in result], np.int64),
     }
-    measured = np.array([np.nan if row[4] is None else row[4] for row in found], float)
+    measured = np.array([np.nan if row[4] is None else row[4] for row in result], float)
     return Table(values | {name: measured + place for place, name in enumerate(MEASURES)})
 
 
 @given(st.lists(recordings, min_size=1, max_size=4))
 def test_every_range_of_any_recording_has_one_row_with_what_each_says_of_it(several):
-    found = list(compare_ranges([table(one) for one in several]).rows())
-    keys = [(tuple(row["path"]), row["domain"], row["style"]) for row in found]
+    result = list(compare_ranges([table(one) for one in several]).rows())
+    keys = [(tuple(row["path"]), row["domain"], row["style"]) for row in result]
     assert sorted(keys, key=repr) == sorted({row[:3] for one in several for row in one}, key=repr)
-    for key, row in zip(keys, found, strict=True):
+    for key, row in zip(keys, result, strict=True):
         assert row["name"] == key[0][-1]
         for letter, one in zip(LETTERS, several, strict=False):
-            said = {known[:3]: known for known in one}.get(key)
+            output = {known[:3]: known for known in one}.get(key)
             for place, name in enumerate(MEASURES):
-                expected = None if said is None or said[4] is None else said[4] + place
+                expected = None if output is None or output[4] is None else output[4] + place
                 assert row[f"{letter.lower()}_{name}"] == expected
             for name in COUNTS:
-                assert row[f"{letter.lower()}_{name}"] == (None if said is None else said[3])
+                assert row[f"{letter.lower()}_{name}"] == (None if output is None else output[3])
 
 
 @given(st.lists(recordings, min_size=2, max_size=4))
@@ -69,11 +69,11 @@ def test_ratios_are_to_the_first_and_absent_where_there_is_nothing_to_divide(sev
 
 @given(st.lists(recordings, min_size=1, max_size=4))
 def test_a_range_comes_after_what_it_lies_inside_and_beside_what_lies_there_too(several):
-    found = [tuple(path) for path in compare_ranges([table(one) for one in several]).column("path")]
-    for place, path in enumerate(found):
-        inside = [later for later, other in enumerate(found) if other[: len(path)] == path]
+    result = [tuple(path) for path in compare_ranges([table(one) for one in several]).column("path")]
+    for place, path in enumerate(result):
+        inside = [later for later, other in enumerate(result) if other[: len(path)] == path]
         assert inside == list(range(min(inside), max(inside) + 1))
-        above = [earlier for earlier, other in enumerate(found) if path[: len(other)] == other and other != path]
+        above = [earlier for earlier, other in enumerate(result) if path[: len(other)] == other and other != path]
         assert all(earlier < place for earlier in above)
 
 
@@ -85,8 +85,8 @@ def test_ranges_keep_the_order_of_the_first_recording_and_then_that_of_the_next(
         (("step", "a"), None, "push_pop", 1, 1.0),
         (("step", "b"), None, "push_pop", 1, 1.0),
     ]
-    found = compare_ranges([table(first), table(second)]).column("path")
-    assert found == [["step"], ["step", "b"], ["step", "a"], ["init"]]
+    result = compare_ranges([table(first), table(second)]).column("path")
+    assert result == [["step"], ["step", "b"], ["step", "a"], ["init"]]
 
 
 def test_by_name_paths_play_no_part():
@@ -104,10 +104,10 @@ def summary(*wall_ns: float) -> Table:
 
 
 def test_steps_stand_beside_each_other_with_the_ratio_of_their_medians():
-    found = compare_step_summaries([summary(2e6), None, summary(3e6)])
-    assert found.column("recording") == ["A", "C"]
-    assert found.column("wall_p50_ratio") == [1.0, 1.5]
-    assert found.column("pid") == [7, 7]
+    result = compare_step_summaries([summary(2e6), None, summary(3e6)])
+    assert result.column("recording") == ["A", "C"]
+    assert result.column("wall_p50_ratio") == [1.0, 1.5]
+    assert result.column("pid") == [7, 7]
 
 
 def test_steps_of_several_processes_have_no_ratio():

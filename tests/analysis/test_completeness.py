@@ -30,16 +30,16 @@ from traceable.trace.model import Trace
 
 def slow_count(trace: Trace) -> dict[int, Counter[tuple[str | None, str | None]]]:
     """Count one range after the other."""
-    found: dict[int, Counter[tuple[str | None, str | None]]] = {}
+    result: dict[int, Counter[tuple[str | None, str | None]]] = {}
     for thread, domain, name in zip(
         *(column.tolist() for column in (trace.ranges.thread, trace.ranges.domain, trace.ranges.name)), strict=True
     ):
         pid = trace.processes[trace.threads[thread].process].pid
         texts = [None if index < 0 else trace.names[index] for index in (domain, name)]
-        found.setdefault(pid, Counter())
+        result.setdefault(pid, Counter())
         if texts[0] != WINDOW_DOMAIN:
-            found[pid][texts[0], texts[1]] += 1
-    return found
+            result[pid][texts[0], texts[1]] += 1
+    return result
 
 
 @pytest.mark.parametrize("most", [1 << 24, 0], ids=["table", "sorted"])
@@ -61,45 +61,45 @@ def test_what_is_missing_is_what_was_taken_away(trace: Trace, lost: Any) -> None
         known = {text: names[one] + more[one] for one in names if (text := make_entry_key(*one)) is not None}
         rest = sum(names[one] + more[one] for one in names if make_entry_key(*one) is None)
         emitted.append(EmittedCounts(pid, known, rest))
-    found = check_completeness(trace, emitted, (), make_entry_key)
-    assert {one.pid: one.missing for one in found.processes} == {pid: missing[pid] for pid in counted if counted[pid]}
-    assert found.state == (INCOMPLETE if any(missing.values()) else COMPLETE if emitted else UNKNOWN)
+    result = check_completeness(trace, emitted, (), make_entry_key)
+    assert {one.pid: one.missing for one in result.processes} == {pid: missing[pid] for pid in counted if counted[pid]}
+    assert result.state == (INCOMPLETE if any(missing.values()) else COMPLETE if emitted else UNKNOWN)
 
 
 def test_nothing_recorded_is_all_missing_and_an_idle_process_misses_nothing() -> None:
-    found = check_completeness(
+    result = check_completeness(
         None,
         [EmittedCounts(7, {b"\0a": 3}), EmittedCounts(7, {b"\0a": 1}, rest=2), EmittedCounts(8, {})],
         (),
         make_entry_key,
     )
-    (row,) = found.processes
+    (row,) = result.processes
     assert (row.pid, row.emitted, row.missing, dict(row.losses)) == (7, 6, 6, {RANGES_MISSING: 6})
-    assert (found.count_missing(7), found.count_missing(8), found.count_missing(9)) == (6, 0, None)
-    (note,) = found.notes
+    assert (result.count_missing(7), result.count_missing(8), result.count_missing(9)) == (6, 0, None)
+    (note,) = result.notes
     assert note.code == RANGES_MISSING
     assert "process 7 emitted 6 ranges" in note and " 6 of them" in note
 
 
 def test_what_can_not_be_compared_is_no_loss() -> None:
-    found = check_completeness(
+    result = check_completeness(
         None, [EmittedCounts(7, {b"\0a": 3})], (), make_entry_key, not_compared="flight_recorder"
     )
-    assert (found.state, found.incomplete_processes, found.notes, found.count_missing(7)) == (UNKNOWN, (), (), None)
+    assert (result.state, result.incomplete_processes, result.notes, result.count_missing(7)) == (UNKNOWN, (), (), None)
 
 
 def test_many_processes_are_a_few_sentences() -> None:
-    found = check_completeness(None, [EmittedCounts(pid, {b"\0a": pid}) for pid in range(1, 101)], (), make_entry_key)
-    assert len(found.notes) == 9
-    assert {note.code for note in found.notes} == {RANGES_MISSING}
-    assert found.notes[-1].startswith("92 more processes") and found.notes[-1].count(" 4278 ") == 2
-    assert len(found.incomplete_processes) == 100
+    result = check_completeness(None, [EmittedCounts(pid, {b"\0a": pid}) for pid in range(1, 101)], (), make_entry_key)
+    assert len(result.notes) == 9
+    assert {note.code for note in result.notes} == {RANGES_MISSING}
+    assert result.notes[-1].startswith("92 more processes") and result.notes[-1].count(" 4278 ") == 2
+    assert len(result.incomplete_processes) == 100
 
 
 def test_where_names_are_lost_only_sums_are_compared() -> None:
     lost = CollectorLoss(7, Message("names_lost", "2 names of process 7 lost"), {NAMES_LOST: 2}, "disk_full")
-    found = check_completeness(None, [], [lost], make_entry_key)
-    assert (found.state, found.notes, found.processes[0].reason) == (INCOMPLETE, (lost.text,), "disk_full")
+    result = check_completeness(None, [], [lost], make_entry_key)
+    assert (result.state, result.notes, result.processes[0].reason) == (INCOMPLETE, (lost.text,), "disk_full")
 
 
 @pytest.mark.parametrize("name", ["a" * 110, "tab\t", "zero\0", "half \ud800"])

@@ -74,8 +74,8 @@ RANGES = ((0, 100, "pack"), (200, 300, "forward"), (400, 500, "forward"), (600, 
 
 
 def test_without_gpu_work_in_the_trace_nothing_is_said_of_it(made: Made) -> None:
-    found = profile_ranges(Context(load(made(*RANGES))))
-    assert judged(found, "pack", "absent", "forward") == [
+    result = profile_ranges(Context(load(made(*RANGES))))
+    assert judged(result, "pack", "absent", "forward") == [
         ("pack", "seen", 1, None),
         ("absent", "never_entered", 0, None),
         ("forward", "seen", 3, None),
@@ -83,24 +83,24 @@ def test_without_gpu_work_in_the_trace_nothing_is_said_of_it(made: Made) -> None
 
 
 def test_a_range_that_put_nothing_on_the_gpu_is_told_from_one_that_did(made: Made) -> None:
-    found = profile_ranges(Context(load(made(*RANGES, kernels=[(210,), (620,), (800,)]))))
-    assert judged(found, "pack", "forward", "absent") == [
+    result = profile_ranges(Context(load(made(*RANGES, kernels=[(210,), (620,), (800,)]))))
+    assert judged(result, "pack", "forward", "absent") == [
         ("pack", "without_gpu_work", 1, 0),
         ("forward", "seen", 3, 2),
         ("absent", "never_entered", 0, 0),
     ]
-    assert [one.ok for one in evaluate_expectations(("pack", "forward", "absent"), found)] == [True, True, False]
+    assert [one.ok for one in evaluate_expectations(("pack", "forward", "absent"), result)] == [True, True, False]
 
 
 def test_gpu_work_without_launch_calls_is_no_evidence_against_a_range(made: Made) -> None:
-    found = profile_ranges(Context(load(made(*RANGES, kernels=[(210,)], launches=False))))
-    assert found.coverage.total.operations == 1
-    assert judged(found, "pack", "forward") == [("pack", "seen", 1, None), ("forward", "seen", 3, None)]
+    result = profile_ranges(Context(load(made(*RANGES, kernels=[(210,)], launches=False))))
+    assert result.coverage.total.operations == 1
+    assert judged(result, "pack", "forward") == [("pack", "seen", 1, None), ("forward", "seen", 3, None)]
 
 
 def test_a_name_is_looked_for_in_every_domain_and_with_its_domain_in_one(made: Made) -> None:
-    found = profile_ranges(Context(load(made(*RANGES, (800, 900, "server:odd")))))
-    assert judged(found, "forward", "server:forward", "server:odd", "client:forward") == [
+    result = profile_ranges(Context(load(made(*RANGES, (800, 900, "server:odd")))))
+    assert judged(result, "forward", "server:forward", "server:odd", "client:forward") == [
         ("forward", "seen", 3, None),
         ("server:forward", "seen", 1, None),
         ("server:odd", "seen", 1, None),
@@ -109,8 +109,8 @@ def test_a_name_is_looked_for_in_every_domain_and_with_its_domain_in_one(made: M
 
 
 def test_a_callback_of_the_event_loop_does_not_stand_for_the_range_of_its_name(made: Made) -> None:
-    found = profile_ranges(Context(load(made((0, 100, "handle", LOOP, 60, 10)))))
-    assert judged(found, "handle", "traceable.loop:handle") == [
+    result = profile_ranges(Context(load(made((0, 100, "handle", LOOP, 60, 10)))))
+    assert judged(result, "handle", "traceable.loop:handle") == [
         ("handle", "never_entered", 0, None),
         ("traceable.loop:handle", "seen", 1, None),
     ]
@@ -141,14 +141,14 @@ def test_the_nearest_names_are_what_was_meant(typo: str) -> None:
 
 @given(st.text(), st.lists(st.text()))
 def test_near_names_are_known_names_at_most_three_and_the_same_in_any_order(name: str, known: list[str]) -> None:
-    found = suggest_names(name, known)
-    assert set(found) <= set(known)
-    assert len(found) <= 3
-    assert len(set(found)) == len(found)
+    result = suggest_names(name, known)
+    assert set(result) <= set(known)
+    assert len(result) <= 3
+    assert len(set(result)) == len(result)
 
 
 def test_the_lines_say_each_verdict_and_how_many_are_unmet() -> None:
-    said = format_expectations(
+    output = format_expectations(
         (
             ExpectationResult("pack", "seen", 1, None),
             ExpectationResult("h2d", "without_gpu_work", 1200, 0),
@@ -156,14 +156,14 @@ def test_the_lines_say_each_verdict_and_how_many_are_unmet() -> None:
             ExpectationResult("zzz", "never_entered", 0, 0),
         )
     )
-    assert said[0] == "expected pack: seen 1 time"
-    assert [(one.code, one.count("\n")) for one in said[1:] if isinstance(one, Message)] == [
+    assert output[0] == "expected pack: seen 1 time"
+    assert [(one.code, one.count("\n")) for one in output[1:] if isinstance(one, Message)] == [
         ("without_gpu_work", 0),
         ("never_entered", 0),
         ("never_entered", 0),
         ("expectations_not_met", 0),
     ]
-    without, near, far, unmet = said[1:]
+    without, near, far, unmet = output[1:]
     assert " h2d: " in without and " 1 200 " in without
     assert " forwad\\n: " in near and near.endswith(" forward or Model.forward?")
     assert " zzz: " in far and "?" not in far
@@ -185,15 +185,15 @@ def test_the_rows_are_the_documented_keys() -> None:
 
 
 def test_a_real_capture_knows_its_ranges_with_and_without_gpu_work(captures: Path) -> None:
-    found = profile_ranges(Context(load(captures / "nsys" / "a100-transformer-forward.sqlite")))
+    result = profile_ranges(Context(load(captures / "nsys" / "a100-transformer-forward.sqlite")))
     with_work, without = set(), set()
-    for row in found.names.rows():
+    for row in result.names.rows():
         (with_work if row["gpu_count"] else without).add(row["name"])
     assert with_work
-    for one in evaluate_expectations(sorted(with_work | without), found):
+    for one in evaluate_expectations(sorted(with_work | without), result):
         assert one.verdict == ("seen" if one.name in with_work else "without_gpu_work")
         assert one.ok
-    (missing,) = evaluate_expectations(("computing sofmax",), found)
+    (missing,) = evaluate_expectations(("computing sofmax",), result)
     assert (missing.verdict, missing.suggestions[0]) == ("never_entered", "computing softmax")
 
 
@@ -209,12 +209,12 @@ def test_a_callback_is_a_pause_from_its_threshold_on(made: Made) -> None:
         (408, 410, "last", 0, 59),
     )
     trace = load(path)
-    kept, left_out = drop_short_callbacks(trace)
-    names = [kept.names[name] for name in kept.ranges.name.tolist()]
+    remaining, left_out = drop_short_callbacks(trace)
+    names = [remaining.names[name] for name in remaining.ranges.name.tolist()]
     assert names == ["just", "every", "cut", "another's", "pushed", "without", "last"]
     assert left_out == 1
-    assert kept.ranges.start_ns.tolist() == [100, 300, 400, 402, 404, 406, 408]
-    assert kept.kernels is trace.kernels
+    assert remaining.ranges.start_ns.tolist() == [100, 300, 400, 402, 404, 406, 408]
+    assert remaining.kernels is trace.kernels
 
 
 def test_a_trace_without_callbacks_is_returned_as_it_is(captures: Path) -> None:

@@ -39,14 +39,14 @@ def is_number(value: Any) -> bool:
 
 @given(instances)
 def test_every_field_equals_the_oracle(carried: list[tuple[int, dict[str, Any] | None]]) -> None:
-    found = summed([(group, None if fields is None else json.dumps(fields)) for group, fields in carried])
+    result = summed([(group, None if fields is None else json.dumps(fields)) for group, fields in carried])
     for group in range(3):
         own = [fields for of, fields in carried if of == group and fields is not None]
-        assert (found[group] is None) == (not own)
+        assert (result[group] is None) == (not own)
         names = sorted({name for fields in own for name in fields})
-        assert list(found[group] or {}) == names
+        assert list(result[group] or {}) == names
         for name in names:
-            check(found[group][name], [fields[name] for fields in own if name in fields])
+            check(result[group][name], [fields[name] for fields in own if name in fields])
 
 
 def check(field: dict[str, Any], own: list[Any]) -> None:
@@ -69,8 +69,8 @@ def check(field: dict[str, Any], own: list[Any]) -> None:
 
 
 def test_means_of_small_numbers_are_exact() -> None:
-    (found,) = summed([(0, '{"n":1,"x":0.5}'), (0, '{"n":2,"x":0.25}'), (0, '{"n":6,"x":0.75}')], 1)
-    assert found == {
+    (result,) = summed([(0, '{"n":1,"x":0.5}'), (0, '{"n":2,"x":0.25}'), (0, '{"n":6,"x":0.75}')], 1)
+    assert result == {
         "n": {"count": 3, "min": 1, "max": 6, "mean": 3.0},
         "x": {"count": 3, "min": 0.25, "max": 0.75, "mean": 0.5},
     }
@@ -87,12 +87,12 @@ def test_what_is_long_or_too_much_is_cut() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", "[" * 100_000, '{"a":' + "9" * 5000 + "}"])
 def test_what_no_annotation_wrote_is_no_field_that_breaks_the_report(text: str) -> None:
-    (found,) = summed([(0, text)], 1)
-    json.dumps(found, allow_nan=False)
-    assert found is None or list(found) == ["a"]
+    (result,) = summed([(0, text)], 1)
+    json.dumps(result, allow_nan=False)
+    assert result is None or list(result) == ["a"]
 
 
 def test_numbers_that_json_can_not_say_are_no_numbers() -> None:
-    (found,) = summed([(0, '{"a":NaN,"b":1e999}')], 1)
-    assert json.loads(json.dumps(found, allow_nan=False))["a"]["values"] == [{"value": None, "count": 1}]
-    assert found["b"]["count"] == 1
+    (result,) = summed([(0, '{"a":NaN,"b":1e999}')], 1)
+    assert json.loads(json.dumps(result, allow_nan=False))["a"]["values"] == [{"value": None, "count": 1}]
+    assert result["b"]["count"] == 1

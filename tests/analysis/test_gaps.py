@@ -58,14 +58,14 @@ class Oracle:
     def _gaps(self, gpu: int) -> list[dict[str, Any]]:
         """Times from an end to a start that no operation of the GPU touches in between."""
         here = self.gpus[gpu]
-        found = []
+        result = []
         for begin, end in sorted({(a["end_ns"], b["start_ns"]) for a in here for b in here}):
             if begin < end and all(o["start_ns"] >= end or o["end_ns"] <= begin for o in here):
                 before = min((o for o in here if o["end_ns"] == begin), key=lambda o: (o["start_ns"], o["order"]))
                 after = min((o for o in here if o["start_ns"] == end), key=lambda o: o["order"])
                 gap = {"gpu": gpu, "begin": begin, "end": end, "before": before, "after": after, "ns": end - begin}
-                found.append({**gap, "cause": self._cause(gap)})
-        return found
+                result.append({**gap, "cause": self._cause(gap)})
+        return result
 
     def _cause(self, gap: dict[str, Any]) -> str:
         idle = set(range(gap["begin"], gap["end"]))
@@ -138,9 +138,9 @@ class Oracle:
         }
 
 
-def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    assert len(found) == len(expected)
-    for row, other in zip(found, expected, strict=True):
+def same(result: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert len(result) == len(expected)
+    for row, other in zip(result, expected, strict=True):
         assert row.keys() == other.keys()
         for name, value in other.items():
             equal = math.isclose(row[name], value, rel_tol=1e-12) if isinstance(value, float) else row[name] == value
@@ -196,11 +196,11 @@ def test_every_table_equals_the_oracle(trace: Trace, name: str | None, short_ns:
         with pytest.raises(MissingDataError):
             gaps(context, range_name=name)
         return
-    found = gaps(context, top=top, range_name=name, launch_latency_ns=short_ns)
+    result = gaps(context, top=top, range_name=name, launch_latency_ns=short_ns)
     counted = [gap for gap in oracle.gaps if inside[gap["after"]["order"]]]
     devices = sorted(oracle.gpus)
-    same(list(found.rows()), [oracle.device(gpu, counted) for gpu in devices])
-    for row in found.rows():
+    same(list(result.rows()), [oracle.device(gpu, counted) for gpu in devices])
+    for row in result.rows():
         assert row["total_ns"] == row["busy_ns"] + row["idle_ns"]
     buckets = [
         {"device": gpu, "bucket": label, "from_ns": low, "until_ns": None if high == NULL else high}
@@ -208,15 +208,15 @@ def test_every_table_equals_the_oracle(trace: Trace, name: str | None, short_ns:
         for gpu in devices
         for label, low, high in BUCKETS
     ]
-    same(list(found.others["buckets"].rows()), buckets)
+    same(list(result.others["buckets"].rows()), buckets)
     causes = [
         {"device": gpu, "cause": cause} | shares(counted, gpu, lambda gap, cause=cause: gap["cause"] == cause)
         for gpu in devices
         for cause in CAUSES
     ]
-    same(list(found.others["causes"].rows()), [row for row in causes if row["count"]])
+    same(list(result.others["causes"].rows()), [row for row in causes if row["count"]])
     largest = sorted(counted, key=lambda gap: (-gap["ns"], gap["begin"], gap["gpu"]))[:top]
-    listed = list(found.others["largest"].rows())
+    listed = list(result.others["largest"].rows())
     assert [
         (row["device"], row["start_ns"], row["duration_ns"], row["cause"], row["before_stream"], row["after_stream"])
         for row in listed
@@ -429,17 +429,17 @@ def test_two_processes_on_one_gpu_have_one_timeline() -> None:
 
 
 def test_operations_without_a_device_number_are_said_to_be() -> None:
-    found = gaps(Context(trace_with([], [kernel(0, 10, device=-1), kernel(5, 20)])))
-    assert found.column("device") == [None, 0]
-    assert found.notes[0].code == "device_number_missing"
+    result = gaps(Context(trace_with([], [kernel(0, 10, device=-1), kernel(5, 20)])))
+    assert result.column("device") == [None, 0]
+    assert result.notes[0].code == "device_number_missing"
 
 
 def test_graphs_that_left_no_operation_are_said_to_look_idle() -> None:
     trace = trace_with([call(0, 5, 0, correlation=9)], [FIRST, SECOND])
-    named = replace(trace, names=("cudaGraphLaunch_v10000", *trace.names[1:]))
-    note = gaps(Context(named)).notes[0]
+    names = replace(trace, names=("cudaGraphLaunch_v10000", *trace.names[1:]))
+    note = gaps(Context(names)).notes[0]
     assert note.code == "graphs_not_recorded" and "(1 times)" in note
-    seen = replace(trace_with([call(0, 5, 0, correlation=1)], [FIRST, SECOND]), names=named.names)
+    seen = replace(trace_with([call(0, 5, 0, correlation=1)], [FIRST, SECOND]), names=names.names)
     assert not gaps(Context(seen)).notes
 
 
@@ -457,9 +457,11 @@ def test_a_trace_without_operations_says_why() -> None:
 
 def test_times_of_a_broken_clock_are_exact() -> None:
     late = 1 << 61
-    found = gaps(Context(trace_with([], [kernel(late, late + 1), kernel(late + 4, late + 5), kernel(-late, 1 - late)])))
-    assert found.column("idle_ns") == [2 * late + 2]
-    assert found.column("busy_ns") == [3]
+    result = gaps(
+        Context(trace_with([], [kernel(late, late + 1), kernel(late + 4, late + 5), kernel(-late, 1 - late)]))
+    )
+    assert result.column("idle_ns") == [2 * late + 2]
+    assert result.column("busy_ns") == [3]
 
 
 # Real captures.
@@ -478,10 +480,10 @@ def operations_by_sql(path: Path) -> dict[int, list[tuple[int, int, int | None]]
             "ON r.correlationId = o.correlationId AND (r.globalTid & ~0xFFFFFF) = o.globalPid "
             "GROUP BY o.globalPid, o.correlationId, o.start, o.end, o.deviceId ORDER BY o.start"
         ).fetchall()
-    found = defaultdict(list)
+    result = defaultdict(list)
     for device, *operation in rows:
-        found[device].append(tuple(operation))
-    return found
+        result[device].append(tuple(operation))
+    return result
 
 
 @pytest.mark.parametrize(

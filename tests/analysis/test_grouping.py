@@ -62,11 +62,11 @@ def test_what_differs_within_a_group(rows: list[tuple[int, int]]) -> None:
 
 @given(st.lists(st.tuples(groups_of, few), max_size=12))
 def test_the_commonest_is_the_smallest_of_equally_common_ones(rows: list[tuple[int, int]]) -> None:
-    number, found, often = find_most_common(column([row[0] for row in rows]), column([row[1] for row in rows]), 4)
+    number, result, often = find_most_common(column([row[0] for row in rows]), column([row[1] for row in rows]), 4)
     for i in range(4):
         counts = Counter(v for g, v in rows if g == i and v >= 0)
         best = min(counts, key=lambda v: (-counts[v], v), default=NULL)
-        assert (number[i], found[i], often[i]) == (len(counts), best, counts.get(best, 0))
+        assert (number[i], result[i], often[i]) == (len(counts), best, counts.get(best, 0))
 
 
 @given(st.lists(st.tuples(groups_of, st.integers(0, 4)), max_size=12))
@@ -77,24 +77,24 @@ def test_pairs_once(rows: list[tuple[int, int]]) -> None:
 
 @given(st.lists(st.tuples(groups_of, st.one_of(st.integers(0, 9), st.integers(-(2**40), 2**40)), st.booleans())))
 def test_the_spread_of_a_group(rows: list[tuple[int, int, bool]]) -> None:
-    found = sort_groups(
+    result = sort_groups(
         *(column([row[i] for row in rows]) for i in (0, 1)), 4, np.array([row[2] for row in rows], np.bool_)
     )
-    columns = {**found.spread("x"), "x_stddev_ns": found.deviations()}
+    columns = {**result.spread("x"), "x_stddev_ns": result.deviations()}
     for i in range(4):
         values = [value for group, value, use in rows if group == i and use]
-        assert found.totals()[i] == sum(values)
-        for name, wanted in expected("x", values).items():
+        assert result.totals()[i] == sum(values)
+        for name, required in expected("x", values).items():
             got = columns[name][i].item()
             got = None if got in (NULL,) or got != got else got
-            if "stddev" in name and wanted is not None:
+            if "stddev" in name and required is not None:
                 assert got is not None
-                assert abs(got - wanted) <= 1e-9 * max(1, abs(wanted), max(map(abs, values)))
+                assert abs(got - required) <= 1e-9 * max(1, abs(required), max(map(abs, values)))
             else:
-                assert same(got, wanted, loose=False), (name, got, wanted)
+                assert same(got, required, loose=False), (name, got, required)
 
 
 def test_values_too_far_apart_to_pack_are_sorted_all_the_same() -> None:
     values = column([2**62, -(2**62), 5, 4, -(2**61)])
-    found = sort_groups(column([0, 0, 1, 1, 0]), values, 2)
-    assert found.values.tolist() == [-(2**62), -(2**61), 2**62, 4, 5]
+    result = sort_groups(column([0, 0, 1, 1, 0]), values, 2)
+    assert result.values.tolist() == [-(2**62), -(2**61), 2**62, 4, 5]

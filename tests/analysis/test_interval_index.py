@@ -24,15 +24,15 @@ def enclosing(stretches: Segments, event: tuple[int, int, int]) -> list[int]:
     ]
 
 
-def innermost_by_hand(found: Instances, places: list[tuple[int, int, int]]) -> int:
-    stretches = found.segments
+def innermost_by_hand(result: Instances, places: list[tuple[int, int, int]]) -> int:
+    stretches = result.segments
     around = []
     for place in places:
         inside = enclosing(stretches, place)
         if inside:
             last = max(inside, key=lambda i: (stretches.start_ns[i], -stretches.end_ns[i], i))
             around.append(int(stretches.owner[last]))
-    return max(around, key=lambda one: (found.start_ns[one], -found.end_ns[one], one), default=-1)
+    return max(around, key=lambda one: (result.start_ns[one], -result.end_ns[one], one), default=-1)
 
 
 @st.composite
@@ -48,14 +48,14 @@ def events_of(draw: Any, trace: Trace) -> list[tuple[int, int, int, int]]:
 def test_the_innermost_range_is_the_one_whose_stretch_began_last(data: Any) -> None:
     trace = data.draw(traces())
     events = data.draw(events_of(trace))
-    found = Context(trace).instances
+    result = Context(trace).instances
     columns = (np.array([event[i] for event in events], kind) for i, kind in enumerate([np.int32] + 3 * [np.int64]))
     thread, start, end, item = columns
     made = sort_events(thread, start, end, item, np.arange(6))
     of_item = {one: [event[:3] for event in events if event[3] == one] for one in range(6)}
-    expected = [innermost_by_hand(found, of_item[one]) for one in range(6)]
-    assert find_innermost(found, made).tolist() == expected
-    for stretches in (found.segments, select_segments(found.segments, ~found.task)):
+    expected = [innermost_by_hand(result, of_item[one]) for one in range(6)]
+    assert find_innermost(result, made).tolist() == expected
+    for stretches in (result.segments, select_segments(result.segments, ~result.task)):
         inside = [any(enclosing(stretches, place) for place in of_item[one]) for one in range(6)]
         assert find_covered(stretches, made).tolist() == inside
 

@@ -38,9 +38,11 @@ def _rows_at_once(request: Any) -> Iterator[None]:
 @st.composite
 def rows(draw: Any, lowest_lane: int = 0) -> tuple[Any, Any, Any]:
     """Intervals as (lane, start, end), in any order."""
-    found = draw(st.lists(st.tuples(st.integers(lowest_lane, LANES - 1), st.integers(0, 40), st.integers(0, 9))))
+    result = draw(st.lists(st.tuples(st.integers(lowest_lane, LANES - 1), st.integers(0, 40), st.integers(0, 9))))
     lane, start, length = (
-        (np.array(column, np.int64) for column in zip(*found, strict=True)) if found else ((np.empty(0, np.int64),) * 3)
+        (np.array(column, np.int64) for column in zip(*result, strict=True))
+        if result
+        else ((np.empty(0, np.int64),) * 3)
     )
     return lane, start, start + length
 

@@ -64,10 +64,10 @@ class Oracle:
         same = call["correlation"] == kernel["correlation"] != NULL
         return bool(same and PROCESS_OF_THREAD[call["thread"]] == kernel["process"])
 
-    def times(self, members: list[dict[str, Any]], asked: list[dict[str, Any]]) -> dict[str, Any]:
+    def times(self, members: list[dict[str, Any]], request: list[dict[str, Any]]) -> dict[str, Any]:
         total, extent = sum(kernel["ns"] for kernel in members), self.trace.extent_ns()
         assert extent
-        all_ns, wall = sum(kernel["ns"] for kernel in asked), extent[1] - extent[0]
+        all_ns, wall = sum(kernel["ns"] for kernel in request), extent[1] - extent[0]
         queue = [kernel["queue"] for kernel in members if kernel["queue"] is not None]
         return {
             "count": len(members),
@@ -81,15 +81,15 @@ class Oracle:
 
 
 def grouped(rows: list[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> dict[Any, list[dict[str, Any]]]:
-    found: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    result: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        found[key(row)].append(row)
-    return found
+        result[key(row)].append(row)
+    return result
 
 
 def only(values: Any) -> Any:
-    found = set(values)
-    return next(iter(found)) if len(found) == 1 else None
+    result = set(values)
+    return next(iter(result)) if len(result) == 1 else None
 
 
 def in_range(context: Context, oracle: Oracle, range_name: str | None) -> list[dict[str, Any]]:
@@ -99,9 +99,9 @@ def in_range(context: Context, oracle: Oracle, range_name: str | None) -> list[d
         inside = context.mask_operations(range_name)
     except MissingDataError:
         assume(False)
-    asked = [kernel for kernel in oracle.all if inside[kernel["index"]]]
-    assume(asked)
-    return asked
+    request = [kernel for kernel in oracle.all if inside[kernel["index"]]]
+    assume(request)
+    return request
 
 
 ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
@@ -113,17 +113,17 @@ ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
 def test_by_kernel(ask: Callable[..., Any], trace: Trace, range_name: str | None, names: str) -> None:
     assume(len(trace.kernels))
     context, oracle = Context(trace), Oracle(trace)
-    asked = in_range(context, oracle, range_name)
-    wanted = []
-    for name, members in grouped(asked, lambda kernel: kernel["short" if names == "short" else "text"]).items():
+    request = in_range(context, oracle, range_name)
+    required = []
+    for name, members in grouped(request, lambda kernel: kernel["short" if names == "short" else "text"]).items():
         streams = {tuple(kernel[k] for k in ("process", "device", "context", "stream")) for kernel in members}
         shapes = Counter(kernel["geometry"] for kernel in members if kernel["geometry"] >= 0)
         shape = min(shapes, key=lambda row: (-shapes[row], row), default=None)
-        wanted.append(
+        required.append(
             {
                 "name": name,
                 "family": only(FAMILY_OF_LETTER[kernel["text"]] for kernel in members),
-                **oracle.times(members, asked),
+                **oracle.times(members, request),
                 "devices": len({kernel["device"] for kernel in members}),
                 "device": only(kernel["device"] for kernel in members),
                 "streams": len(streams),
@@ -134,7 +134,7 @@ def test_by_kernel(ask: Callable[..., Any], trace: Trace, range_name: str | None
             }
         )
     rows = list(ask(context, names=names, range_name=range_name).rows())
-    assert_same(rows, wanted, "name")
+    assert_same(rows, required, "name")
     assert [row["total_ns"] for row in rows] == sorted((row["total_ns"] for row in rows), reverse=True)
 
 
@@ -143,16 +143,16 @@ def test_by_kernel(ask: Callable[..., Any], trace: Trace, range_name: str | None
 def test_by_family(ask: Callable[..., Any], trace: Trace, range_name: str | None) -> None:
     assume(len(trace.kernels))
     context, oracle = Context(trace), Oracle(trace)
-    asked = in_range(context, oracle, range_name)
-    wanted = [
+    request = in_range(context, oracle, range_name)
+    required = [
         {
             "family": family,
             "kernels": len({kernel["text"] for kernel in members}),
-            **oracle.times(members, asked),
+            **oracle.times(members, request),
         }
-        for family, members in grouped(asked, lambda kernel: FAMILY_OF_LETTER[kernel["text"]]).items()
+        for family, members in grouped(request, lambda kernel: FAMILY_OF_LETTER[kernel["text"]]).items()
     ]
-    assert_same(list(ask(context, by="family", range_name=range_name).rows()), wanted, "family")
+    assert_same(list(ask(context, by="family", range_name=range_name).rows()), required, "family")
 
 
 @given(traces())
@@ -165,11 +165,11 @@ def test_by_geometry(ask: Callable[..., Any], trace: Trace) -> None:
         {"grid": "8x1x1", "block": "128x1x1", "blocks": 8, "threads_per_block": 128},
     )
     more = ("registers_per_thread", "static_shared_bytes", "dynamic_shared_bytes")
-    wanted = []
+    required = []
     for (name, row), members in grouped(oracle.all, lambda kernel: (kernel["text"], kernel["geometry"])).items():
         values = [None, None, None] if row < 0 else trace.geometries[row, 6:].tolist()
         place = known[row] if row >= 0 else dict.fromkeys(known[0])
-        wanted.append(
+        required.append(
             {
                 "name": name,
                 "family": FAMILY_OF_LETTER[name],
@@ -178,7 +178,7 @@ def test_by_geometry(ask: Callable[..., Any], trace: Trace) -> None:
                 **oracle.times(members, oracle.all),
             }
         )
-    assert_same(list(ask(Context(trace), by="geometry").rows()), wanted, "name", "grid")
+    assert_same(list(ask(Context(trace), by="geometry").rows()), required, "name", "grid")
 
 
 @given(traces(busy=True))
@@ -193,11 +193,11 @@ def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
     groups: dict[Any, list[Any]] = defaultdict(list)
     for kernel, call in links:
         groups[call["thread"], kernel["device"], call["name"], kernel["text"]].append((kernel, call))
-    wanted = []
+    required = []
     for (thread, device, api, name), members in groups.items():
         queue = [kernel["start_ns"] - call["end_ns"] for kernel, call in members]
         whole = [max(kernel["end_ns"], call["end_ns"]) - call["start_ns"] for kernel, call in members]
-        wanted.append(
+        required.append(
             {
                 "pid": PROCESS_OF_THREAD[thread],
                 "tid": thread,
@@ -214,10 +214,10 @@ def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
                 **expected("kernel", [kernel["ns"] for kernel, _ in members]),
             }
         )
-    found = ask(Context(trace), by="launch")
-    assert_same(list(found.rows()), wanted, "pid", "tid", "cuda_device", "api_name", "name")
+    result = ask(Context(trace), by="launch")
+    assert_same(list(result.rows()), required, "pid", "tid", "cuda_device", "api_name", "name")
     missing = sum(not kernel["calls"] for kernel in oracle.all)
-    without = [note for note in found.notes if note.code == "kernels_without_launch"]
+    without = [note for note in result.notes if note.code == "kernels_without_launch"]
     assert [note.startswith(f"{missing} of {len(oracle.all)} ") for note in without] == [True] * bool(missing)
 
 
@@ -225,15 +225,15 @@ def test_by_launch(ask: Callable[..., Any], trace: Trace) -> None:
 @settings(max_examples=scale_examples(80), deadline=None)
 def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None) -> None:
     context, oracle = Context(trace), Oracle(trace)
-    found = context.instances
+    result = context.instances
 
     def row_key(instance: int | None, thread: int | None, name: str) -> tuple[Any, ...]:
         place = (None, None) if thread is None else (PROCESS_OF_THREAD[thread], thread)
         if instance is None:
             return (None, None, None, *place, name)
-        domain = int(found.domain[instance])
-        style = "push_pop" if found.style[instance] == PUSH_POP else "start_end"
-        return (NAMES[found.name[instance]], NAMES[domain] if domain >= 0 else None, style, *place, name)
+        domain = int(result.domain[instance])
+        style = "push_pop" if result.style[instance] == PUSH_POP else "start_end"
+        return (NAMES[result.name[instance]], NAMES[domain] if domain >= 0 else None, style, *place, name)
 
     ours: dict[Any, list[Any]] = defaultdict(list)
     pairs = [
@@ -246,7 +246,7 @@ def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None)
     theirs: dict[Any, list[Any]] = defaultdict(list)
     for kernel in oracle.all:
         for call in kernel["calls"] or [None]:
-            for instance in (call and around_call(found, call)) or [None]:
+            for instance in (call and around_call(result, call)) or [None]:
                 theirs[row_key(instance, call and call["thread"], kernel["text"])].append((instance, kernel))
 
     if range_name is not None:
@@ -257,7 +257,7 @@ def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None)
         ours = {key: rows for key, rows in ours.items() if key[:3] in names}
         theirs = {key: rows for key, rows in theirs.items() if key[:3] in names}
         assume(ours)
-    wanted = [
+    required = [
         {
             **dict(zip(("range", "domain", "style", "pid", "tid", "name"), key, strict=True)),
             "family": FAMILY_OF_LETTER[key[-1]],
@@ -267,12 +267,12 @@ def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None)
         for key in {**ours, **theirs}
     ]
     rows = list(ask(context, by="range", range_name=range_name).rows())
-    assert_same(rows, wanted, "range", "domain", "style", "pid", "tid", "name")
+    assert_same(rows, required, "range", "domain", "style", "pid", "tid", "name")
     assert [row["range"] is None for row in rows] == sorted(row["range"] is None for row in rows)
 
 
-def around_call(found: Any, call: dict[str, Any]) -> list[int]:
-    where = found.segments
+def around_call(result: Any, call: dict[str, Any]) -> list[int]:
+    where = result.segments
     inside = (where.thread == call["thread"]) & (where.start_ns <= call["start_ns"]) & (where.end_ns >= call["end_ns"])
     return sorted(set(where.owner[inside].tolist()))
 
@@ -318,8 +318,8 @@ def test_names_that_were_not_recorded_are_absent_and_of_no_family() -> None:
 
 
 def test_a_short_name_that_was_not_recorded_is_the_demangled_one() -> None:
-    found = with_kernel().kernels
-    trace = with_kernel(kernels=replace(found, short_name=found.name * 0 - 1))
+    result = with_kernel().kernels
+    trace = with_kernel(kernels=replace(result, short_name=result.name * 0 - 1))
     assert kernels(Context(trace), names="short").column("name") == ["a"]
 
 
@@ -327,14 +327,14 @@ def test_a_geometry_of_which_only_a_part_was_recorded() -> None:
     row = [4, NULL, 1, 64, 1, 1, 16, NULL, 0]
     trace = replace(with_kernel(), geometries=np.array([row], np.int64))
     assert kernels(Context(trace)).column("geometry") == ["4x?x1 / 64x1x1"]
-    (found,) = kernels(Context(trace), by="geometry").rows()
-    assert (found["grid"], found["blocks"], found["threads_per_block"]) == ("4x?x1", None, 64)
-    assert [found[name] for name in GEOMETRY[6:]] == [16, None, 0]
+    (result,) = kernels(Context(trace), by="geometry").rows()
+    assert (result["grid"], result["blocks"], result["threads_per_block"]) == ("4x?x1", None, 64)
+    assert [result[name] for name in GEOMETRY[6:]] == [16, None, 0]
 
 
 def test_streams_and_devices_of_several_processes_are_told_apart() -> None:
-    found = with_kernel().kernels
-    twice = {name: np.concatenate([values, values]) for name, values in vars(found).items()}
+    result = with_kernel().kernels
+    twice = {name: np.concatenate([values, values]) for name, values in vars(result).items()}
     trace = with_kernel(kernels=model.Kernels(**{**twice, "process": np.array([0, 1], np.int32)}))
     # Both processes call their GPU 0; the file says that they are GPUs 4 and 5.
     trace = replace(trace, cuda_devices={(0, 0): 4, (1, 0): 5})
@@ -413,8 +413,8 @@ def test_a_name_of_100_kb_is_named_and_sorted_into_a_family() -> None:
 def test_the_users_families_come_before_ours(tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text("[[family]]\nname = 'mine'\npatterns = ['SGEMM', 'my_']\n")
-    found = load_families(mine)
-    assert [classify_kernel(name, found) for name in ("ampere_sgemm_128", "my_kernel", "hgemm")] == [
+    result = load_families(mine)
+    assert [classify_kernel(name, result) for name in ("ampere_sgemm_128", "my_kernel", "hgemm")] == [
         "mine",
         "mine",
         "gemm",
@@ -422,7 +422,7 @@ def test_the_users_families_come_before_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("family = 1", r"\[no_families_in_file\]"),
         ("", r"\[no_families_in_file\]"),
@@ -437,11 +437,11 @@ def test_the_users_families_come_before_ours(tmp_path: Path) -> None:
         (None, r"No such file.*\[file_unreadable\]"),
     ],
 )
-def test_a_bad_file_of_families_is_an_error_that_says_where(tmp_path: Path, text: Any, found: str) -> None:
+def test_a_bad_file_of_families_is_an_error_that_says_where(tmp_path: Path, text: Any, result: str) -> None:
     path = tmp_path / "letters.toml"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(TraceableError, match=found) as error:
+    with pytest.raises(TraceableError, match=result) as error:
         load_families(path)
     assert str(path) in error.value.problem
     assert error.value.remedy
@@ -460,8 +460,8 @@ def test_without_kernels_the_reason_and_what_to_record(by: str) -> None:
     graphs = table(model.GraphLaunches, [graph, graph])
     whole = said(trace_of(graph_launches=graphs))
     assert whole.endswith("[only_whole_graphs]") and " 2 graph launches" in whole
-    asked = trace_of()
-    part = replace(asked, source=replace(asked.source, tables=frozenset({"CUPTI_ACTIVITY_KIND_KERNEL"})))
+    request = trace_of()
+    part = replace(request, source=replace(request.source, tables=frozenset({"CUPTI_ACTIVITY_KIND_KERNEL"})))
     assert said(part).endswith("[no_kernels_selected]")
 
 

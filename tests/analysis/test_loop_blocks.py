@@ -37,7 +37,7 @@ def of_a_loop(trace: Trace) -> Context:
 
 
 def blocks_of(trace: Trace) -> list[tuple[int, int, int]]:
-    found: list[tuple[int, int, int]] = []
+    result: list[tuple[int, int, int]] = []
     running = [
         row
         for row in rows_of(trace.ranges)
@@ -49,25 +49,25 @@ def blocks_of(trace: Trace) -> list[tuple[int, int, int]]:
         mine = [row for row in running if row["thread"] == thread]
         for row in sorted(mine, key=lambda row: (row["start_ns"], -row["end_ns"])):
             if row["start_ns"] >= until:
-                found.append((thread, row["start_ns"], row["end_ns"]))
+                result.append((thread, row["start_ns"], row["end_ns"]))
             until = max(until, row["end_ns"])
-    return found
+    return result
 
 
 @SLOWLY
 @given(traces())
 def test_blocks_are_the_outermost_of_what_a_loop_runs(trace: Trace) -> None:
-    found = find_blocks(of_a_loop(trace))
-    assert list(zip(found.thread.tolist(), found.start_ns.tolist(), found.end_ns.tolist(), strict=True)) == blocks_of(
-        trace
-    )
+    result = find_blocks(of_a_loop(trace))
+    assert list(
+        zip(result.thread.tolist(), result.start_ns.tolist(), result.end_ns.tolist(), strict=True)
+    ) == blocks_of(trace)
 
 
 @SLOWLY
 @given(traces())
 def test_the_culprit_of_a_block_is_the_range_path_that_took_most_of_it(trace: Trace) -> None:
     context = of_a_loop(trace)
-    some, ran, found = find_blocks(context), find_loop_segments(context), context.instances
+    some, ran, result = find_blocks(context), find_loop_segments(context), context.instances
     rows = list(
         zip(
             *(column.tolist() for column in (ran.thread, ran.start_ns, ran.end_ns, ran.owner, ran.self_ns)),
@@ -80,11 +80,11 @@ def test_the_culprit_of_a_block_is_the_range_path_that_took_most_of_it(trace: Tr
         owners: dict[int, list[int]] = {-1: [-1]}
         for on, begin, until, owner, alone in rows:
             if on == thread and start <= begin < end and until <= end:
-                path = int(found.path[owner])
+                path = int(result.path[owner])
                 took[path] = took.get(path, 0) + alone
                 took[-1] -= alone
                 owners.setdefault(path, []).append(owner)
-        path = -1 if culprit < 0 else int(found.path[culprit])
+        path = -1 if culprit < 0 else int(result.path[culprit])
         assert took[path] == max(took.values())
         assert culprit == owners[path][-1]
 
@@ -191,7 +191,7 @@ def test_outside_every_range_the_callback_is_named() -> None:
     row = {"name": C, "domain": DOMAIN, "category": -1, "thread": 0, "end_thread": -1, "style": START_END}
     row |= {"clipped": False, "payload": 1, "has_payload": True, "identity": NULL, "fields": -1}
     trace = replace(trace_of(ranges=table(model.Ranges, [{**row, "start_ns": 1, "end_ns": 10**8}])), names=LOOP_NAMES)
-    (found,) = found_in(trace)
-    assert found["message"].startswith("c (a callback, ")
-    assert "100.0 ms" in numbers(found["message"])
-    assert found["range"] is None
+    (result,) = found_in(trace)
+    assert result["message"].startswith("c (a callback, ")
+    assert "100.0 ms" in numbers(result["message"])
+    assert result["range"] is None

@@ -144,7 +144,7 @@ class Oracle:
         peaks = {move["peak"] for move in moves}
         peak = peaks.pop() if len(peaks) == 1 else None
         total = sum(move["ns"] for move in whole)
-        told = [move for move in moves if move["host"]]
+        messages = [move for move in moves if move["host"]]
         called = [move for move in moves if move["call"] is not None]
         row = {
             "time_share": ns / total if total else None,
@@ -162,11 +162,11 @@ class Oracle:
         rates = [round(move["size_bytes"] / move["ns"] * 1e9) / 1e9 for move in moves if move["ns"]]
         row |= spread("rate", "gb_per_s", rates)
         parts = {
-            "pageable": (told, [move for move in told if move["host"] == "pageable"]),
-            "pinned": (told, [move for move in told if move["host"] == "pinned"]),
+            "pageable": (messages, [move for move in messages if move["host"] == "pageable"]),
+            "pinned": (messages, [move for move in messages if move["host"] == "pinned"]),
             "sync": (called, [move for move in called if move["call_mode"] == "synchronous"]),
             "pageable_async": (
-                [move for move in told if move["call"] is not None],
+                [move for move in messages if move["call"] is not None],
                 [move for move in called if move["host"] == "pageable" and move["call_mode"] == "asynchronous"],
             ),
         }
@@ -179,12 +179,12 @@ class Oracle:
     def grouped(self, by: str) -> dict[Any, dict[str, Any]]:
         groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
         if by == "range":
-            found, names = self.context.instances, self.trace.names
+            result, names = self.context.instances, self.trace.names
             belongs = {
                 (i, o) for pair in self.context.iter_operation_pairs() for i, o in zip(*map(list, pair), strict=True)
             }
             for move in self.moves:
-                ranges = {(found.name[i], found.domain[i]) for i, o in belongs if o == move["index"]}
+                ranges = {(result.name[i], result.domain[i]) for i, o in belongs if o == move["index"]}
                 keys = {(names[name], names[domain] if domain >= 0 else None) for name, domain in ranges}
                 for key in keys or {(None, None)}:
                     groups[(*key, move["operation"])].append(move)
@@ -269,12 +269,12 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
             with pytest.raises(MissingDataError, match=r"\[no_ranges_recorded\]"):
                 memory(context, by=by)
             continue
-        found = memory(context, by=by)
-        rows, expected = keyed(found, *key[by], "operation"), oracle.grouped(by)
+        result = memory(context, by=by)
+        rows, expected = keyed(result, *key[by], "operation"), oracle.grouped(by)
         assert rows.keys() == expected.keys()
         for at, columns in expected.items():
             compare(rows[at], columns)
-        times = found.column("gpu_total_ns")
+        times = result.column("gpu_total_ns")
         assert times == sorted(times, reverse=True)
     others = memory(context).others
     for name, columns, expected in (
@@ -366,22 +366,22 @@ class UsageOracle:
         return None
 
     def by_range(self) -> dict[Any, dict[str, Any]]:
-        found, names = self.context.instances, self.trace.names
+        result, names = self.context.instances, self.trace.names
         rows: dict[Any, dict[str, Any]] = {}
         inside: dict[Any, set[int]] = defaultdict(set)
-        for i in range(len(found)):
-            if found.replay[i]:
+        for i in range(len(result)):
+            if result.replay[i]:
                 continue
-            domain = int(found.domain[i])
-            name = names[found.name[i]], names[domain] if domain >= 0 else None
+            domain = int(result.domain[i])
+            name = names[result.name[i]], names[domain] if domain >= 0 else None
             for group in self.groups:
-                if group[0] != PROCESS_OF_THREAD[found.thread[i]]:
+                if group[0] != PROCESS_OF_THREAD[result.thread[i]]:
                     continue
                 row = rows.setdefault((*name, *group), {"count": 0, "peak_bytes": 0})
                 row["count"] += 1
                 steps = [step for step in self.steps if step["group"] == group]
-                before = [step["usage"] for step in steps if step["at"] < found.start_ns[i]]
-                during = [step["usage"] for step in steps if found.start_ns[i] <= step["at"] <= found.end_ns[i]]
+                before = [step["usage"] for step in steps if step["at"] < result.start_ns[i]]
+                during = [step["usage"] for step in steps if result.start_ns[i] <= step["at"] <= result.end_ns[i]]
                 row["peak_bytes"] = max(row["peak_bytes"], *before[-1:], *during, 0)
             for number, step in enumerate(self.steps):
                 call = self.caller(self.events[step["event"]])
@@ -463,21 +463,21 @@ def test_a_range_that_keeps_what_it_allocates_is_found() -> None:
             [an_allocation(10, 100, 1, 0, 0), an_allocation(30, 1000, 2, 0, 1), an_allocation(40, 1000, 2, 1, 2)],
         ),
     )
-    found = memory(Context(trace))
-    assert [(row["peak_bytes"], row["peak_at_ns"], row["end_bytes"]) for row in found.rows()] == [(1100, 30, 100)]
-    ranges = {row["range"]: row for row in found.others["usage_by_range"].rows()}
+    result = memory(Context(trace))
+    assert [(row["peak_bytes"], row["peak_at_ns"], row["end_bytes"]) for row in result.rows()] == [(1100, 30, 100)]
+    ranges = {row["range"]: row for row in result.others["usage_by_range"].rows()}
     assert (ranges["a"]["peak_bytes"], ranges["a"]["net_bytes"]) == (100, 100)
     assert (ranges["b"]["peak_bytes"], ranges["b"]["net_bytes"]) == (1100, 0)
-    over_time = found.others["usage_over_time"]
+    over_time = result.others["usage_over_time"]
     assert over_time.column("usage_bytes") == [100, 1100, 100]
     assert over_time.column("range") == ["a", "b", "b"]
 
 
 def test_a_release_of_older_memory_takes_nothing_off_and_is_said() -> None:
     trace = trace_of(allocations=table(model.Allocations, [an_allocation(1, 5, 1), an_allocation(2, 70, 9, 1)]))
-    found = memory(Context(trace))
-    assert [(row["end_bytes"], row["unmatched_releases"]) for row in found.rows()] == [(5, 1)]
-    (note,) = (note for note in found.notes if note.code == "allocations_not_recorded")
+    result = memory(Context(trace))
+    assert [(row["end_bytes"], row["unmatched_releases"]) for row in result.rows()] == [(5, 1)]
+    (note,) = (note for note in result.notes if note.code == "allocations_not_recorded")
     assert note.startswith("1 ")
 
 
@@ -493,10 +493,10 @@ def test_what_the_trace_lacks_is_said_with_what_to_record() -> None:
 def test_without_allocations_the_answer_says_how_to_record_them(trace: Trace) -> None:
     trace = replace(trace, allocations=table(model.Allocations, []))
     if len(trace.copies) + len(trace.memsets):
-        found = memory(Context(trace))
-        (note,) = found.notes
+        result = memory(Context(trace))
+        (note,) = result.notes
         assert note.code == "memory_usage_not_recorded" and "--cuda-memory-usage=true" in note
-        assert "usage" not in found.others
+        assert "usage" not in result.others
 
 
 def test_an_unknown_kind_of_rows_is_refused() -> None:
@@ -531,5 +531,5 @@ def test_an_unknown_kind_of_rows_is_refused() -> None:
     ],
 )
 def test_a_link_whose_peak_the_name_does_not_tell_has_none(name: str, peak: float | None) -> None:
-    found = get_host_link_gb_per_s(name)
-    assert (None if found is None else round(found, 1)) == peak
+    result = get_host_link_gb_per_s(name)
+    assert (None if result is None else round(result, 1)) == peak

@@ -48,8 +48,8 @@ def test_the_reason_names_the_numbers_dram_and_a_small_grid() -> None:
 
 
 def launch(name: str, duration_ns: float | None, grid: str = "8x1x1", **shares: float) -> Launch:
-    named = {"compute": COMPUTE, "memory": MEMORY, "dram": DRAM, "occupancy": OCCUPANCY, "waves": WAVES}
-    values = {named[key]: value for key, value in shares.items()}
+    names = {"compute": COMPUTE, "memory": MEMORY, "dram": DRAM, "occupancy": OCCUPANCY, "waves": WAVES}
+    values = {names[key]: value for key, value in shares.items()}
     return Launch(name, grid, "32x1x1", "0", values if duration_ns is None else {**values, DURATION: duration_ns})
 
 

@@ -126,8 +126,8 @@ class Oracle:
         return next(one for one in self.instances if any(part is node for part in one["stretches"]))
 
     def _parent(self, one: dict[str, Any]) -> dict[str, Any] | None:
-        nested, named = self._nested(one), self._named(one)
-        return max(filter(None, (nested, named)), key=rank, default=None)
+        nested, by_name = self._nested(one), self._named(one)
+        return max(filter(None, (nested, by_name)), key=rank, default=None)
 
     def _nested(self, one: dict[str, Any]) -> dict[str, Any] | None:
         """The instance that encloses it on its thread."""
@@ -211,7 +211,7 @@ class Oracle:
             for thread, process in enumerate(PROCESS_OF_THREAD)
             if process == PROCESS_OF_THREAD[call["thread"]] and thread != call["thread"]
         }
-        candidates = [thread for thread, found in open_on.items() if found and is_candidate(self.calls, thread, call)]
+        candidates = [thread for thread, result in open_on.items() if result and is_candidate(self.calls, thread, call)]
         if len(candidates) == 1:
             return "inherited", open_on[candidates[0]]
         return "several_threads" if candidates else "outside_ranges", []
@@ -319,7 +319,7 @@ class Oracle:
         groups = defaultdict(list)
         for one in self.instances:
             groups[tuple(one[name] for name in key)].append(one)
-        return {found: self.columns(group) for found, group in groups.items()}
+        return {result: self.columns(group) for result, group in groups.items()}
 
     def coverage(self) -> dict[str, Share]:
         shares = dict.fromkeys((*RULES, *REASONS), Share(0, 0))
@@ -350,10 +350,10 @@ def launches(one: dict[str, Any], operations: list[dict[str, Any]]) -> int:
 
 def explained(worked: list[dict[str, Any]]) -> dict[str, Any]:
     """The rule that explains the most time of a row, and the time that each explains."""
-    found = {rule: [o for one in worked for o, by in one["operations"] if by == rule] for rule in RULES}
-    time = {rule: sum(o["end_ns"] - o["start_ns"] for o in operations) for rule, operations in found.items()}
-    best = max(RULES, key=lambda rule: (time[rule], len(found[rule]), RULES.index(rule)))
-    shares = {f"attributed_{rule.replace('-', '_')}_ns": time[rule] if found[rule] else None for rule in RULES}
+    result = {rule: [o for one in worked for o, by in one["operations"] if by == rule] for rule in RULES}
+    time = {rule: sum(o["end_ns"] - o["start_ns"] for o in operations) for rule, operations in result.items()}
+    best = max(RULES, key=lambda rule: (time[rule], len(result[rule]), RULES.index(rule)))
+    shares = {f"attributed_{rule.replace('-', '_')}_ns": time[rule] if result[rule] else None for rule in RULES}
     return {"attribution": best if worked else None, **shares}
 
 
@@ -385,20 +385,20 @@ def queue_ns(operation: dict[str, Any]) -> int | None:
 
 
 def copied(direction: str, flat: list[dict[str, Any]]) -> dict[str, Any]:
-    found = [o for o in flat if o["kind"] == "copy" and COPY_DIRECTIONS.get(o["kind_of_copy"]) == direction]
-    size = sum(o["size_bytes"] for o in found)
-    time = sum(o["end_ns"] - o["start_ns"] for o in found)
+    result = [o for o in flat if o["kind"] == "copy" and COPY_DIRECTIONS.get(o["kind_of_copy"]) == direction]
+    size = sum(o["size_bytes"] for o in result)
+    time = sum(o["end_ns"] - o["start_ns"] for o in result)
     side = {"h2d": "source_kind", "d2h": "target_kind"}.get(direction)
     row = {
-        f"{direction}_count": len(found) or None,
-        f"{direction}_bytes": size if found else None,
-        f"{direction}_ns": time if found else None,
+        f"{direction}_count": len(result) or None,
+        f"{direction}_bytes": size if result else None,
+        f"{direction}_ns": time if result else None,
         f"{direction}_gb_per_s": size / time if time else None,
     }
     if side:
-        told = [o for o in found if o[side] >= 0]
-        pageable = sum(o["size_bytes"] for o in told if o[side] == 0)
-        row[f"{direction}_pageable_share"] = pageable / size if told and size else None
+        messages = [o for o in result if o[side] >= 0]
+        pageable = sum(o["size_bytes"] for o in messages if o[side] == 0)
+        row[f"{direction}_pageable_share"] = pageable / size if messages and size else None
     return row
 
 
@@ -435,10 +435,10 @@ def key_of(row: dict[str, Any], first: Any) -> Any:
 
 @given(st.one_of(traces(), traces(busy=True), lossy_traces()))
 def test_every_column_equals_the_oracle(trace: Trace) -> None:
-    found, oracle = profile_ranges(Context(trace)), Oracle(trace)
+    result, oracle = profile_ranges(Context(trace)), Oracle(trace)
     by_path, by_name = oracle.grouped("path", "domain", "style"), oracle.grouped("name", "domain", "style")
-    ranges = {key_of(row, tuple(row["path"])): row for row in found.ranges.rows()}
-    names_found = {key_of(row, NAMES.index(row["name"])): row for row in found.names.rows()}
+    ranges = {key_of(row, tuple(row["path"])): row for row in result.ranges.rows()}
+    names_found = {key_of(row, NAMES.index(row["name"])): row for row in result.names.rows()}
     assert ranges.keys() == by_path.keys()
     assert names_found.keys() == by_name.keys()
     for key, expected in by_path.items():
@@ -510,13 +510,13 @@ def test_counters_equal_the_oracle(said: list[dict[str, Any]], ranges: list[dict
     groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in sorted(said, key=lambda row: row["start_ns"]):
         groups[NAMES[row["domain"]] if row["domain"] >= 0 else None, NAMES[row["name"]]].append(row)
-    found = {(row["domain"], row["name"]): row for row in summarize_counters(trace).rows()}
-    assert list(found) == sorted(groups, key=lambda key: (key[0] or "", key[1]))
+    result = {(row["domain"], row["name"]): row for row in summarize_counters(trace).rows()}
+    assert list(result) == sorted(groups, key=lambda key: (key[0] or "", key[1]))
     for key, group in groups.items():
         values = [Fraction(row["value"]) for row in group]
         held = [time_until_the_next(group, i, until) for i in range(len(group))]
         weighted = sum(value * time for value, time in zip(values, held, strict=True))
-        row = found[key]
+        row = result[key]
         assert (row["samples"], row["first"], row["last"]) == (len(group), values[0], values[-1])
         assert (row["min"], row["max"]) == (min(values), max(values))
         near(row["mean"], sum(values) / len(values), values)
@@ -530,10 +530,10 @@ def time_until_the_next(group: list[dict[str, Any]], i: int, until: int) -> int:
     return (later[0] if later else until) - int(group[i]["start_ns"])
 
 
-def near(found: float, exact: Fraction, values: list[Fraction]) -> None:
+def near(result: float, exact: Fraction, values: list[Fraction]) -> None:
     """Equal but for the rounding of a sum of these values."""
-    assert min(values) <= found <= max(values)
-    assert abs(Fraction(found) - exact) <= max(map(abs, values)) * Fraction(1, 10**14) + Fraction(1, 10**300)
+    assert min(values) <= result <= max(values)
+    assert abs(Fraction(result) - exact) <= max(map(abs, values)) * Fraction(1, 10**14) + Fraction(1, 10**300)
 
 
 def test_a_push_pop_range_lies_in_what_began_last_on_its_thread_or_by_its_identity() -> None:

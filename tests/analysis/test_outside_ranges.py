@@ -29,15 +29,15 @@ def test_the_time_in_no_range_is_what_no_moment_of_a_range_covers(trace: Trace, 
     rows = [{"start_ns": a, "end_ns": a + b, "name": 0, "thread": 0, "clipped": False} for a, b in windows]
     trace = replace(trace, windows=table(Windows, rows))
     context = Context(trace)
-    found = context.instances
+    result = context.instances
     seen = [range(a, a + b) for a, b in windows]
     first, last = min((a for a, _ in windows), default=0), max((a + b for a, b in windows), default=0)
     expected = {}
     # What a CUDA graph did again is a range that no thread entered.
-    entered = np.flatnonzero(~found.replay)
-    for thread in sorted(set(found.thread[entered].tolist())):
-        mine = [i for i in entered.tolist() if found.thread[i] == thread]
-        spans = [(int(found.start_ns[i]), int(found.end_ns[i])) for i in mine]
+    entered = np.flatnonzero(~result.replay)
+    for thread in sorted(set(result.thread[entered].tolist())):
+        mine = [i for i in entered.tolist() if result.thread[i] == thread]
+        spans = [(int(result.start_ns[i]), int(result.end_ns[i])) for i in mine]
         moments = range(min(start for start, _ in spans), max(end for _, end in spans))
         # A moment stands for the ns that begins with it.
         counts = [

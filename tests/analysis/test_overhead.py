@@ -30,12 +30,12 @@ def times(steps: list[int], begin: int = 1, *, waited: float | None = None) -> I
 
     `waited`: for which part of the time their thread waited for a CPU; None where nobody looked.
     """
-    found = []
+    result = []
     for length in steps:
         looked = 0 if waited is None else int(waited * (begin + length)) + 1
-        found.append([begin, begin + length, looked] if length else [0, 0, 0])
+        result.append([begin, begin + length, looked] if length else [0, 0, 0])
         begin += length + 1
-    return np.array(found, np.int64).reshape(-1, 3)
+    return np.array(result, np.int64).reshape(-1, 3)
 
 
 def stretches(values: list[float]) -> list[list[float]]:
@@ -55,44 +55,44 @@ def one(plain: list[int], profiled: list[int], recorded: tuple[tuple[int, int], 
 @given(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=60))
 def test_a_step_costs_the_median_of_its_ratios_and_the_stretches_say_how_surely(pairs):
     plain, profiled = zip(*pairs, strict=True)
-    found = compare_steps(np.array(plain), np.array(profiled))
+    result = compare_steps(np.array(plain), np.array(profiled))
     ratios = [after / before for before, after in pairs]
-    assert found["steps"] == len(pairs)
-    assert found["overhead_share"] == pytest.approx(statistics.median(ratios) - 1)
-    assert (found["plain_p50_ns"], found["profiled_p50_ns"]) == (
+    assert result["steps"] == len(pairs)
+    assert result["overhead_share"] == pytest.approx(statistics.median(ratios) - 1)
+    assert (result["plain_p50_ns"], result["profiled_p50_ns"]) == (
         pytest.approx(statistics.median(plain)),
         pytest.approx(statistics.median(profiled)),
     )
-    assert (found["plain_total_ns"], found["profiled_total_ns"]) == (sum(plain), sum(profiled))
+    assert (result["plain_total_ns"], result["profiled_total_ns"]) == (sum(plain), sum(profiled))
     if len(pairs) < SEGMENTS:
-        assert found["low_share"] is found["high_share"] is None
-        assert not found["significant"]
+        assert result["low_share"] is result["high_share"] is None
+        assert not result["significant"]
     else:
         medians = [statistics.median(part) for part in stretches(ratios)]
-        assert (found["low_share"], found["high_share"]) == (
+        assert (result["low_share"], result["high_share"]) == (
             pytest.approx(min(medians) - 1),
             pytest.approx(max(medians) - 1),
         )
-        slack = 1e-9 * (1 + abs(found["overhead_share"]))
-        assert found["low_share"] - slack <= found["overhead_share"] <= found["high_share"] + slack
-        assert found["significant"] == ((min(medians) > 1 or max(medians) < 1) and sum(plain) >= 10**9)
+        slack = 1e-9 * (1 + abs(result["overhead_share"]))
+        assert result["low_share"] - slack <= result["overhead_share"] <= result["high_share"] + slack
+        assert result["significant"] == ((min(medians) > 1 or max(medians) < 1) and sum(plain) >= 10**9)
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=6, max_size=40))
 def test_steps_that_differ_from_each_other_hide_nothing(lengths_of_steps):
     """Each is compared with itself: six percent are six percent however long the steps are."""
     plain = np.array(lengths_of_steps) * 100
-    found = compare_steps(plain, np.array(lengths_of_steps) * 106)
-    assert found["overhead_share"] == pytest.approx(0.06)
-    assert (found["low_share"], found["high_share"]) == (pytest.approx(0.06), pytest.approx(0.06))
+    result = compare_steps(plain, np.array(lengths_of_steps) * 106)
+    assert result["overhead_share"] == pytest.approx(0.06)
+    assert (result["low_share"], result["high_share"]) == (pytest.approx(0.06), pytest.approx(0.06))
 
 
 def test_a_step_that_the_machine_held_up_moves_nothing():
     plain, profiled = [100 * MS] * 30, [106 * MS] * 30
     plain[7] = profiled[20] = 9000 * MS
-    found = one(plain, profiled)["recorded_steps"]
-    assert found["overhead_share"] == pytest.approx(0.06)
-    assert found["significant"]
+    result = one(plain, profiled)["recorded_steps"]
+    assert result["overhead_share"] == pytest.approx(0.06)
+    assert result["significant"]
 
 
 def test_noise_is_seldom_taken_for_a_cost():
@@ -117,13 +117,13 @@ def test_what_waiting_for_a_cpu_could_explain_is_within_the_interval(plain, prof
         ProcessTimes(1, times([100 * MS] * 20, waited=plain), is_program=True),
         times([200 * MS] * 20, waited=profiled),
     )
-    found = compute_overhead([before], [ProcessTimes(2, after, is_program=True)], None)
-    assert found["plain_cpu_wait_share"] == pytest.approx(plain, abs=1e-6)
-    assert found["profiled_cpu_wait_share"] == pytest.approx(profiled, abs=1e-6)
-    assert found["recorded_steps"]["overhead_share"] == pytest.approx(1)
-    assert found["recorded_steps"]["low_share"] == pytest.approx(2 * (1 - profiled) - 1, abs=1e-5)
-    assert found["recorded_steps"]["high_share"] == pytest.approx(2 / (1 - plain) - 1, abs=1e-3)
-    assert found["recorded_steps"]["significant"] == (found["recorded_steps"]["low_share"] > 0)
+    result = compute_overhead([before], [ProcessTimes(2, after, is_program=True)], None)
+    assert result["plain_cpu_wait_share"] == pytest.approx(plain, abs=1e-6)
+    assert result["profiled_cpu_wait_share"] == pytest.approx(profiled, abs=1e-6)
+    assert result["recorded_steps"]["overhead_share"] == pytest.approx(1)
+    assert result["recorded_steps"]["low_share"] == pytest.approx(2 * (1 - profiled) - 1, abs=1e-5)
+    assert result["recorded_steps"]["high_share"] == pytest.approx(2 / (1 - plain) - 1, abs=1e-3)
+    assert result["recorded_steps"]["significant"] == (result["recorded_steps"]["low_share"] > 0)
 
 
 def test_how_long_a_thread_waited_is_known_only_where_somebody_looked_twice():
@@ -140,48 +140,48 @@ def test_a_cost_is_found_in_noise():
     random = np.random.default_rng(6)
     plain = random.lognormal(18, 0.02, 300).astype(np.int64)
     profiled = (random.lognormal(18, 0.02, 300) * 1.06).astype(np.int64)
-    found = compare_steps(plain, profiled)
-    assert found["significant"]
-    assert found["low_share"] < 0.06 < found["high_share"]
+    result = compare_steps(plain, profiled)
+    assert result["significant"]
+    assert result["low_share"] < 0.06 < result["high_share"]
 
 
 def test_only_steps_that_both_runs_have_are_compared():
-    found = one([MS] * 10 + [0] * 2 + [MS] * 8, [2 * MS] * 15)
-    assert (found["plain_steps"], found["profiled_steps"], found["recorded_steps"]["steps"]) == (18, 15, 13)
-    assert found["recorded_steps"]["overhead_share"] == pytest.approx(1)
+    result = one([MS] * 10 + [0] * 2 + [MS] * 8, [2 * MS] * 15)
+    assert (result["plain_steps"], result["profiled_steps"], result["recorded_steps"]["steps"]) == (18, 15, 13)
+    assert result["recorded_steps"]["overhead_share"] == pytest.approx(1)
 
 
 def test_what_was_recorded_and_what_was_not_are_told_apart():
-    found = one([MS] * 40, ([MS] * 10 + [2 * MS] * 10) * 2, recorded=((10, 20), (30, 40)))
-    assert (found["recorded_steps"]["steps"], found["other_steps"]["steps"]) == (20, 20)
-    assert found["recorded_steps"]["overhead_share"] == pytest.approx(1)
-    assert found["other_steps"]["overhead_share"] == 0
+    result = one([MS] * 40, ([MS] * 10 + [2 * MS] * 10) * 2, recorded=((10, 20), (30, 40)))
+    assert (result["recorded_steps"]["steps"], result["other_steps"]["steps"]) == (20, 20)
+    assert result["recorded_steps"]["overhead_share"] == pytest.approx(1)
+    assert result["other_steps"]["overhead_share"] == 0
 
 
 def test_a_window_beyond_the_last_step_holds_nothing():
-    found = one([MS] * 8, [MS] * 8, recorded=((90, 95),))
-    assert found["recorded_steps"] is None
-    assert found["other_steps"]["steps"] == 8
+    result = one([MS] * 8, [MS] * 8, recorded=((90, 95),))
+    assert result["recorded_steps"] is None
+    assert result["other_steps"]["steps"] == 8
     assert one([MS] * 8, [MS] * 8, recorded=())["recorded_steps"] is None
 
 
 def test_the_warm_up_of_the_run_without_a_collector_is_left_out_of_both():
     slow = [900 * MS, 0, 400 * MS, *[MS] * 20]
-    found = one(slow, [MS] * 23)
-    assert found["warm_up_steps"] == 3
-    assert found["recorded_steps"]["steps"] == 20
-    assert found["recorded_steps"]["overhead_share"] == 0
+    result = one(slow, [MS] * 23)
+    assert result["warm_up_steps"] == 3
+    assert result["recorded_steps"]["steps"] == 20
+    assert result["recorded_steps"]["overhead_share"] == 0
 
 
 def test_steps_that_recording_slows_from_the_first_on_are_no_warm_up():
-    found = one([MS] * 40, [3 * MS] * 10 + [MS] * 30, recorded=((0, 10),))
-    assert (found["warm_up_steps"], found["recorded_steps"]["steps"]) == (0, 10)
-    assert found["recorded_steps"]["overhead_share"] == pytest.approx(2)
+    result = one([MS] * 40, [3 * MS] * 10 + [MS] * 30, recorded=((0, 10),))
+    assert (result["warm_up_steps"], result["recorded_steps"]["steps"]) == (0, 10)
+    assert result["recorded_steps"]["overhead_share"] == pytest.approx(2)
 
 
 @given(st.lists(st.integers(0, 20), max_size=30))
 def test_warm_up_is_what_it_is_in_a_trace(steps):
-    found = count_warm_up_steps(np.array(steps, np.int64))
+    result = count_warm_up_steps(np.array(steps, np.int64))
     known = [(index, length) for index, length in enumerate(steps) if length]
     half = len(known) // 2
     expected = 0
@@ -191,7 +191,7 @@ def test_warm_up_is_what_it_is_in_a_trace(steps):
             if length <= limit:
                 break
             expected = index + 1
-    assert found == expected
+    assert result == expected
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=20))
@@ -225,17 +225,17 @@ def test_of_children_that_one_which_recorded_is_compared_with_the_one_that_came_
 def test_nothing_is_compared_where_it_cannot_be_told_what_with():
     assert match_processes((), ()) is None
     assert match_processes((process(1, 1),), (process(2, 1), process(3, 2))) is None
-    found = compute_overhead([], [process(2, 1), process(3, 2)], (5, 6))
-    assert (found["recorded_steps"], found["other_steps"], found["pid"], found["stepping_processes"]) == (
+    result = compute_overhead([], [process(2, 1), process(3, 2)], (5, 6))
+    assert (result["recorded_steps"], result["other_steps"], result["pid"], result["stepping_processes"]) == (
         None,
         None,
         None,
         2,
     )
-    assert (found["plain_run_ns"], found["profiled_run_ns"]) == (5, 6)
+    assert (result["plain_run_ns"], result["profiled_run_ns"]) == (5, 6)
 
 
 def test_runs_are_compared_only_where_both_are_known_and_the_clock_was_not_set_back():
     for run_ns in (None, (5, -1), (0, 5)):
-        found = compute_overhead([], [], run_ns)
-        assert (found["plain_run_ns"], found["profiled_run_ns"], found["run_overhead_share"]) == (None, None, None)
+        result = compute_overhead([], [], run_ns)
+        assert (result["plain_run_ns"], result["profiled_run_ns"], result["run_overhead_share"]) == (None, None, None)

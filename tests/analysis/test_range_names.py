@@ -62,8 +62,8 @@ def recording(*names: str, fields: Sequence[str | None] = (), expand: Sequence[s
 def normalized(names: Sequence[str], rules: NameRules | None = None) -> list[str]:
     """The normalized name of each name."""
     trace = trace_with(names)
-    (found,) = build_range_names([trace], rules or load_name_rules())
-    return [found.names[found.normalized[index]] for index in trace.ranges.name.tolist()]
+    (result,) = build_range_names([trace], rules or load_name_rules())
+    return [result.names[result.normalized[index]] for index in trace.ranges.name.tolist()]
 
 
 def counts(one: Recording, **options: Any) -> dict[str, int]:
@@ -93,9 +93,9 @@ def counts(one: Recording, **options: Any) -> dict[str, int]:
 def test_what_machines_put_into_a_name_is_taken_out_and_is_a_field(
     recorded: str, name: str, fields: dict[str, Any]
 ) -> None:
-    (found,) = build_range_names([trace_with([recorded])], load_name_rules())
-    assert found.names[found.normalized[0]] == name
-    assert found.extract_fields(0) == fields
+    (result,) = build_range_names([trace_with([recorded])], load_name_rules())
+    assert result.names[result.normalized[0]] == name
+    assert result.extract_fields(0) == fields
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_numbers_are_folded_where_more_than_twenty_names_differ_by_them(form: st
     few, many = [form.format(i) for i in range(20)], [form.format(i) for i in range(21)]
     assert normalized(few) == few
     assert set(normalized(many)) == {name}
-    (found,) = build_range_names([trace_with(many)], load_name_rules())
-    assert [found.extract_fields(i) for i in (0, 20)] == [{field: 0}, {field: 20}]
-    assert found.folded[name].names == 21
-    assert found.folded[name].fields == (field,)
+    (result,) = build_range_names([trace_with(many)], load_name_rules())
+    assert [result.extract_fields(i) for i in (0, 20)] == [{field: 0}, {field: 20}]
+    assert result.folded[name].names == 21
+    assert result.folded[name].fields == (field,)
 
 
 def test_the_number_with_the_most_values_is_folded_first() -> None:
@@ -125,16 +125,16 @@ def test_the_number_with_the_most_values_is_folded_first() -> None:
     assert set(normalized(names)) == {f"gpu {gpu} step *" for gpu in range(8)}
     names = [f"layers.{i}.experts.{j}" for i in range(32) for j in range(32)]
     assert set(normalized(names)) == {"layers.*.experts.*"}
-    (found,) = build_range_names(
+    (result,) = build_range_names(
         [trace_with([f"layer {i}, layer {7 * i % 31}" for i in range(900)])], load_name_rules()
     )
-    assert found.extract_fields(7) == {"layer": 7, "layer_2": 18}
+    assert result.extract_fields(7) == {"layer": 7, "layer_2": 18}
 
 
 def test_numbers_of_several_traces_are_folded_together() -> None:
     traces = [trace_with([f"step {i}" for i in some]) for some in (range(15), range(10, 25))]
-    for trace, found in zip(traces, build_range_names(traces, load_name_rules()), strict=True):
-        assert {found.names[found.normalized[index]] for index in trace.ranges.name.tolist()} == {"step *"}
+    for trace, result in zip(traces, build_range_names(traces, load_name_rules()), strict=True):
+        assert {result.names[result.normalized[index]] for index in trace.ranges.name.tolist()} == {"step *"}
 
 
 # Names as programs make them: a few words and numbers, ids behind some, and what reads like a folded name already.
@@ -213,8 +213,8 @@ def test_totals_by_recorded_names_add_up_to_those_by_normalized_names(trace: Tra
         summed: dict[Any, Counter[str]] = {}
         for row in columns.rows():
             path = tuple(of_name[name] for name in row.get("path", (row["name"],)))
-            found = summed.setdefault((path, row["domain"], row["style"]), Counter())
-            found.update({column: row[column] or 0 for column in (*ADDITIVE, *ADDITIVE_GPU)})
+            result = summed.setdefault((path, row["domain"], row["style"]), Counter())
+            result.update({column: row[column] or 0 for column in (*ADDITIVE, *ADDITIVE_GPU)})
         assert len(rows) == len(summed)
         for row in rows.rows():
             path = tuple(row.get("path", (row["name"],)))
@@ -254,8 +254,8 @@ def test_steps_may_be_named_by_a_glob_over_names_before_they_are_folded() -> Non
 
 def test_expectations_are_met_by_any_of_the_names() -> None:
     one = recording(*(f"layers.{i % 30}, op_id = {i}" for i in range(300)), "pack")
-    judged = one.verdicts(["layers.3", "layers.*", "layers.4, op_id = 4", "pack", "layers.99"])
-    assert [(verdict.ok, verdict.count) for verdict in judged] == [
+    verdicts = one.verdicts(["layers.3", "layers.*", "layers.4, op_id = 4", "pack", "layers.99"])
+    assert [(verdict.ok, verdict.count) for verdict in verdicts] == [
         (True, 10),
         (True, 300),
         (True, 1),
@@ -344,8 +344,8 @@ def test_rules_of_a_user_apply_first_and_may_fold_sooner(written: Written) -> No
     )
     assert normalized(["req-a7", "x, op_id = 1", "s 1", "s 2"], rules) == [r"req\1", "x", "s 1", "s 2"]
     assert normalized(["s 1", "s 2", "s 3"], rules) == ["s *"] * 3
-    (found,) = build_range_names([trace_with(["req-a7"])], rules)
-    assert found.extract_fields(0) == {"request": "a7"}
+    (result,) = build_range_names([trace_with(["req-a7"])], rules)
+    assert result.extract_fields(0) == {"request": "a7"}
 
 
 @pytest.mark.parametrize(
@@ -377,8 +377,8 @@ def test_a_file_of_rules_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_ranges_has_no_names(tmp_path: Path) -> None:
-    (found,) = build_range_names([sample_traces.trace_of()], load_name_rules())
-    assert isinstance(found, RangeNames)
-    assert found.folded == {}
+    (result,) = build_range_names([sample_traces.trace_of()], load_name_rules())
+    assert isinstance(result, RangeNames)
+    assert result.folded == {}
     with pytest.raises(MissingDataError, match=r"\[no_ranges_recorded\]"):
-        ranges(Context(sample_traces.trace_of(), found), by="field:layer")
+        ranges(Context(sample_traces.trace_of(), result), by="field:layer")

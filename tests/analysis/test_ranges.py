@@ -99,19 +99,19 @@ def test_a_trace_without_ranges_says_what_to_do() -> None:
 @given(traces(), st.integers(1, 4), st.sampled_from([None, "a"]))
 def test_the_slowest_instances_and_all_inside_them(trace: Trace, most: int, name: str | None) -> None:
     context = Context(trace)
-    found = [row for row in range_instances(context).rows() if not row["replay"]]
-    if name is not None and not any(row["name"] == name for row in found):
+    result = [row for row in range_instances(context).rows() if not row["replay"]]
+    if name is not None and not any(row["name"] == name for row in result):
         return
-    wanted = [row for row in found if (row["name"] == name if name else row["parent_instance"] is None)]
+    required = [row for row in result if (row["name"] == name if name else row["parent_instance"] is None)]
     expected: list[tuple[int, int, int]] = []
 
     def add(number: int, depth: int, one: Any) -> None:
         expected.append((number, depth, one["instance"]))
-        inside = [row for row in found if row["parent_instance"] == one["instance"]]
+        inside = [row for row in result if row["parent_instance"] == one["instance"]]
         for row in sorted(inside, key=lambda row: row["start_ns"]):
             add(number, depth + 1, row)
 
-    for number, one in enumerate(sorted(wanted, key=lambda row: -row["cpu_ns"])[:most], 1):
+    for number, one in enumerate(sorted(required, key=lambda row: -row["cpu_ns"])[:most], 1):
         add(number, 0, one)
     slowest = slowest_instances(context, most, range_name=name)
     assert [(row["slowest"], row["depth"], row["instance"]) for row in slowest.rows()] == expected
@@ -122,9 +122,9 @@ def test_the_slowest_instances_and_all_inside_them(trace: Trace, most: int, name
 @given(traces())
 def test_a_total_larger_than_that_around_it_has_its_reason(trace: Trace) -> None:
     context = Context(trace)
-    found, table = context.instances, profile_ranges(context).ranges
-    paths = [tuple(trace.names[name] for name in found.paths[path]) for path in found.path.tolist()]
-    keys = [(path, domain, style) for path, domain, style in zip(paths, found.domain, found.style, strict=True)]
+    result, table = context.instances, profile_ranges(context).ranges
+    paths = [tuple(trace.names[name] for name in result.paths[path]) for path in result.path.tolist()]
+    keys = [(path, domain, style) for path, domain, style in zip(paths, result.domain, result.style, strict=True)]
     rows = list(table.rows())
     around = {path: sum(row["cpu_total_ns"] or 0 for row in rows if tuple(row["path"]) == path) for path in paths}
     for row in rows:
@@ -136,11 +136,11 @@ def test_a_total_larger_than_that_around_it_has_its_reason(trace: Trace) -> None
         within = 0
         for i, (own, domain, style) in enumerate(keys):
             same = own == path and STYLES[style] == row["style"]
-            if same and (trace.names[domain] if domain >= 0 else None) == row["domain"] and found.entered[i]:
-                above = int(found.parent[i])
+            if same and (trace.names[domain] if domain >= 0 else None) == row["domain"] and result.entered[i]:
+                above = int(result.parent[i])
                 if above >= 0:
                     moments = range(
-                        max(found.start_ns[i], found.start_ns[above]), min(found.end_ns[i], found.end_ns[above])
+                        max(result.start_ns[i], result.start_ns[above]), min(result.end_ns[i], result.end_ns[above])
                     )
                     within += len(moments)
         if row["cpu_total_ns"] > limit:

@@ -37,9 +37,9 @@ def reference(captures: Path, name: str, report: str) -> list[dict[str, str]]:
 def names_of(captures: Path, name: str) -> dict[str, dict[str, Any]]:
     """Rows of `names` by the name that nsys gives them: the domain before it, where there is one."""
     rows = profile_ranges(Context(load(captures / "nsys" / f"{name}.sqlite"))).names.rows()
-    found = {f"{row['domain']}:{row['name']}" if row["domain"] else row["name"]: row for row in rows}
-    assert found
-    return found
+    result = {f"{row['domain']}:{row['name']}" if row["domain"] else row["name"]: row for row in rows}
+    assert result
+    return result
 
 
 def rounded(value: float | int | None, digits: int = 1) -> str | None:
@@ -132,15 +132,15 @@ def test_cpu_times_equal_nsys(captures: Path, name: str) -> None:
 
 
 def test_autograd_is_inherited_and_nsys_says_what_it_says(captures: Path) -> None:
-    found = profile_ranges(Context(load(captures / "nsys" / "a100-lm-training.sqlite")))
-    backward = next(row for row in found.names.rows() if row["name"] == "backward")
+    result = profile_ranges(Context(load(captures / "nsys" / "a100-lm-training.sqlite")))
+    backward = next(row for row in result.names.rows() if row["name"] == "backward")
     assert backward["attribution"] == "inherited"
     assert backward["nsys_launches"] == 40
     assert backward["kernels"] > 10_000
     # The 114 copies before the first range are outside every range; all 62 195 kernels belong to one.
-    assert found.coverage.attributed_kernels == found.coverage.kernels
-    assert found.coverage.kernels.operations == 62195
-    assert found.coverage.unattributed["outside_ranges"].operations == 114
+    assert result.coverage.attributed_kernels == result.coverage.kernels
+    assert result.coverage.kernels.operations == 62195
+    assert result.coverage.unattributed["outside_ranges"].operations == 114
 
 
 def test_a_graph_traced_as_a_whole_counts_with_its_duration(captures: Path) -> None:
@@ -150,6 +150,6 @@ def test_a_graph_traced_as_a_whole_counts_with_its_duration(captures: Path) -> N
 
 
 def test_columns_are_those_announced(captures: Path) -> None:
-    found = profile_ranges(Context(load(captures / "nsys" / "no-cuda-tables-non-utf8.sqlite")))
-    assert found.ranges.columns == RANGE_COLUMNS
-    assert found.names.columns == NAME_COLUMNS
+    result = profile_ranges(Context(load(captures / "nsys" / "no-cuda-tables-non-utf8.sqlite")))
+    assert result.ranges.columns == RANGE_COLUMNS
+    assert result.names.columns == NAME_COLUMNS

@@ -27,9 +27,9 @@ STYLES = {"PushPop": "push_pop", "StartEnd": "start_end", "": None}
 
 def reference(captures: Path, name: str, report: str) -> list[dict[str, str]]:
     with gzip.open(captures / "nsys" / "reference" / f"{name}.{report}.csv.gz", "rt", newline="") as file:
-        found = list(csv.DictReader(line for line in file if line.strip()))
-    assert found
-    return found
+        result = list(csv.DictReader(line for line in file if line.strip()))
+    assert result
+    return result
 
 
 def context_of(captures: Path, name: str) -> Context:

@@ -22,10 +22,10 @@ def test_times_equal_nsys(captures: Path, name: str) -> None:
     assert expected
     # Rows of equal time may stand in either order.
     assert [row["gpu_total_ns"] for row in rows] == [int(line["Total Time (ns)"]) for line in expected]
-    found = {row["operation"]: row for row in rows}
-    assert found.keys() == {line["Operation"] for line in expected}
+    result = {row["operation"]: row for row in rows}
+    assert result.keys() == {line["Operation"] for line in expected}
     for line in expected:
-        row = found[line["Operation"]]
+        row = result[line["Operation"]]
         assert row["gpu_total_ns"] == int(line["Total Time (ns)"])
         assert row["count"] == int(line["Count"])
         assert row["gpu_min_ns"] == int(line["Min (ns)"])
@@ -38,11 +38,11 @@ def test_times_equal_nsys(captures: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", CAPTURES)
 def test_sizes_equal_nsys(captures: Path, name: str) -> None:
-    found = {row["operation"]: row for row in memory(Context(load(captures / "nsys" / f"{name}.sqlite"))).rows()}
+    result = {row["operation"]: row for row in memory(Context(load(captures / "nsys" / f"{name}.sqlite"))).rows()}
     expected = reference(captures, name, "cuda_gpu_mem_size_sum")
-    assert found.keys() == {line["Operation"] for line in expected}
+    assert result.keys() == {line["Operation"] for line in expected}
     for line in expected:
-        row = found[line["Operation"]]
+        row = result[line["Operation"]]
         assert row["count"] == int(line["Count"])
         for column, theirs in (
             ("size_total_bytes", "Total (MB)"),
@@ -68,8 +68,8 @@ def test_processes_and_sizes_add_up_to_the_operations(captures: Path, name: str)
 def test_two_processes_with_equal_correlation_ids_are_told_apart(captures: Path) -> None:
     """Both count from 1; each uses a GPU of its own. The numbers are those of SQL over globalPid and deviceId."""
     answer = memory(Context(load(captures / "nsys" / "h100x2-torchrun-before.sqlite")), by="process")
-    found = {(row["pid"], row["device"], row["operation"]): row["count"] for row in answer.rows()}
-    assert found == {
+    result = {(row["pid"], row["device"], row["operation"]): row["count"] for row in answer.rows()}
+    assert result == {
         (144, 0, "[CUDA memcpy Device-to-Device]"): 493,
         (145, 1, "[CUDA memcpy Device-to-Device]"): 493,
         (144, 0, "[CUDA memcpy Host-to-Device]"): 17,

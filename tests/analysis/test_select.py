@@ -181,17 +181,17 @@ def test_parts_of_parts_are_those_of_the_whole(
 
 def owners(context: Context, window: Window) -> list[tuple[Any, ...]]:
     """Of each operation in the window: what it is, how it is known, its launch, and its ranges with their paths."""
-    gpu, found, launched, trace = context.gpu, context.instances, context.launches, context.trace
+    gpu, result, launched, trace = context.gpu, context.instances, context.launches, context.trace
     kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     correlation = [number for events in kinds for number in events.correlation.tolist()]
     of: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
 
     def seen(i: int) -> tuple[Any, ...]:
         # A replay is told by its launch, whose times are cut as well.
-        start, end = int(found.start_ns[i]), int(found.end_ns[i])
-        clipped = bool(found.clipped[i]) or (not found.replay[i] and (start < window.first or end > window.last))
+        start, end = int(result.start_ns[i]), int(result.end_ns[i])
+        clipped = bool(result.clipped[i]) or (not result.replay[i] and (start < window.first or end > window.last))
         times = [min(max(time, window.first), window.last) for time in (start, end)]
-        return (*times, clipped, bool(found.replay[i]), found.paths[found.path[i]])
+        return (*times, clipped, bool(result.replay[i]), result.paths[result.path[i]])
 
     for instance, operation in context.iter_operation_pairs():
         for i, o in zip(instance.tolist(), operation.tolist(), strict=True):
@@ -244,13 +244,13 @@ def test_a_call_lies_inside_of_the_same_ranges_in_the_part_as_in_the_whole(
         return
 
     def around(context: Context) -> dict[int, tuple[Any, list[Any]]]:
-        found = context.instances
+        result = context.instances
         of: dict[int, list[Any]] = {call: [] for call in range(len(context.trace.calls))}
         for instance, call in context.iter_call_pairs():
             for i, c in zip(instance.tolist(), call.tolist(), strict=True):
-                of[c].append(found.paths[found.path[i]])
+                of[c].append(result.paths[result.path[i]])
         innermost = context.find_innermost_around_calls(np.arange(len(context.trace.calls))).tolist()
-        return {c: (found.paths[found.path[innermost[c]]] if innermost[c] >= 0 else None, of[c]) for c in of}
+        return {c: (result.paths[result.path[innermost[c]]] if innermost[c] >= 0 else None, of[c]) for c in of}
 
     whole = around(Context(trace))
     inside = [row for i, row in whole.items() if window.holds(int(trace.calls.start_ns[i]), int(trace.calls.end_ns[i]))]
@@ -259,7 +259,7 @@ def test_a_call_lies_inside_of_the_same_ranges_in_the_part_as_in_the_whole(
 
 def sums(recording: Recording) -> Counter[Any]:
     """What adds up over adjoining times: by what it is of, in ns and bytes."""
-    found: Counter[Any] = Counter()
+    result: Counter[Any] = Counter()
 
     def add(question: str, keys: tuple[str, ...], *columns: str, other: str | None = None, **options: Any) -> None:
         try:
@@ -269,7 +269,7 @@ def sums(recording: Recording) -> Counter[Any]:
         # Of memory nothing but allocations may be left in a part.
         for row in (table if other is None else table.others[other]).rows() if keys[0] in table.columns else ():
             for column in columns:
-                found[(question, other, *(row[key] for key in keys), column)] += row[column] or 0
+                result[(question, other, *(row[key] for key in keys), column)] += row[column] or 0
 
     add("api", ("name",), "total_ns", "nested_total_ns")
     add("kernels", ("name",), "total_ns", names="short")
@@ -282,11 +282,11 @@ def sums(recording: Recording) -> Counter[Any]:
     ns = ("cpu_total_ns", "cpu_self_total_ns", "active_total_ns", "sync_wait_total_ns", "gpu_sum_total_ns")
     add("ranges", ("name", "domain", "style"), *ns, "gpu_busy_total_ns", "h2d_bytes", "d2h_ns", by="name")
     coverage = recording.coverage
-    found["coverage"] = coverage.total.gpu_ns
-    found.update({rule: share.gpu_ns for rule, share in {**coverage.attributed, **coverage.unattributed}.items()})
+    result["coverage"] = coverage.total.gpu_ns
+    result.update({rule: share.gpu_ns for rule, share in {**coverage.attributed, **coverage.unattributed}.items()})
     extent = recording.trace.extent_ns()
-    found["window"] = extent[1] - extent[0] if extent else 0
-    return Counter({key: value for key, value in found.items() if value})
+    result["window"] = extent[1] - extent[0] if extent else 0
+    return Counter({key: value for key, value in result.items() if value})
 
 
 def added(counters: Iterable[Counter[Any]]) -> Counter[Any]:

@@ -158,24 +158,24 @@ def test_a_long_sequence_repeats_where_a_few_operations_differ() -> None:
 def test_the_instances_of_a_named_range_are_the_steps(trace: Trace, name: str) -> None:
     context = Context(trace)
     instances = context.instances
-    wanted = [i for i in range(len(instances)) if trace.names[instances.name[i]] == name and not instances.replay[i]]
+    expected = [i for i in range(len(instances)) if trace.names[instances.name[i]] == name and not instances.replay[i]]
     process = [trace.threads[thread].process for thread in instances.thread.tolist()]
-    wanted.sort(key=lambda i: (process[i], instances.start_ns[i], i))
-    if not wanted:
+    expected.sort(key=lambda i: (process[i], instances.start_ns[i], i))
+    if not expected:
         with pytest.raises(MissingDataError, match=r"\[range_not_found\]"):
             detect_steps(context, name, None)
         return
     steps = detect_steps(context, name, None)
-    assert (steps.kind, steps.source, steps.instance.tolist()) == (RANGE, "named", wanted)
-    assert spans(steps) == [(instances.start_ns[i], instances.end_ns[i]) for i in wanted]
-    assert steps.clipped.tolist() == [bool(instances.clipped[i]) for i in wanted]
-    assert [int(steps.process[lane]) for lane in steps.lane.tolist()] == [process[i] for i in wanted]
+    assert (steps.kind, steps.source, steps.instance.tolist()) == (RANGE, "named", expected)
+    assert spans(steps) == [(instances.start_ns[i], instances.end_ns[i]) for i in expected]
+    assert steps.clipped.tolist() == [bool(instances.clipped[i]) for i in expected]
+    assert [int(steps.process[lane]) for lane in steps.lane.tolist()] == [process[i] for i in expected]
     assert {steps.labels[label] for label in steps.label.tolist()} == {name}
 
 
 @given(traces(busy=True), st.sampled_from(["a", "[bc]", "*"]))
 def test_a_boundary_kernel_ends_the_step_of_its_process_and_device(trace: Trace, pattern: str) -> None:
-    wanted = {"a": {0}, "[bc]": {1, 2}, "*": {0, 1, 2}}[pattern]
+    required = {"a": {0}, "[bc]": {1, 2}, "*": {0, 1, 2}}[pattern]
     everything = [
         row for name in ("kernels", "copies", "memsets", "graph_launches") for row in rows_of(getattr(trace, name))
     ]
@@ -185,7 +185,7 @@ def test_a_boundary_kernel_ends_the_step_of_its_process_and_device(trace: Trace,
         ends = sorted(
             (row["end_ns"], row["start_ns"])
             for row in rows_of(trace.kernels)
-            if (row["process"], row["device"]) == lane and {row["name"], row["short_name"]} & wanted
+            if (row["process"], row["device"]) == lane and {row["name"], row["short_name"]} & required
         )
         begin = min(row["start_ns"] for row in here)
         for i, (end, _) in enumerate(ends):

@@ -84,8 +84,8 @@ def units(*spans: tuple[int, int]) -> set[int]:
 class Oracle:
     """The columns of steps, one step and one operation at a time."""
 
-    def __init__(self, context: Context, found: Steps) -> None:
-        self.context, self.found, self.trace = context, found, context.trace
+    def __init__(self, context: Context, result: Steps) -> None:
+        self.context, self.found, self.trace = context, result, context.trace
         gpu = context.gpu
         self.spans = list(zip(gpu.start_ns.tolist(), gpu.end_ns.tolist(), strict=True))
         self.belongs: dict[int, set[int]] = defaultdict(set)
@@ -105,10 +105,10 @@ class Oracle:
     def operations(self, step: int) -> list[int]:
         """The operations of a step by start."""
         if self.found.kind == RANGE:
-            chosen = self.belongs[int(self.found.instance[step])]
+            choice = self.belongs[int(self.found.instance[step])]
         else:
-            chosen = {o for o in range(len(self.spans)) if self.lane_has(step, o) and self.begins_in(step, o)}
-        return sorted(chosen, key=lambda o: (self.spans[o][0], o))
+            choice = {o for o in range(len(self.spans)) if self.lane_has(step, o) and self.begins_in(step, o)}
+        return sorted(choice, key=lambda o: (self.spans[o][0], o))
 
     def begins_in(self, step: int, operation: int) -> bool:
         time, call = self.spans[operation][0], int(self.context.launches.call_of[operation])
@@ -208,10 +208,10 @@ class Oracle:
 
     def lineage(self, instance: int) -> list[int]:
         """An instance and what it lies in."""
-        found = [instance]
-        while self.context.instances.parent[found[-1]] >= 0:
-            found.append(int(self.context.instances.parent[found[-1]]))
-        return found
+        result = [instance]
+        while self.context.instances.parent[result[-1]] >= 0:
+            result.append(int(self.context.instances.parent[result[-1]]))
+        return result
 
     def in_another_step(self, instance: int, step: int) -> bool:
         steps, own = set(self.found.instance.tolist()) - {-1}, int(self.found.instance[step])
@@ -223,8 +223,8 @@ class Oracle:
         )
 
     def waited_in(self, i: int) -> int:
-        found = self.context.instances
-        return self.waited(int(found.thread[i]), int(found.start_ns[i]), int(found.end_ns[i]))
+        result = self.context.instances
+        return self.waited(int(result.thread[i]), int(result.start_ns[i]), int(result.end_ns[i]))
 
     def warm_up(self) -> list[bool]:
         rows = [self.columns(step) for step in range(len(self.found))]
@@ -243,10 +243,10 @@ class Oracle:
         return warm
 
 
-def close(found: Any, expected: Any) -> bool:
+def close(result: Any, expected: Any) -> bool:
     if isinstance(expected, float):
-        return found is not None and math.isclose(found, expected, rel_tol=1e-9, abs_tol=1e-9)
-    return bool(found == expected)
+        return result is not None and math.isclose(result, expected, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(result == expected)
 
 
 def compare(row: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -266,21 +266,21 @@ def test_every_column_of_every_step_equals_the_oracle(trace: Trace, asked: dict[
         table = steps(context, **asked)
     except MissingDataError:
         return
-    found = detect_steps(context, asked.get("range_name"), asked.get("step_kernel"))
-    oracle = Oracle(context, found)
+    result = detect_steps(context, asked.get("range_name"), asked.get("step_kernel"))
+    oracle = Oracle(context, result)
     warm = oracle.warm_up()
     rows = list(table.rows())
     number: dict[int, int] = defaultdict(int)
-    assert len(rows) == len(found)
+    assert len(rows) == len(result)
     for i, row in enumerate(rows):
-        lane, edge = int(found.lane[i]), bool(found.clipped[i])
+        lane, edge = int(result.lane[i]), bool(result.clipped[i])
         compare(row, oracle.columns(i))
         assert row["source"] == "named"
         left_out = "edge of the capture" if edge else "warm-up" if warm[i] else None
-        assert (row["step"], row["pid"], row["process"]) == (number[lane], int(found.process[lane]), None)
+        assert (row["step"], row["pid"], row["process"]) == (number[lane], int(result.process[lane]), None)
         assert (row["warm_up"], row["exclusion_reason"], row["steady"]) == (warm[i], left_out, left_out is None)
         number[lane] += 1
-    compare_summary(table, found, rows)
+    compare_summary(table, result, rows)
     compare_parts(table, oracle, rows)
 
 
@@ -298,10 +298,10 @@ def test_steps_without_a_range_around_them_have_what_was_launched_in_them(trace:
     ).tolist() == (oracle.warm_up())
 
 
-def compare_summary(table: Table, found: Steps, rows: list[dict[str, Any]]) -> None:
-    assert len(table.others["summary"]) == len(found.process)
+def compare_summary(table: Table, result: Steps, rows: list[dict[str, Any]]) -> None:
+    assert len(table.others["summary"]) == len(result.process)
     for lane, summed in enumerate(table.others["summary"].rows()):
-        mine = [row for row, of in zip(rows, found.lane.tolist(), strict=True) if of == lane]
+        mine = [row for row, of in zip(rows, result.lane.tolist(), strict=True) if of == lane]
         steady = [row for row in mine if row["steady"]]
         walls = [row["wall_ns"] for row in steady]
         begin, end = (
@@ -310,11 +310,11 @@ def compare_summary(table: Table, found: Steps, rows: list[dict[str, Any]]) -> N
         )
         idle = [row["idle_ns"] for row in steady]
         elapsed = end - begin if steady else 0
-        device = int(found.device[lane])
+        device = int(result.device[lane])
         expected = {
-            "pid": int(found.process[lane]),
+            "pid": int(result.process[lane]),
             "device": device if device >= 0 else None,
-            "source": found.source,
+            "source": result.source,
             "steps": len(mine),
             "steady": len(steady),
             "warm_up": sum(row["warm_up"] for row in mine),
@@ -347,14 +347,14 @@ def compare_parts(table: Table, oracle: Oracle, rows: list[dict[str, Any]]) -> N
         return
     usual = sorted(steady, key=lambda i: rows[i]["wall_ns"])[(len(steady) - 1) // 2]
     parts = oracle.parts(usual)
-    found = list(table.others["breakdown"].rows())
-    assert {tuple(row["path"]) if row["path"] is not None else None for row in found} == set(parts)
-    assert [row["gpu_busy_ns"] for row in found] == sorted(
-        (row["gpu_busy_ns"] for row in found), key=lambda ns: -(ns or 0)
+    result = list(table.others["breakdown"].rows())
+    assert {tuple(row["path"]) if row["path"] is not None else None for row in result} == set(parts)
+    assert [row["gpu_busy_ns"] for row in result] == sorted(
+        (row["gpu_busy_ns"] for row in result), key=lambda ns: -(ns or 0)
     )
     if oracle.spans:
-        assert sum(row["gpu_busy_ns"] for row in found) == rows[usual]["gpu_busy_ns"]
-    for row in found:
+        assert sum(row["gpu_busy_ns"] for row in result) == rows[usual]["gpu_busy_ns"]
+    for row in result:
         part = parts[tuple(row["path"]) if row["path"] is not None else None]
         for name in ("gpu_busy_ns", "gpu_sum_ns", "operations", "kernels", "copies"):
             assert row[name] == (part[name] if oracle.spans else None)
@@ -411,11 +411,11 @@ def server(lengths: list[int], busy: dict[int, int], allocating: tuple[int, ...]
 
 
 def test_leading_steps_that_are_slow_or_allocate_are_warm_up() -> None:
-    found = steps(Context(server([900, 160, 100, 100, 100, 400, 100, 100, 100, 100], {}, allocating=(2,))))
-    assert found.column("warm_up") == [True] * 3 + [False] * 7
-    assert found.others["summary"].column("steady") == [7]
-    assert " 3 steps" in note_of(found, "warm_up_steps")
-    assert find_steady_interval(found) == (found.column("start_ns")[3], found.column("end_ns")[-1])
+    result = steps(Context(server([900, 160, 100, 100, 100, 400, 100, 100, 100, 100], {}, allocating=(2,))))
+    assert result.column("warm_up") == [True] * 3 + [False] * 7
+    assert result.others["summary"].column("steady") == [7]
+    assert " 3 steps" in note_of(result, "warm_up_steps")
+    assert find_steady_interval(result) == (result.column("start_ns")[3], result.column("end_ns")[-1])
 
 
 def test_few_steps_and_steps_that_always_allocate_are_no_warm_up() -> None:
@@ -450,8 +450,8 @@ def test_what_torch_appends_to_names_does_not_tell_ranges_of_steps_apart() -> No
     whole = [{**PLAIN, "start_ns": 110 * i, "end_ns": 110 * i + 100} for i in range(4)]
     trace = replace(trace, names=names, ranges=table(model.Ranges, inner + whole))
     (normalized,) = build_range_names([trace], load_name_rules())
-    found = steps(Context(trace, normalized), range_name="step")
-    assert found.others["breakdown"].column("path") == [["step", "aten::add"], ["step"]]
+    result = steps(Context(trace, normalized), range_name="step")
+    assert result.others["breakdown"].column("path") == [["step", "aten::add"], ["step"]]
 
 
 def test_a_step_so_long_that_sums_of_lengths_do_not_fit_is_still_right() -> None:
@@ -481,20 +481,20 @@ def test_a_step_so_long_that_sums_of_lengths_do_not_fit_is_still_right() -> None
 def test_a_trace_without_gpu_or_calls_has_steps_and_absent_numbers() -> None:
     trace = server([100] * 5, {})
     nothing = replace(trace, kernels=trace_of().kernels, calls=trace_of().calls)
-    found = steps(Context(nothing))
-    assert found.column("wall_ns") == [100] * 5
+    result = steps(Context(nothing))
+    assert result.column("wall_ns") == [100] * 5
     for name in ("gpu_busy_ns", "kernels", "idle_ns", "utilization_share", "launch_ns", "sync_ns", "allocations"):
-        assert found.column(name) == [None] * 5
-    assert found.others["breakdown"].column("gpu_busy_ns") == [None]
+        assert result.column(name) == [None] * 5
+    assert result.others["breakdown"].column("gpu_busy_ns") == [None]
     slower = steps(Context(replace(nothing, ranges=server([100, 100, 100, 200], {}).ranges)))
     assert slower.others["slowest"].column("cause") == ["+100 ns in step"]
 
 
-def wall_by_moment(trace: Trace, found: Steps, step: int) -> dict[Any, int]:
+def wall_by_moment(trace: Trace, result: Steps, step: int) -> dict[Any, int]:
     """The same by the moments of the step, one by one, of each range the time in no range directly inside it."""
     instances = Context(trace).instances
     names = [tuple(trace.names[name] for name in instances.paths[path]) for path in instances.path.tolist()]
-    inside = [int(found.instance[step])]
+    inside = [int(result.instance[step])]
     for one in inside:
         inside += [other for other in range(len(instances)) if instances.parent[other] == one]
     moments = {one: set(range(instances.start_ns[one], instances.end_ns[one])) for one in range(len(instances))}
@@ -511,12 +511,12 @@ def test_the_wall_time_of_a_step_by_range_equals_the_oracle(trace: Trace) -> Non
     bare = trace_of(ranges=trace.ranges)
     context = Context(bare)
     try:
-        found = detect_steps(context, "a", None)
+        result = detect_steps(context, "a", None)
     except MissingDataError:
         return
-    for step in range(len(found)):
-        assert split_wall_time(context, found, collect_step_operations(context, found), step) == wall_by_moment(
-            bare, found, step
+    for step in range(len(result)):
+        assert split_wall_time(context, result, collect_step_operations(context, result), step) == wall_by_moment(
+            bare, result, step
         )
 
 
@@ -587,13 +587,13 @@ def by_hand(path: Path, pattern: str, *others: str) -> list[dict[str, Any]]:
 def compare_with_sql(path: Path, pattern: str, *others: str) -> None:
     expected = by_hand(path, pattern, *others)
     assert expected
-    found = steps(Context(load(path)), step_kernel=pattern)
+    result = steps(Context(load(path)), step_kernel=pattern)
     # SQL gives no step that ends with the first boundary: it knows no begin of it.
-    rows = [row for row in found.rows() if row["exclusion_reason"] != "edge of the capture"]
+    rows = [row for row in result.rows() if row["exclusion_reason"] != "edge of the capture"]
     assert [{name: row[name] for name in expected[0]} for row in rows] == expected
     lanes = {(row["pid"], row["device"]) for row in expected}
-    assert len(found) == len(expected) + len(lanes)
-    summary = {(row["pid"], row["device"]): row for row in found.others["summary"].rows()}
+    assert len(result) == len(expected) + len(lanes)
+    summary = {(row["pid"], row["device"]): row for row in result.others["summary"].rows()}
     for lane in lanes:
         walls = [row["wall_ns"] for row in rows if (row["pid"], row["device"]) == lane and row["steady"]]
         assert summary[lane]["wall_mean_ns"] == pytest.approx(sum(walls) / len(walls))
@@ -653,27 +653,27 @@ def test_graphs_traced_as_a_whole_have_their_time_in_the_steps(captures: Path) -
     )
     connection.close()
     assert graphs // 1_000_000 == 7811
-    found = steps(Context(load(path)))
-    assert found.column("graph_launches") == [1] * 10
-    assert sum(found.column("gpu_sum_ns")) == graphs + kernels
-    assert all(share > 0.99 for share in found.column("utilization_share"))
+    result = steps(Context(load(path)))
+    assert result.column("graph_launches") == [1] * 10
+    assert sum(result.column("gpu_sum_ns")) == graphs + kernels
+    assert all(share > 0.99 for share in result.column("utilization_share"))
 
 
 def test_training_without_a_step_range_has_steps_by_range(captures: Path) -> None:
-    found = steps(Context(load(captures / "nsys" / "a100-lm-training.sqlite")))
-    assert found.column("exclusion_reason") == ["warm-up", *[None] * 8, "edge of the capture"]
-    breakdown = list(found.others["breakdown"].rows())
+    result = steps(Context(load(captures / "nsys" / "a100-lm-training.sqlite")))
+    assert result.column("exclusion_reason") == ["warm-up", *[None] * 8, "edge of the capture"]
+    breakdown = list(result.others["breakdown"].rows())
     assert {row["path"][0] for row in breakdown if row["path"]} == {"forward", "backward", "optimizer"}
-    rows = list(found.rows())
-    usual = find_median_step(found.values["wall_ns"], found.values["steady"])
+    rows = list(result.rows())
+    usual = find_median_step(result.values["wall_ns"], result.values["steady"])
     assert sum(row["gpu_busy_ns"] for row in breakdown) == rows[usual]["gpu_busy_ns"]
     assert all(row["kernels"] == 4135 for row in rows if row["steady"])
 
 
 def test_the_operations_of_steps_are_those_of_their_ranges(captures: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-lm-training.sqlite"))
-    found = steps(context, range_name="forward")
-    assert sum(found.column("operations")) == int(context.mask_operations("forward").sum()) > 1000
+    result = steps(context, range_name="forward")
+    assert sum(result.column("operations")) == int(context.mask_operations("forward").sum()) > 1000
 
 
 @dataclass
@@ -700,19 +700,19 @@ class Timeline:
         return self
 
     def kernel(self, start: int, end: int, launch: tuple[int, int] | None = None, name: str = "gemm") -> Timeline:
-        number, named = len(self.kernels), self.name(name)
+        number, names = len(self.kernels), self.name(name)
         self.call(LAUNCH, *(launch or (start - 1, start)), correlation=number)
         row = {**GPU, "start_ns": start, "end_ns": end, "correlation": number}
-        self.kernels.append({**row, "name": named, "short_name": named})
+        self.kernels.append({**row, "name": names, "short_name": names})
         return self
 
-    def steps(self, **named: str) -> Table:
+    def steps(self, **names: str) -> Table:
         trace = trace_of(
             ranges=table(model.Ranges, self.ranges),
             calls=table(model.Calls, self.calls),
             kernels=table(model.Kernels, self.kernels),
         )
-        return steps(Context(replace(trace, names=tuple(self.names))), **named)
+        return steps(Context(replace(trace, names=tuple(self.names))), **names)
 
 
 def test_waits_and_allocations_of_all_threads_of_the_process_count() -> None:
@@ -724,10 +724,10 @@ def test_waits_and_allocations_of_all_threads_of_the_process_count() -> None:
         timeline.call(WAIT, at + 4, at + 21, thread=1).call(WAIT, at + 18, at + 20).call(WAIT, at, at + 31, thread=2)
         timeline.call(ALLOCATE, at + 5, at + 6, thread=1).call(ALLOCATE, at + 7, at + 8, thread=2)
         timeline.range("work", at + 3, at + 22, thread=1)
-    found = timeline.steps()
-    assert found.column("sync_ns") == [17] * 4
-    assert found.column("allocations") == [1] * 4
-    breakdown = {tuple(row["path"]): row for row in found.others["breakdown"].rows()}
+    result = timeline.steps()
+    assert result.column("sync_ns") == [17] * 4
+    assert result.column("allocations") == [1] * 4
+    breakdown = {tuple(row["path"]): row for row in result.others["breakdown"].rows()}
     assert (breakdown[("work",)]["cpu_self_ns"], breakdown[("work",)]["sync_self_ns"]) == (19, 17)
 
 
@@ -737,13 +737,13 @@ def test_the_ranges_of_another_request_are_not_those_of_a_step() -> None:
         timeline.range("request", 100 * i, 100 * i + 90).range("pack", 100 * i + 10, 100 * i + 20)
         timeline.range("request", 100 * i + 30, 100 * i + 80, thread=1)
         timeline.range("pack", 100 * i + 40, 100 * i + 45, thread=1)
-    found = timeline.steps(range_name="request")
-    rows = list(found.rows())
+    result = timeline.steps(range_name="request")
+    rows = list(result.rows())
     assert [row["wall_ns"] for row in rows] == [90, 50] * 4
-    median = {tuple(row["path"]): row["cpu_self_ns"] for row in found.others["breakdown"].rows()}
+    median = {tuple(row["path"]): row["cpu_self_ns"] for row in result.others["breakdown"].rows()}
     assert median == {("request",): 45, ("request", "pack"): 5}
-    assert found.others["slowest"].column("path") == [["request"]] * 4
-    assert found.others["slowest"].column("path_delta_ns") == [35] * 4
+    assert result.others["slowest"].column("path") == [["request"]] * 4
+    assert result.others["slowest"].column("path_delta_ns") == [35] * 4
 
 
 def test_launch_time_is_that_of_launch_calls_within_the_step() -> None:
@@ -752,8 +752,8 @@ def test_launch_time_is_that_of_launch_calls_within_the_step() -> None:
         # The host is one step ahead of the GPU, and the launch crosses the step's end by 3 ns.
         at = 100 * i
         timeline.range("step", at, at + 50).kernel(at + 120, at + 150, launch=(at + 43, at + 53))
-    found = timeline.steps()
-    assert found.column("launch_ns") == [7] * 4
+    result = timeline.steps()
+    assert result.column("launch_ns") == [7] * 4
     between = timeline.steps(step_kernel="gemm")
     assert between.column("end_ns") == [150, 250, 350, 450]
     # From the first kernel on: the end of its own launch call is over by then.
@@ -766,11 +766,11 @@ def test_nothing_inside_a_range_called_warm_up_is_steady(name: str, more: dict[s
     timeline = Timeline().range("main", 0, 2000).range(name, 90, 490, **more)
     for i in range(1, 11):
         timeline.range("step", 100 * i, 100 * i + 50)
-    found = timeline.steps()
-    assert found.column("steady") == [False] * 4 + [True] * 6
-    assert found.column("exclusion_reason") == ["warm-up"] * 4 + [None] * 6
-    assert find_steady_interval(found) == (500, 1050)
-    assert " 4 steps" in note_of(found, "steps_in_warm_up_range")
+    result = timeline.steps()
+    assert result.column("steady") == [False] * 4 + [True] * 6
+    assert result.column("exclusion_reason") == ["warm-up"] * 4 + [None] * 6
+    assert find_steady_interval(result) == (500, 1050)
+    assert " 4 steps" in note_of(result, "steps_in_warm_up_range")
 
 
 @pytest.mark.parametrize("name", ["after warmup", "post-warm-up", "no warm up", "lr_warmup", "WarmupScheduler", "warm"])
@@ -788,9 +788,9 @@ def test_steps_of_the_gpu_whose_operations_were_launched_in_a_warm_up_are_not_st
         for j, name in enumerate(("embed", "layer", "head")):
             call = 12 * i + 4 * j
             timeline.kernel(100 * i + 30 * j + 50, 100 * i + 30 * j + 70, launch=(call, call + 2), name=name)
-    found = timeline.steps()
-    assert found.column("source") == ["repetition"] * 8
-    assert found.column("exclusion_reason") == ["edge of the capture", "warm-up", "warm-up"] + [None] * 5
+    result = timeline.steps()
+    assert result.column("source") == ["repetition"] * 8
+    assert result.column("exclusion_reason") == ["edge of the capture", "warm-up", "warm-up"] + [None] * 5
 
 
 def test_only_the_longest_phase_between_warm_ups_is_steady() -> None:
@@ -799,18 +799,18 @@ def test_only_the_longest_phase_between_warm_ups_is_steady() -> None:
         timeline.range("step", 100 * i, 100 * i + 50)
     # Before step 3 and after step 9; within step 5 is no other phase.
     timeline.range("warmup", 260, 270).range("warmup", 960, 970).range("warmup", 510, 520)
-    found = timeline.steps()
-    assert found.column("exclusion_reason") == ["other phase"] * 3 + [None] * 7 + ["other phase"] * 2
-    assert find_steady_interval(found) == (300, 950)
-    assert " 5 steps" in note_of(found, "steps_of_other_phase")
+    result = timeline.steps()
+    assert result.column("exclusion_reason") == ["other phase"] * 3 + [None] * 7 + ["other phase"] * 2
+    assert find_steady_interval(result) == (300, 950)
+    assert " 5 steps" in note_of(result, "steps_of_other_phase")
 
 
 def test_steps_from_range_to_range_with_a_warm_up_in_between_are_not_steady() -> None:
     timeline = Timeline().range("warm up", 370, 390)
     for i in range(9):
         timeline.range("forward", 100 * i, 100 * i + 30).range("backward", 100 * i + 35, 100 * i + 65)
-    found = timeline.steps()
-    assert found.column("exclusion_reason") == [
+    result = timeline.steps()
+    assert result.column("exclusion_reason") == [
         *["other phase"] * 3,
         "warm-up",
         *[None] * 4,
@@ -822,18 +822,18 @@ def test_what_is_inferred_is_told_apart_in_every_table() -> None:
     timeline = Timeline()
     for i in range(5):
         timeline.kernel(20 * i + 2, 20 * i + 8, name="a").kernel(20 * i + 9, 20 * i + 15, name="b")
-    found = timeline.steps()
-    assert found.column("source") == ["repetition"] * 5
-    assert found.others["summary"].column("source") == ["repetition"]
-    assert note_of(found, "step_may_be_layer")
+    result = timeline.steps()
+    assert result.column("source") == ["repetition"] * 5
+    assert result.others["summary"].column("source") == ["repetition"]
+    assert note_of(result, "step_may_be_layer")
     assert timeline.steps(step_kernel="b").column("source") == ["named"] * 5
 
 
 def test_the_steady_passes_of_a_real_capture_are_those_after_its_warm_up(captures: Path) -> None:
     trace = load(captures / "nsys" / "a100-transformer-forward.sqlite")
-    found = steps(Context(trace))
+    result = steps(Context(trace))
     (end,) = trace.ranges.end_ns[trace.ranges.name == trace.names.index("warmup")].tolist()
-    rows = list(found.rows())
+    rows = list(result.rows())
     assert [row["kernels"] for row in rows] == [1832] * 4
     assert [row["exclusion_reason"] for row in rows] == ["edge of the capture", None, None, None]
     assert rows[0]["warm_up"]

@@ -85,9 +85,9 @@ def overlap_row(device: int, here: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    assert len(found) == len(expected)
-    for row, other in zip(found, expected, strict=True):
+def same(result: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert len(result) == len(expected)
+    for row, other in zip(result, expected, strict=True):
         assert row.keys() == other.keys()
         for name, value in other.items():
             equal = math.isclose(row[name], value, rel_tol=1e-12) if isinstance(value, float) else row[name] == value
@@ -110,7 +110,7 @@ def test_every_table_equals_the_oracle(trace: Trace, name: str | None) -> None:
     try:
         if name:
             inside = context.mask_operations(name).tolist()
-            operations = [row for row, wanted in zip(operations, inside, strict=True) if wanted]
+            operations = [row for row, expected in zip(operations, inside, strict=True) if expected]
     except MissingDataError:
         operations = []
     if not operations:
@@ -121,9 +121,9 @@ def test_every_table_equals_the_oracle(trace: Trace, name: str | None) -> None:
     for row in operations:
         on_gpu[row["gpu"]].append(row)
         on_stream[row["gpu"], row["process"], row["context"], row["stream"]].append(row)
-    found = streams(context, range_name=name)
-    same(list(found.rows()), [stream_row(key, on_stream[key], on_gpu[key[0]]) for key in sorted(on_stream)])
-    same(list(found.others["overlap"].rows()), [overlap_row(gpu, on_gpu[gpu]) for gpu in sorted(on_gpu)])
+    result = streams(context, range_name=name)
+    same(list(result.rows()), [stream_row(key, on_stream[key], on_gpu[key[0]]) for key in sorted(on_stream)])
+    same(list(result.others["overlap"].rows()), [overlap_row(gpu, on_gpu[gpu]) for gpu in sorted(on_gpu)])
 
 
 def test_a_trace_without_operations_is_refused() -> None:
@@ -132,9 +132,9 @@ def test_a_trace_without_operations_is_refused() -> None:
 
 
 def test_graphs_traced_as_a_whole_count_as_compute(captures: Path) -> None:
-    found = streams(Context(load(captures / "nsys" / "a100-cuda-graphs-graph-level.sqlite")))
-    assert found.column("graphs") == [10]
-    assert found.others["overlap"].column("compute_ns")[0] // 1_000_000 == 7811
+    result = streams(Context(load(captures / "nsys" / "a100-cuda-graphs-graph-level.sqlite")))
+    assert result.column("graphs") == [10]
+    assert result.others["overlap"].column("compute_ns")[0] // 1_000_000 == 7811
 
 
 @pytest.mark.parametrize("name", ["h100x2-torchrun-before", "h100x2-torchrun-after"])

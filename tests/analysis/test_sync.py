@@ -37,8 +37,8 @@ NAME_OF_OPERATION |= {9: "Host-to-Host", -1: "Unknown"}
 def waiting_traces(draw: Any) -> Trace:
     """Traces with every kind of call that waits, several contexts, and times about as long as the clocks' skew."""
     trace = draw(st.one_of(traces(), traces(busy=True)))
-    chosen = draw(st.integers(0, 2**32 - 1))
-    random = np.random.default_rng(chosen)
+    choice = draw(st.integers(0, 2**32 - 1))
+    random = np.random.default_rng(choice)
     scale = draw(st.sampled_from([1, 1000]))
 
     def changed(events: Any, **columns: Any) -> Any:
@@ -126,13 +126,13 @@ class Oracle:
         return None
 
     def outermost(self) -> list[dict[str, Any]]:
-        kept: list[dict[str, Any]] = []
+        remaining: list[dict[str, Any]] = []
         for wait in sorted(self.waits, key=lambda one: (one["thread"], one["start_ns"], -one["end_ns"], one["call"])):
-            latest = max((one["end_ns"] for one in kept if one["thread"] == wait["thread"]), default=None)
+            latest = max((one["end_ns"] for one in remaining if one["thread"] == wait["thread"]), default=None)
             if latest is None or wait["end_ns"] > latest:
                 start = wait["start_ns"] if latest is None else max(latest, wait["start_ns"])
-                kept.append({**wait, "start_ns": start})
-        return kept
+                remaining.append({**wait, "start_ns": start})
+        return remaining
 
     def pieces(self, wait: dict[str, Any]) -> list[tuple[dict[str, Any], int]]:
         begin, end = wait["start_ns"], wait["end_ns"]
@@ -154,19 +154,19 @@ class Oracle:
             last = max(ran, key=order)
             ran = [one for one in ran if (one["context"], one["stream"]) == (last["context"], last["stream"])]
         times = sorted({begin, end, *(t for one in ran for t in (one["start_ns"], one["end_ns"]) if begin < t < end)})
-        found: dict[int, int] = defaultdict(int)
+        result: dict[int, int] = defaultdict(int)
         for low, high in pairwise(times):
             running = [one for one in ran if one["start_ns"] <= low and one["end_ns"] >= high]
             if running:
-                found[max(running, key=order)["index"]] += high - low
-        return [(self.operations[index], ns) for index, ns in found.items()]
+                result[max(running, key=order)["index"]] += high - low
+        return [(self.operations[index], ns) for index, ns in result.items()]
 
     def range_of(self, instance: int) -> tuple[str | None, str | None]:
-        found, names = self.context.instances, self.trace.names
+        result, names = self.context.instances, self.trace.names
         if instance < 0:
             return None, None
-        domain = int(found.domain[instance])
-        return names[found.name[instance]], names[domain] if domain >= 0 else None
+        domain = int(result.domain[instance])
+        return names[result.name[instance]], names[domain] if domain >= 0 else None
 
     def who(self, wait: dict[str, Any]) -> tuple[Any, ...]:
         call = wait["text"].removesuffix("_v3020")
@@ -177,20 +177,20 @@ class Oracle:
         return self.range_of(int(self.context.innermost[operation["index"]]))
 
     def name_of(self, operation: dict[str, Any]) -> str:
-        named: dict[str, Callable[[], str]] = {
+        names: dict[str, Callable[[], str]] = {
             "kernels": lambda: self.trace.names[operation["name"]],
             "copies": lambda: f"[CUDA memcpy {NAME_OF_OPERATION[operation['kind']]}]",
             "memsets": lambda: "[CUDA memset]",
             "graph_launches": lambda: "[CUDA graph]",
         }
-        return named[operation["of"]]()
+        return names[operation["of"]]()
 
     def cpu_ns(self, who: tuple[Any, ...]) -> int:
-        found = self.context.instances
+        result = self.context.instances
         return sum(
-            int(found.end_ns[i] - found.start_ns[i])
-            for i in range(len(found))
-            if not found.replay[i] and self.range_of(i) == who[:2]
+            int(result.end_ns[i] - result.start_ns[i])
+            for i in range(len(result))
+            if not result.replay[i] and self.range_of(i) == who[:2]
         )
 
     def shares(self, who: tuple[Any, ...], total: int) -> dict[str, Any]:
@@ -280,11 +280,11 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
         with pytest.raises(MissingDataError):
             sync(context)
         return
-    found = sync(context)
+    result = sync(context)
     answers = (
-        (found, oracle.by_range(), (*WHOM, lambda row: row["waited_for"] is not None)),
-        (found.others["calls"], oracle.by_call(), WHO),
-        (found.others["operations"], oracle.by_operation(), (*WHOM, "waited_for")),
+        (result, oracle.by_range(), (*WHOM, lambda row: row["waited_for"] is not None)),
+        (result.others["calls"], oracle.by_call(), WHO),
+        (result.others["operations"], oracle.by_operation(), (*WHOM, "waited_for")),
     )
     for answer, expected, key in answers:
         rows = {tuple(row[part] if isinstance(part, str) else part(row) for part in key): row for row in answer.rows()}
@@ -348,15 +348,15 @@ def test_a_copy_back_waits_for_the_kernels_before_it_and_says_so() -> None:
         ),
         names=("forward", "d2h", *NAMES[2:], *MORE_NAMES),
     )
-    found = sync(Context(trace))
-    first = next(found.rows())
-    note = found.notes[0]
+    result = sync(Context(trace))
+    first = next(result.rows())
+    note = result.notes[0]
     assert note.code == "longest_wait"
     assert all(part in note for part in ("d2h", "3.097 ms", "forward", "cudaStreamSynchronize, once"))
     assert (first["range"], first["waited_for_range"], first["waited_for"]) == ("d2h", "forward", "c")
     assert first["wait_total_ns"] == 3_119_000 - 22_000
     assert first["cpu_share"] == pytest.approx(3_097_000 / 3_110_000)
-    calls = next(found.others["calls"].rows())
+    calls = next(result.others["calls"].rows())
     assert (calls["blocked_on_gpu_ns"], calls["overhead_ns"]) == (3_097_000 + 1_000, 5_000)
 
 
@@ -372,9 +372,9 @@ def test_without_waiting_calls_it_says_so() -> None:
 
 
 def test_a_wait_without_any_gpu_operation_is_overhead() -> None:
-    found = sync(Context(trace_of(calls=table(model.Calls, [a_call(WAIT, 1, 5, 1)]))))
-    assert [(row["waited_for"], row["wait_total_ns"], row["operations"]) for row in found.rows()] == [(None, 4, None)]
-    assert found.notes == ()
+    result = sync(Context(trace_of(calls=table(model.Calls, [a_call(WAIT, 1, 5, 1)]))))
+    assert [(row["waited_for"], row["wait_total_ns"], row["operations"]) for row in result.rows()] == [(None, 4, None)]
+    assert result.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -384,24 +384,24 @@ def test_a_wait_without_any_gpu_operation_is_overhead() -> None:
 def test_the_rows_of_real_captures_add_up_to_the_calls(captures: Path, name: str) -> None:
     """What the synchronising calls took in all is what their rows add up to, and no one waits longer than it takes."""
     trace = load(captures / "nsys" / f"{name}.sqlite")
-    found = sync(Context(trace))
-    calls = found.others["calls"]
+    result = sync(Context(trace))
+    calls = result.others["calls"]
     for row in calls.rows():
         parts = [
             part["wait_total_ns"]
-            for part in found.rows()
+            for part in result.rows()
             if all(part[column] == row[column] for column in ("range", "domain", "call"))
         ]
         assert sum(parts) == row["wait_total_ns"] == row["blocked_on_gpu_ns"] + row["overhead_ns"]
-    for wanted in ("cudaStreamSynchronize", "cudaDeviceSynchronize"):
-        number = sum(trace.names[i].startswith(wanted) for i in trace.calls.name.tolist())
-        assert sum(row["count"] for row in calls.rows() if row["call"] == wanted) == number
+    for expected in ("cudaStreamSynchronize", "cudaDeviceSynchronize"):
+        number = sum(trace.names[i].startswith(expected) for i in trace.calls.name.tolist())
+        assert sum(row["count"] for row in calls.rows() if row["call"] == expected) == number
 
 
 def test_both_processes_of_a_two_gpu_capture_wait_for_their_own_kernels(captures: Path) -> None:
     """One process's GPU clock is some microseconds ahead: its waits return before what they waited for ends."""
-    found = sync(Context(load(captures / "nsys" / "h100x2-torchrun-before.sqlite")))
-    calls = list(found.others["calls"].rows())
+    result = sync(Context(load(captures / "nsys" / "h100x2-torchrun-before.sqlite")))
+    calls = list(result.others["calls"].rows())
     assert sum(row["count"] for row in calls) == 33
     assert all(row["blocked_on_gpu_ns"] > 0.98 * row["wait_total_ns"] for row in calls)
 

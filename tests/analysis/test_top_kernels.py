@@ -74,14 +74,14 @@ def test_so_many_launches_are_needed_that_each_kernel_has_its_own(captures: Path
         for instance, operation in context.iter_operation_pairs():
             inside[operation[instances[instance]]] = True
         kernels, names = context.trace.kernels, context.trace.names
-        wanted = {one.name for one in best.kernels}
+        expected = {one.name for one in best.kernels}
         order = [
             names[name]
             for _, name, ours in sorted(zip(kernels.start_ns, kernels.name, inside[: len(kernels)], strict=True))
-            if ours and names[name] in wanted
+            if ours and names[name] in expected
         ][skip:]
-        left = {name: min(launches, order.count(name)) for name in wanted}
-        needed = next(n for n in range(len(order) + 1) if all(order[:n].count(name) >= left[name] for name in wanted))
+        left = {name: min(launches, order.count(name)) for name in expected}
+        needed = next(n for n in range(len(order) + 1) if all(order[:n].count(name) >= left[name] for name in expected))
         assert best.launches_needed == needed
 
 

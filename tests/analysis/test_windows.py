@@ -33,53 +33,53 @@ WHOLE = CapturedWindow("7-1", tuple(range(10, 30)), "app.nsys-rep", ("7-1",))
 
 
 def outcome(
-    window: WindowRecord = COMPLETE, file: CapturedWindow | None = WHOLE, **said: object
+    window: WindowRecord = COMPLETE, file: CapturedWindow | None = WHOLE, **output: object
 ) -> tuple[str, Message]:
-    process = replace(SAID, windows=(window,), **said)  # type: ignore[arg-type]
+    process = replace(SAID, windows=(window,), **output)  # type: ignore[arg-type]
     (verdict,) = evaluate_capture(replace(ASKED, processes=(process,)), [file] if file else []).outcomes
     assert verdict.reason is not None
     return verdict.outcome, verdict.reason
 
 
-def said_of(found: windows.CaptureResult) -> list[tuple[str, str]]:
+def said_of(result: windows.CaptureResult) -> list[tuple[str, str]]:
     """The code and the text of all that went wrong, in the order it is printed in."""
-    whys = [one.reason for one in found.outcomes if one.reason is not None]
-    return [(one.code, str(one)) for one in (*whys, *found.problems, *found.non_participating)]
+    whys = [one.reason for one in result.outcomes if one.reason is not None]
+    return [(one.code, str(one)) for one in (*whys, *result.problems, *result.non_participating)]
 
 
 def test_a_window_whose_steps_are_all_there_is_captured():
-    found = evaluate_capture(ASKED, [WHOLE])
-    assert found.ok
-    assert format_capture(capture_to_dict(found)) == ["requested steps 10 to 29, captured 20 of 20"]
+    result = evaluate_capture(ASKED, [WHOLE])
+    assert result.ok
+    assert format_capture(capture_to_dict(result)) == ["requested steps 10 to 29, captured 20 of 20"]
 
 
 PARENT = ProcessStatus(pid=6, begun_steps=2, ended_steps=2, nested_steps=0, end="exit", windows=())
 
 
 def test_a_process_that_took_no_part_does_not_make_a_run_fail():
-    found = evaluate_capture(replace(ASKED, processes=(PARENT, SAID)), [WHOLE])
-    assert found.ok
-    assert format_capture(capture_to_dict(found))[0] == "requested steps 10 to 29, captured 20 of 20"
-    ((code, text),) = said_of(found)
+    result = evaluate_capture(replace(ASKED, processes=(PARENT, SAID)), [WHOLE])
+    assert result.ok
+    assert format_capture(capture_to_dict(result))[0] == "requested steps 10 to 29, captured 20 of 20"
+    ((code, text),) = said_of(result)
     assert code == "process_without_requested_steps"
     assert "process 6 " in text and " 2 steps" in text
 
 
 def test_where_no_process_took_part_all_count():
-    found = evaluate_capture(replace(ASKED, processes=(PARENT, replace(PARENT, pid=7))), [])
-    assert [verdict.outcome for verdict in found.outcomes] == [windows.NEVER_REACHED] * 2
+    result = evaluate_capture(replace(ASKED, processes=(PARENT, replace(PARENT, pid=7))), [])
+    assert [verdict.outcome for verdict in result.outcomes] == [windows.NEVER_REACHED] * 2
 
 
 def test_each_rank_must_take_part():
     first = replace(SAID, rank=0, label="app_0")
     worker_of_first = replace(PARENT, rank=0, label="app_0-worker")
     second = replace(PARENT, pid=8, rank=1, label="app_1")
-    found = evaluate_capture(replace(ASKED, processes=(first, worker_of_first, second)), [WHOLE])
-    assert not found.ok
-    first_line, second_line, _ = format_capture(capture_to_dict(found))
+    result = evaluate_capture(replace(ASKED, processes=(first, worker_of_first, second)), [WHOLE])
+    assert not result.ok
+    first_line, second_line, _ = format_capture(capture_to_dict(result))
     assert first_line == "requested steps 10 to 29, captured 20 of 40 in 1 of 2 windows"
     assert second_line.startswith("steps 10 to 29 of app_1: ")
-    never, aside = said_of(found)
+    never, aside = said_of(result)
     assert never[0] == "window_never_reached" and " 2 steps" in never[1]
     assert aside[0] == "process_without_requested_steps"
     assert "app_0-worker (6) " in aside[1] and " 2 steps" in aside[1]
@@ -89,14 +89,14 @@ def test_ranks_say_at_which_step_they_opened():
     parts = []
     for rank, opened in ((0, 10), (1, 10), (2, 10), (5, 12)):
         window = COMPLETE._replace(id=f"{rank}-1", opened_step=opened)
-        said = replace(SAID, pid=rank, rank=rank, label=f"app_{rank}", windows=(window,))
+        output = replace(SAID, pid=rank, rank=rank, label=f"app_{rank}", windows=(window,))
         file = replace(WHOLE, id=window.id, file_window_ids=(window.id,))
-        parts.append(evaluate_capture(replace(ASKED, processes=(said,)), [file]))
-    found = windows.merge_capture_results(parts)
-    said = format_capture(capture_to_dict(found))
-    assert said[-2:] == ["ranks 0-2 opened at step 10", "rank 5 opened at step 12"]
-    assert [line for line in said if line.startswith("steps 10 to 29 of app_5: ")]
-    ((code, text),) = said_of(found)
+        parts.append(evaluate_capture(replace(ASKED, processes=(output,)), [file]))
+    result = windows.merge_capture_results(parts)
+    output = format_capture(capture_to_dict(result))
+    assert output[-2:] == ["ranks 0-2 opened at step 10", "rank 5 opened at step 12"]
+    assert [line for line in output if line.startswith("steps 10 to 29 of app_5: ")]
+    ((code, text),) = said_of(result)
     assert code == "window_opened_late" and text.endswith(" step 12")
 
 
@@ -180,49 +180,49 @@ def test_whatever_else_is_named(change, file, expected, code, text):
 def test_a_signal_is_named_with_the_step_it_came_in_and_what_the_report_lost():
     window = COMPLETE._replace(closed_step=None, closed_wall_ns=None, close_stall_ns=None, reason=None)
     process = replace(SAID, begun_steps=18, ended_steps=17, end=None, windows=(window,))
-    asked = replace(ASKED, processes=(process,), end="SIGTERM")
+    request = replace(ASKED, processes=(process,), end="SIGTERM")
     file = replace(WHOLE, steps=(10, 11, 12, 13))
-    (verdict,) = evaluate_capture(asked, [file]).outcomes
+    (verdict,) = evaluate_capture(request, [file]).outcomes
     assert verdict.reason is not None and verdict.reason.code == "window_stopped_early"
     assert "step 17 by SIGTERM" in verdict.reason and " 3 steps" in verdict.reason
-    (other,) = evaluate_capture(replace(asked, pid=99), [file]).outcomes
+    (other,) = evaluate_capture(replace(request, pid=99), [file]).outcomes
     assert other.reason is not None and other.reason.code == "window_stopped_early"
     assert "SIGTERM" not in other.reason
 
 
 def test_of_a_window_that_was_never_reached_the_number_of_steps_is_said():
     never = replace(SAID, windows=())
-    found = evaluate_capture(replace(ASKED, text="90:95", windows=((90, 95),), processes=(never,)), [])
-    assert not found.ok
-    first_line, second_line = format_capture(capture_to_dict(found))
+    result = evaluate_capture(replace(ASKED, text="90:95", windows=((90, 95),), processes=(never,)), [])
+    assert not result.ok
+    first_line, second_line = format_capture(capture_to_dict(result))
     assert first_line == "requested steps 90 to 94, captured 0 of 5"
     assert second_line.startswith("steps 90 to 94: ")
-    ((code, text),) = said_of(found)
+    ((code, text),) = said_of(result)
     assert code == "window_never_reached" and " 50 steps" in text
 
 
 def test_processes_that_step_are_judged_each():
     second = replace(SAID, pid=8, windows=(COMPLETE._replace(id="8-1"),))
-    found = evaluate_capture(replace(ASKED, processes=(SAID, second)), [WHOLE])
-    assert [(one.pid, one.outcome) for one in found.outcomes] == [(7, "captured"), (8, "missing_report")]
-    assert format_capture(capture_to_dict(found))[1].startswith("steps 10 to 29 of process 8: ")
-    ((code, text),) = said_of(found)
+    result = evaluate_capture(replace(ASKED, processes=(SAID, second)), [WHOLE])
+    assert [(one.pid, one.outcome) for one in result.outcomes] == [(7, "captured"), (8, "missing_report")]
+    assert format_capture(capture_to_dict(result))[1].startswith("steps 10 to 29 of process 8: ")
+    ((code, text),) = said_of(result)
     assert code == "window_missing_report" and "8-1" in text
 
 
 def test_an_endless_row_is_judged_by_the_windows_that_came():
     row = replace(ASKED, text="every:10:2", windows=None, processes=(replace(SAID, windows=()),))
-    found = evaluate_capture(row, [])
-    assert format_capture(capture_to_dict(found))[0] == "requested steps every:10:2, captured 0 of 0"
-    ((code, text),) = said_of(found)
+    result = evaluate_capture(row, [])
+    assert format_capture(capture_to_dict(result))[0] == "requested steps every:10:2, captured 0 of 0"
+    ((code, text),) = said_of(result)
     assert code == "window_never_reached"
     assert "every:10:2 " in text and " 50 steps" in text
 
 
 def test_a_long_stall_is_said():
     slow = COMPLETE._replace(open_stall_ns=130_000_000, close_stall_ns=1_200_000_000)
-    found = evaluate_capture(replace(ASKED, processes=(replace(SAID, windows=(slow,)),)), [WHOLE])
-    paused = format_capture(capture_to_dict(found))[1]
+    result = evaluate_capture(replace(ASKED, processes=(replace(SAID, windows=(slow,)),)), [WHOLE])
+    paused = format_capture(capture_to_dict(result))[1]
     assert isinstance(paused, Message) and paused.code == "program_paused"
     assert " 130.0 ms" in paused and " 1.200 s " in paused
 
@@ -260,8 +260,8 @@ def test_a_window_holds_the_whole_steps_of_its_own_process_that_begin_in_it():
         step(30, 12, clipped=True),
         step(60, 13),
     ]
-    (found,) = find_captured_windows(held(ranges, [window(10, 50, 1)]), "app.nsys-rep")
-    assert found == CapturedWindow("7-1", (10, 11), "app.nsys-rep", ("7-1",))
+    (result,) = find_captured_windows(held(ranges, [window(10, 50, 1)]), "app.nsys-rep")
+    assert result == CapturedWindow("7-1", (10, 11), "app.nsys-rep", ("7-1",))
 
 
 def test_windows_of_one_process_in_one_report_of_nsys_are_merged_and_in_a_recording_are_not():
@@ -275,10 +275,10 @@ def test_windows_of_one_process_in_one_report_of_nsys_are_merged_and_in_a_record
 def test_the_steps_view_keeps_the_numbers_that_the_program_counts():
     counted = [step(10 * index, index) for index in (5, 6, 20, 21)]
     unnumbered = step(215, 0, has_payload=False)
-    found = steps(Context(held([*counted, unnumbered], [window(50, 70, 1), window(200, 220, 2)])), range_name="step")
-    assert found.column("index") == [5, 6, 20, 21, None]
-    assert found.column("step") == [0, 1, 2, 3, 4]
-    (rate,) = found.others["summary"].column("steps_per_s")
+    result = steps(Context(held([*counted, unnumbered], [window(50, 70, 1), window(200, 220, 2)])), range_name="step")
+    assert result.column("index") == [5, 6, 20, 21, None]
+    assert result.column("step") == [0, 1, 2, 3, 4]
+    (rate,) = result.others["summary"].column("steps_per_s")
     # Of the 170 ns from the first to the last, 130 lie between the windows.
     assert rate == pytest.approx(5e9 / (170 - 130))
 
@@ -334,8 +334,8 @@ TIMED = WindowRecord("7-1", 0, 1, 40, 10**9, 5, 60, 6 * 10**9 + 9, 9, "duration"
 def test_steps_are_those_of_the_program_once_conditions_are_met():
     moved = COMPLETE._replace(start_step=15, stop_step=35, opened_step=15, closed_step=35)
     process = replace(SAID, windows=(moved,), counted_from=5)
-    found = evaluate_capture(replace(HELD, processes=(process,)), [replace(WHOLE, steps=tuple(range(15, 35)))])
-    assert format_capture(capture_to_dict(found)) == [
+    result = evaluate_capture(replace(HELD, processes=(process,)), [replace(WHOLE, steps=tuple(range(15, 35)))])
+    assert format_capture(capture_to_dict(result)) == [
         "requested steps 10 to 29 after 5 warm-up steps: the program's 15 to 34, captured 20 of 20"
     ]
     later = evaluate_capture(replace(HELD, processes=(replace(process, windows=(), ended_steps=12),)), [])
@@ -355,12 +355,12 @@ def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
             Message("delay_not_over", "1 of 2 s were over"),
         ),
     )
-    found = evaluate_capture(replace(HELD, processes=(process,)), [])
+    result = evaluate_capture(replace(HELD, processes=(process,)), [])
     lacking = "3 of 5 warm-up steps were over, 1 of 2 s were over"
     assert (
-        format_capture(capture_to_dict(found))[0] == "requested steps 10 to 29 after 5 warm-up steps, captured 0 of 20"
+        format_capture(capture_to_dict(result))[0] == "requested steps 10 to 29 after 5 warm-up steps, captured 0 of 20"
     )
-    assert said_of(found) == [("warmup_not_over", lacking)]
+    assert said_of(result) == [("warmup_not_over", lacking)]
     endless = evaluate_capture(replace(HELD, text="every:10:2", windows=None, processes=(process,)), [])
     (problem,) = endless.problems
     assert problem.code == "warmup_not_over"
@@ -370,22 +370,22 @@ def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
 def test_a_window_that_its_duration_ended_is_whole_up_to_there():
     ended = COMPLETE._replace(closed_step=20, reason="duration")
     held = replace(WHOLE, steps=tuple(range(10, 20)))
-    found = evaluate_capture(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
-    assert format_capture(capture_to_dict(found)) == ["requested steps 10 to 29 for 2.5 s at most, captured 10 of 10"]
+    result = evaluate_capture(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
+    assert format_capture(capture_to_dict(result)) == ["requested steps 10 to 29 for 2.5 s at most, captured 10 of 10"]
     became, why = outcome(ended, replace(held, steps=tuple(range(10, 19))))
     assert (became, why.code) == (windows.MISSING_STEPS, "window_missing_steps")
     assert " 19 " in why
 
 
 def of_time(
-    window: WindowRecord, file: CapturedWindow | None, asked: CaptureRequest = OF_TIME, **said: object
+    window: WindowRecord, file: CapturedWindow | None, request: CaptureRequest = OF_TIME, **output: object
 ) -> list[str]:
     """Its first line, and what went wrong as it is printed."""
     process = replace(SAID, begun_steps=60, ended_steps=60, counted_from=40, windows=(window,))
-    found = evaluate_capture(replace(asked, processes=(replace(process, **said),)), [file] if file else [])  # type: ignore[arg-type]
-    first, *more = format_capture(capture_to_dict(found))
-    assert all(line.startswith("the window: ") for line in more) and len(more) == len(said_of(found))
-    return [first, *(f"{text} [{code}]" for code, text in said_of(found))]
+    result = evaluate_capture(replace(request, processes=(replace(process, **output),)), [file] if file else [])  # type: ignore[arg-type]
+    first, *more = format_capture(capture_to_dict(result))
+    assert all(line.startswith("the window: ") for line in more) and len(more) == len(said_of(result))
+    return [first, *(f"{text} [{code}]" for code, text in said_of(result))]
 
 
 STEPS_40_60 = replace(WHOLE, steps=tuple(range(40, 60)))
@@ -393,15 +393,15 @@ STEPS_40_60 = replace(WHOLE, steps=tuple(range(40, 60)))
 
 def test_a_window_of_time_holds_the_steps_that_there_were():
     assert of_time(TIMED, STEPS_40_60) == ["requested 5 s after 2 s: the program's steps 40 to 59, captured 20 of 20"]
-    (said,) = of_time(TIMED, replace(STEPS_40_60, steps=tuple(range(40, 58))))[1:]
-    assert " 58-59 " in said and said.endswith("[window_missing_steps]")
-    (said,) = of_time(TIMED, None)[1:]
-    assert said.endswith(" 7-1 [window_missing_report]")
-    (said,) = of_time(TIMED._replace(reason="exit", closed_wall_ns=3 * 10**9 + 9), STEPS_40_60)[1:]
-    assert " 2 s of 5 s, by the end of the program (exit code 0)" in said
-    assert said.endswith("[window_stopped_early]")
-    (said,) = of_time(TIMED._replace(opened_step=None, reason="failed", error="no gate"), None)[1:]
-    assert said == "no gate [window_never_opened]"
+    (output,) = of_time(TIMED, replace(STEPS_40_60, steps=tuple(range(40, 58))))[1:]
+    assert " 58-59 " in output and output.endswith("[window_missing_steps]")
+    (output,) = of_time(TIMED, None)[1:]
+    assert output.endswith(" 7-1 [window_missing_report]")
+    (output,) = of_time(TIMED._replace(reason="exit", closed_wall_ns=3 * 10**9 + 9), STEPS_40_60)[1:]
+    assert " 2 s of 5 s, by the end of the program (exit code 0)" in output
+    assert output.endswith("[window_stopped_early]")
+    (output,) = of_time(TIMED._replace(opened_step=None, reason="failed", error="no gate"), None)[1:]
+    assert output == "no gate [window_never_opened]"
 
 
 def test_without_steps_it_is_the_time_that_counts():
@@ -412,21 +412,21 @@ def test_without_steps_it_is_the_time_that_counts():
 
 def test_until_the_end_of_the_program_any_end_will_do():
     endless = replace(OF_TIME, duration_s=0.0)
-    asked = "requested everything after 2 s: the program's steps 40 to 59, captured 20 of 20"
-    assert of_time(TIMED._replace(reason="exit"), STEPS_40_60, endless) == [asked]
+    request = "requested everything after 2 s: the program's steps 40 to 59, captured 20 of 20"
+    assert of_time(TIMED._replace(reason="exit"), STEPS_40_60, endless) == [request]
     killed = TIMED._replace(reason=None, closed_step=None, closed_wall_ns=None)
-    assert of_time(killed, STEPS_40_60, replace(endless, end="SIGKILL"), end=None) == [asked]
-    (said,) = of_time(killed, None, replace(endless, end="SIGTERM"), end=None)[1:]
-    assert " 7-1: SIGTERM " in said and said.endswith("[window_missing_report]")
+    assert of_time(killed, STEPS_40_60, replace(endless, end="SIGKILL"), end=None) == [request]
+    (output,) = of_time(killed, None, replace(endless, end="SIGTERM"), end=None)[1:]
+    assert " 7-1: SIGTERM " in output and output.endswith("[window_missing_report]")
 
 
 def test_a_window_of_time_that_never_came_says_why():
     process = replace(
         SAID, windows=(), counted_from=None, unmet_conditions=(Message("delay_not_over", "0.3 of 2 s were over"),)
     )
-    found = evaluate_capture(replace(OF_TIME, processes=(process,)), [])
-    assert format_capture(capture_to_dict(found))[0] == "requested 5 s after 2 s, captured nothing"
-    ((code, text),) = said_of(found)
+    result = evaluate_capture(replace(OF_TIME, processes=(process,)), [])
+    assert format_capture(capture_to_dict(result))[0] == "requested 5 s after 2 s, captured nothing"
+    ((code, text),) = said_of(result)
     assert code == "delay_not_over" and "0.3 of 2 s were over" in text
     assert [one.code for one in evaluate_capture(OF_TIME, []).problems] == ["traceable_not_loaded"]
     assert [one.code for one in evaluate_capture(replace(OF_TIME, need_steps=True), []).problems] == ["no_step_began"]
@@ -437,6 +437,6 @@ def test_helpers_whose_window_of_time_nothing_holds_are_left_out():
         SAID, pid=8, begun_steps=0, ended_steps=0, windows=(TIMED._replace(id="8-1", opened_step=0, closed_step=0),)
     )
     main = replace(SAID, begun_steps=60, ended_steps=60, windows=(TIMED,))
-    found = evaluate_capture(replace(OF_TIME, processes=(main, helper)), [STEPS_40_60])
-    assert [verdict.pid for verdict in found.outcomes] == [7]
-    assert found.ok
+    result = evaluate_capture(replace(OF_TIME, processes=(main, helper)), [STEPS_40_60])
+    assert [verdict.pid for verdict in result.outcomes] == [7]
+    assert result.ok

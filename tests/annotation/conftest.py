@@ -59,13 +59,13 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What a program printed, and what was heard of it, in the order of starts."""
+class NvtxLog:
+    """The output of a program, and its NVTX events in the order of starts."""
 
     stdout: str
     events: list[Event]
 
-    def named(self, name: str) -> list[Event]:
+    def find(self, name: str) -> list[Event]:
         return [event for event in self.events if event.name == name]
 
     def names(self) -> list[str | None]:
@@ -93,12 +93,12 @@ def read_events(database: Path) -> list[Event]:
 def make_environment(backend: str) -> dict[str, str]:
     """Return this process's environment for a program on a back end, without a profiler and variables of ours."""
     removed = {"NVTX_DISABLE", "NVTX_INJECTION64_PATH"}
-    kept = {
+    remaining = {
         name: value for name, value in os.environ.items() if name not in removed and not name.startswith("TRACEABLE_")
     }
-    paths = [SOURCE, kept["PYTHONPATH"]] if kept.get("PYTHONPATH") else [SOURCE]
-    kept["PYTHONPATH"] = os.pathsep.join(paths)
-    return {**kept, **BACKENDS[backend]}
+    paths = [SOURCE, remaining["PYTHONPATH"]] if remaining.get("PYTHONPATH") else [SOURCE]
+    remaining["PYTHONPATH"] = os.pathsep.join(paths)
+    return {**remaining, **BACKENDS[backend]}
 
 
 def require_backend(backend: str) -> None:
@@ -138,10 +138,10 @@ def _list_own_modules() -> list[str]:
     return [name for name in ours if not name.startswith("traceable._native")]
 
 
-Listen = Callable[..., Heard]
+Listen = Callable[..., NvtxLog]
 
 
-def run_recorded(folder: Path, backend: str, code: str, *arguments: str, **variables: str | None) -> Heard:
+def run_recorded(folder: Path, backend: str, code: str, *arguments: str, **variables: str | None) -> NvtxLog:
     collector = RecorderCollector()
     available = collector.availability()
     if not available.available:
@@ -159,7 +159,7 @@ def run_recorded(folder: Path, backend: str, code: str, *arguments: str, **varia
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     database = collector.finalize(folder, "program").database
-    return Heard(result.stdout, [] if database is None else read_events(database))
+    return NvtxLog(result.stdout, [] if database is None else read_events(database))
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def listen(tmp_path: Path, backend: str) -> Listen:
 def listen_nsys(tmp_path: Path, backend: str, nsys: str) -> Listen:
     """Run a program under real nsys, on each back end."""
 
-    def heard(code: str) -> Heard:
+    def nvtx_log(code: str) -> NvtxLog:
         report = tmp_path / "program"
         profile = [nsys, "profile", "-t", "nvtx", "-s", "none", "--cpuctxsw=none", "-f", "true", "-o", str(report)]
         command = [*profile, sys.executable, "-c", code]
@@ -180,6 +180,6 @@ def listen_nsys(tmp_path: Path, backend: str, nsys: str) -> Listen:
         database = tmp_path / "program.sqlite"
         export = [nsys, "export", "-t", "sqlite", "-f", "true", "-o", str(database), f"{report}.nsys-rep"]
         subprocess.run(export, check=True, capture_output=True, timeout=300)
-        return Heard("", read_events(database))
+        return NvtxLog("", read_events(database))
 
-    return heard
+    return nvtx_log

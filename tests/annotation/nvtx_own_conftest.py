@@ -146,9 +146,9 @@ def verify_registration_events(events: Any, *_arguments: Any, **_named: Any) -> 
     """Strings, categories and schemas are no rows of a recording; what is registered is seen in what uses it."""
 
 
-def verify_counter_register(events: Any, domain: Any, name: str, dtype: Any, **named: Any) -> Any:
-    semantics, scope = named.get("semantics"), named.get("scope")
-    description, time_domain = named.get("description"), named.get("time_domain")
+def verify_counter_register(events: Any, domain: Any, name: str, dtype: Any, **names: Any) -> Any:
+    semantics, scope = names.get("semantics"), names.get("scope")
+    description, time_domain = names.get("description"), names.get("time_domain")
     counter = traceable.get_domain(domain).get_counter(
         name,
         dtype,

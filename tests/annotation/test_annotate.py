@@ -13,7 +13,7 @@ BLUE = 0x0000FF
 
 
 def test_a_block_and_a_decorated_function_arrive_nested_with_all_their_attributes(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 @annotate("inner", color="#102030", domain="server", category="stage", payload=2.5)
 def work(): return 3
@@ -21,7 +21,7 @@ with annotate("outer", payload=-7) as entered:
     assert work() == 3
     assert isinstance(entered, annotate)
 """)
-    outer, inner = heard.events
+    outer, inner = nvtx_log.events
     assert (outer.name, outer.domain, outer.payload, outer.color) == ("outer", None, -7, BLUE)
     assert (inner.name, inner.domain, inner.payload, inner.color) == ("inner", "server", 2.5, 0xFF102030)
     assert inner.category == 1
@@ -29,7 +29,7 @@ with annotate("outer", payload=-7) as entered:
 
 
 def test_without_a_message_a_decorated_thing_has_its_qualified_name(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import functools
 class Engine:
@@ -50,11 +50,19 @@ assert annotate(Model())() == 1
 assert annotate(Engine().run.__wrapped__)(None) is None
 assert annotate(len)("abc") == 3
 """)
-    assert heard.names() == ["Engine.step", "Engine.run", "outer.<locals>.inner", "add", "Model", "Engine.run", "len"]
+    assert nvtx_log.names() == [
+        "Engine.step",
+        "Engine.run",
+        "outer.<locals>.inner",
+        "add",
+        "Model",
+        "Engine.run",
+        "len",
+    ]
 
 
 def test_an_exception_of_any_kind_closes_the_range_and_goes_on(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 @annotate
 def fails(error): raise error
@@ -65,12 +73,12 @@ for error in (ValueError(1), KeyboardInterrupt(), SystemExit(3), GeneratorExit()
         assert caught is error
 with annotate("after"): pass
 """)
-    assert heard.names() == ["block", "fails"] * 4 + ["after"]
-    assert not any(earlier.holds(heard.events[-1]) for earlier in heard.events[:-1])
+    assert nvtx_log.names() == ["block", "fails"] * 4 + ["after"]
+    assert not any(earlier.holds(nvtx_log.events[-1]) for earlier in nvtx_log.events[:-1])
 
 
 def test_static_and_class_methods_and_properties_are_annotated_in_either_order(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import functools
 class Engine:
@@ -107,11 +115,11 @@ engine.e = 6
 assert engine.value == 6 and engine.g == 7 and engine.h == engine.h == 8
 assert engine.part() == 11
 """)
-    assert heard.names() == list("abcdefghi")
+    assert nvtx_log.names() == list("abcdefghi")
 
 
 def test_a_class_has_its_own_public_methods_annotated_and_no_others(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import pickle
 class Base:
@@ -134,8 +142,8 @@ engine = Engine(); engine.step(); engine.inherited(); Engine.make(); Other().ste
 assert Engine.load() is Engine and Engine.limit == 3
 assert type(pickle.loads(pickle.dumps(engine))) is Engine
 """)
-    assert heard.names() == ["Engine.step", "Engine.make", "prefix.step", "Engine.load"]
-    assert heard.named("prefix.step")[0].domain == "d"
+    assert nvtx_log.names() == ["Engine.step", "Engine.make", "prefix.step", "Engine.load"]
+    assert nvtx_log.find("prefix.step")[0].domain == "d"
 
 
 def test_a_decorated_function_stays_what_it_was(listen: Listen) -> None:
@@ -198,7 +206,7 @@ else: raise AssertionError
 
 
 def test_one_object_serves_many_uses_at_once_in_any_thread(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import contextlib, copy, pickle, threading
 one = annotate("one", "red", "d", "c", 3)
@@ -216,7 +224,7 @@ with contextlib.ExitStack() as stack:
     type(one).__enter__(one)
 assert repr(one) == "annotate(message='one', color='red', domain='d', category='c', payload=3)"
 """)
-    ones = heard.named("one")
+    ones = nvtx_log.find("one")
     assert len(ones) == 8 * 51 + 2 + 2
     assert {(event.domain, event.payload, event.color) for event in ones} == {("d", 3, 0xFF0000)}
     assert all(event.end_ns is not None for event in ones)
@@ -227,7 +235,7 @@ assert repr(one) == "annotate(message='one', color='red', domain='d', category='
 
 
 def test_ten_thousand_nested_blocks_and_calls_are_balanced(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import sys, threading
 @annotate
@@ -245,36 +253,36 @@ thread.start()
 thread.join()
 with annotate("after"): pass
 """)
-    assert len(heard.named("call")) == 2_001
-    blocks = heard.named("block")
+    assert len(nvtx_log.find("call")) == 2_001
+    blocks = nvtx_log.find("block")
     assert len(blocks) == 10_001
     assert all(outer.holds(inner) for outer, inner in pairwise(blocks))
 
 
 def test_text_of_any_content_arrives(listen: Listen) -> None:
-    heard = listen(r"""
+    nvtx_log = listen(r"""
 from traceable import annotate
 for text in ("", "größe 模型", "cut\0short", "lone \ud800", "x" * 5000):
     with annotate(text): pass
 """)
-    names = [name or "" for name in heard.names()]
+    names = [name or "" for name in nvtx_log.names()]
     assert names == ["", "größe 模型", "cut\N{SYMBOL FOR NULL}short", "lone ?", "x" * 5000]
 
 
 def test_messages_without_end_all_arrive(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 for i in range(6000):
     with annotate(f"request {i}", payload=i): pass
 for i in range(6000):
     with annotate(f"again {i}"): pass
 """)
-    assert heard.names() == [f"request {i}" for i in range(6000)] + [f"again {i}" for i in range(6000)]
-    assert [event.payload for event in heard.events[:6000]] == list(range(6000))
+    assert nvtx_log.names() == [f"request {i}" for i in range(6000)] + [f"again {i}" for i in range(6000)]
+    assert [event.payload for event in nvtx_log.events[:6000]] == list(range(6000))
 
 
 def test_memory_is_flat_when_a_payload_changes_at_each_use(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import gc
 gc.collect(); gc.disable()
@@ -286,8 +294,8 @@ before = len(gc.get_objects())
 use(2000)
 print(len(gc.get_objects()) - before)
 """)
-    assert int(heard.stdout) < 50
-    assert len(heard.events) == 2100
+    assert int(nvtx_log.stdout) < 50
+    assert len(nvtx_log.events) == 2100
 
 
 @pytest.mark.parametrize("variable", ["TRACEABLE_DISABLE", "NVTX_DISABLE"])

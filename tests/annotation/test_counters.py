@@ -10,7 +10,7 @@ import pytest
 
 from traceable.protocol.nvtx import COUNTER_DOMAIN
 
-from .conftest import Heard, Listen
+from .conftest import Listen, NvtxLog
 
 PROGRAM = """
 from traceable import Counter, counter, mark
@@ -24,10 +24,10 @@ mark("no counter", payload=1)
 """
 
 
-def samples(heard: Heard) -> list[tuple[str | None, float | None, bool]]:
-    found = [event for event in heard.events if event.domain == COUNTER_DOMAIN]
-    assert {event.kind for event in found} == {"mark"}
-    return [(event.name, event.payload, bool(event.category)) for event in found]
+def samples(nvtx_log: NvtxLog) -> list[tuple[str | None, float | None, bool]]:
+    result = [event for event in nvtx_log.events if event.domain == COUNTER_DOMAIN]
+    assert {event.kind for event in result} == {"mark"}
+    return [(event.name, event.payload, bool(event.category)) for event in result]
 
 
 EXPECTED = [
@@ -45,12 +45,12 @@ def test_nsys_records_counters(listen_nsys: Any) -> None:
 
 
 def test_numpy_scalars_are_values(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import numpy
 from traceable import Counter
 for value in (numpy.int16(-3), numpy.float32(0.5), numpy.uint8(255)): Counter("c").sample(value)
 """)
-    assert [value for _, value, _ in samples(heard)] == [-3, 0.5, 255]
+    assert [value for _, value, _ in samples(nvtx_log)] == [-3, 0.5, 255]
 
 
 @pytest.mark.parametrize(

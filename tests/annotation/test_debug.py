@@ -20,7 +20,7 @@ NAMED = re.compile(r"'(\w+)'|(line \d+)|(MainThread|Worker)$")
 BEGIN = "from traceable import annotate, pop_range, push_range\nimport asyncio, threading\n"
 
 
-def said(folder: Path, code: str, backend: str, debug: bool = True) -> list[Message]:
+def read_messages(folder: Path, code: str, backend: str, debug: bool = True) -> list[Message]:
     """Run a program with a listener that can't be loaded, and return what it says, the file's name left out."""
     script = folder / "program.py"
     script.write_text(BEGIN + code)
@@ -96,20 +96,20 @@ asyncio.run(main())
 @pytest.mark.parametrize("case", [case for case in CASES if case != "a range that is left on another thread"])
 def test_what_is_wrong_is_said_once_with_both_places(tmp_path: Path, backend: str, case: str) -> None:
     code, expected = CASES[case]
-    messages = said(tmp_path, code, backend)
+    messages = read_messages(tmp_path, code, backend)
     # The code, and then the ranges, places and threads in their order.
     assert [(one.code, ["".join(names) for names in NAMED.findall(one)]) for one in messages] == expected
 
 
 def test_a_range_left_on_another_thread_is_said(tmp_path: Path, backend: str) -> None:
-    (line,) = said(tmp_path, CASES["a range that is left on another thread"][0], backend)
+    (line,) = read_messages(tmp_path, CASES["a range that is left on another thread"][0], backend)
     assert line.code == "range_left_on_other_thread"
     assert "'a'" in line
 
 
 def test_without_debug_mode_nothing_is_said(tmp_path: Path, backend: str) -> None:
     for code, _ in CASES.values():
-        assert said(tmp_path, code, backend, debug=False) == []
+        assert read_messages(tmp_path, code, backend, debug=False) == []
 
 
 RIGHT = """

@@ -12,7 +12,7 @@ from .conftest import Listen, make_environment
 
 
 def test_the_verbs_take_the_same_arguments_in_the_same_order(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 nvtx.mark("mark", "red", "d", "c", 1)
 nvtx.push_range("push", "green", "d", 5, 2.5)
@@ -27,7 +27,7 @@ nvtx.end_range(None)
 nvtx.pop_range(); nvtx.pop_range("never heard of")
 assert nvtx.enabled()
 """)
-    mark, push, default, first, second = heard.events
+    mark, push, default, first, second = nvtx_log.events
     assert (mark.kind, mark.name, mark.domain, mark.payload, mark.color) == ("mark", "mark", "d", 1, 0xFF0000)
     assert (push.kind, push.domain, push.category, push.payload) == ("push", "d", 5, 2.5)
     assert default.kind == "push"
@@ -38,18 +38,18 @@ assert nvtx.enabled()
 
 
 def test_a_range_may_end_on_another_thread(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx, threading
 range_id = nvtx.start_range("across")
 thread = threading.Thread(target=nvtx.end_range, args=(range_id,))
 thread.start(); thread.join()
 """)
-    (across,) = heard.events
+    (across,) = nvtx_log.events
     assert across.end_ns is not None
 
 
 def test_a_domain_emits_from_attributes_that_can_be_kept_and_changed(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 domain = nvtx.get_domain("d")
 assert domain is nvtx.get_domain("d") and isinstance(domain, nvtx.Domain) and domain.name == "d"
@@ -68,8 +68,8 @@ assert (domain.get_category_id("c"), domain.get_category_id("other"), domain.get
 assert (attributes.message, attributes.color, attributes.payload) == ("three", "green", None)
 nvtx.get_domain().mark(message="default")
 """)
-    found = [(e.kind, e.name, e.domain, e.payload, e.color, e.category or None) for e in heard.events]
-    assert found == [
+    result = [(e.kind, e.name, e.domain, e.payload, e.color, e.category or None) for e in nvtx_log.events]
+    assert result == [
         ("push", "one", "d", 1, 0xFF0000, 1),
         ("push", "two", "d", None, 0xFF0000, 1),
         ("mark", "three", "d", None, 0xFF0000, None),
@@ -80,7 +80,7 @@ nvtx.get_domain().mark(message="default")
 
 
 def test_profile_names_every_call_between_enable_and_disable(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 def inner(): return len("abc")
 def outer(): return inner()
@@ -92,12 +92,12 @@ profile.disable()
 outer()
 with nvtx.annotate("after", domain="nvtx.py"): pass
 """)
-    assert heard.names() == ["outer", "inner", "len", "after"]
-    outer, inner, length, after = heard.events
+    assert nvtx_log.names() == ["outer", "inner", "len", "after"]
+    outer, inner, length, after = nvtx_log.events
     assert outer.holds(inner)
     assert inner.holds(length)
     assert not outer.holds(after)
-    assert {event.domain for event in heard.events} == {"nvtx.py"}
+    assert {event.domain for event in nvtx_log.events} == {"nvtx.py"}
 
 
 @pytest.mark.parametrize("api", ["native", "null"], indirect=True)

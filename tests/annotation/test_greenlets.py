@@ -9,7 +9,7 @@ import pytest
 
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, unpack_instance, unpack_parent
 
-from .conftest import Event, Heard, Listen
+from .conftest import Event, Listen, NvtxLog
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="gevent is not installed")
 
@@ -74,34 +74,34 @@ other.join()
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_ranges_of_greenlets_begin_and_end_where_they_do(listen: Listen, debug: str) -> None:
     """They end in the order in which they began: on one stack of their thread each would end another."""
-    heard = listen(CROSSING, TRACEABLE_DEBUG=debug)
+    nvtx_log = listen(CROSSING, TRACEABLE_DEBUG=debug)
     for name in "abcdeg":
-        (whole,) = (event for event in heard.named(name) if event.kind == "start")
-        ends, ended = heard.named(f"{name} ends")[0], heard.named(f"{name} has ended")[0]
+        (whole,) = (event for event in nvtx_log.find(name) if event.kind == "start")
+        ends, ended = nvtx_log.find(f"{name} ends")[0], nvtx_log.find(f"{name} has ended")[0]
         assert ends.start_ns <= (whole.end_ns or 0) <= ended.start_ns
-        stretches = active(heard, name)
+        stretches = active(nvtx_log, name)
         assert len(stretches) >= 2
         assert all(stretch.start_ns >= whole.start_ns for stretch in stretches)
-        goes_on = heard.named(f"{name} goes on")
+        goes_on = nvtx_log.find(f"{name} goes on")
         assert all(any(stretch.holds(mark) for stretch in stretches) for mark in goes_on)
-    assert [event.kind for event in heard.named("plain")] == ["push"]
-    check_that_one_runs_at_a_time_and_has_its_own_parents(heard)
+    assert [event.kind for event in nvtx_log.find("plain")] == ["push"]
+    check_that_one_runs_at_a_time_and_has_its_own_parents(nvtx_log)
 
 
-def check_that_one_runs_at_a_time_and_has_its_own_parents(heard: Heard) -> None:
+def check_that_one_runs_at_a_time_and_has_its_own_parents(nvtx_log: NvtxLog) -> None:
     of_greenlets = sorted(
-        (stretch for name in "abcdeg" for stretch in active(heard, name)), key=lambda stretch: stretch.start_ns
+        (stretch for name in "abcdeg" for stretch in active(nvtx_log, name)), key=lambda stretch: stretch.start_ns
     )
     assert all((one.end_ns or 0) <= two.start_ns for one, two in pairwise(of_greenlets))
     for name in "ab":
-        (whole,) = (event for event in heard.named(name) if event.kind == "start")
-        (inside,) = (event for event in heard.named(f"inside {name}") if event.kind == "start")
+        (whole,) = (event for event in nvtx_log.find(name) if event.kind == "start")
+        (inside,) = (event for event in nvtx_log.find(f"inside {name}") if event.kind == "start")
         assert unpack_parent(int(inside.payload or 0)) == unpack_instance(int(whole.payload or 0)) != 0
 
 
-def active(heard: Heard, name: str) -> list[Event]:
+def active(nvtx_log: NvtxLog, name: str) -> list[Event]:
     domains = (ACTIVE_DOMAIN, "traceable.generator")
-    return [event for event in heard.named(name) if event.kind == "push" and event.domain in domains]
+    return [event for event in nvtx_log.find(name) if event.kind == "push" and event.domain in domains]
 
 
 TRACED = """
@@ -130,9 +130,9 @@ def test_another_trace_function_is_called_and_one_that_takes_our_place_costs_no_
     listen: Listen, when: str
 ) -> None:
     to_stdout = "import os; os.dup2(1, 2)\n" if when == "after" else ""
-    heard = listen(to_stdout + TRACED, when)
+    nvtx_log = listen(to_stdout + TRACED, when)
     for name in "ab":
-        (whole,) = (event for event in heard.named(name) if event.kind == "start")
-        ends, ended = heard.named(f"{name} ends")[0], heard.named(f"{name} has ended")[0]
+        (whole,) = (event for event in nvtx_log.find(name) if event.kind == "start")
+        ends, ended = nvtx_log.find(f"{name} ends")[0], nvtx_log.find(f"{name} has ended")[0]
         assert ends.start_ns <= (whole.end_ns or 0) <= ended.start_ns
-    assert ("[greenlet_trace_replaced]" in heard.stdout) == (when == "after")
+    assert ("[greenlet_trace_replaced]" in nvtx_log.stdout) == (when == "after")

@@ -14,7 +14,7 @@ from traceable.protocol.nvtx import (
     unpack_parent,
 )
 
-from .conftest import Event, Heard, Listen
+from .conftest import Event, Listen, NvtxLog
 
 Tree = dict[str, str | None]
 START = """
@@ -28,19 +28,19 @@ def named(name, **more):
 """
 
 
-def next_range(heard: Heard, mark: Event) -> Event:
-    here = (e for e in heard.events if e.thread == mark.thread and e.start_ns >= mark.start_ns)
+def next_range(nvtx_log: NvtxLog, mark: Event) -> Event:
+    here = (e for e in nvtx_log.events if e.thread == mark.thread and e.start_ns >= mark.start_ns)
     return next(e for e in here if e.kind in ("push", "start") and e.domain != ACTIVE_DOMAIN)
 
 
-def parents(heard: Heard) -> Tree:
+def parents(nvtx_log: NvtxLog) -> Tree:
     """Return the name of each instance's parent."""
     numbers: dict[int, str] = {}
     above: dict[str, int] = {}
-    for event in heard.events:
+    for event in nvtx_log.events:
         if event.domain == PAYLOAD_DOMAIN and event.name == "{}":
             payload = event.payload
-            event = next_range(heard, event)
+            event = next_range(nvtx_log, event)
         elif event.domain == PAYLOAD_DOMAIN or not is_identity(int(event.payload or 0)):
             continue
         else:
@@ -61,7 +61,7 @@ def test_an_identity_is_taken_apart_as_it_was_packed() -> None:
 
 
 def test_awaiting_creating_and_gathering_hand_the_parent_on(listen: Listen) -> None:
-    heard = listen(
+    nvtx_log = listen(
         START
         + """
 async def main():
@@ -76,14 +76,14 @@ async def main():
 asyncio.run(main())
 """
     )
-    assert parents(heard) == {
+    assert parents(nvtx_log) == {
         "outer": None, "first": "outer", "second": "outer", "third": "second",
         "fan": None, "left": "fan", "right": "fan", "deep": "right", "task": "fan", "last": None,
     }  # fmt: skip
 
 
 def test_blocks_generators_and_fields_are_parents_and_children(listen: Listen) -> None:
-    heard = listen(
+    nvtx_log = listen(
         START
         + """
 @annotate("generator")
@@ -120,7 +120,7 @@ async def main():
 asyncio.run(main())
 """
     )
-    assert parents(heard) == {
+    assert parents(nvtx_log) == {
         "block": None, "in block": "block", "numbered": "block", "fields": "numbered", "deepest": "fields",
         "later": "block", "consume": None, "stream": "consume", "token 1": "stream", "consumer 1": "consume",
         "block in stream": "stream", "consumer 2": "consume", "token 2": "block in stream", "generator": "consume",
@@ -164,23 +164,23 @@ FORMS = ("bare", "int", "inner", "float", "fields", "pushed", "started", "starte
 
 
 def test_what_the_thread_does_not_say_is_said_of_every_plain_range(listen: Listen) -> None:
-    heard = listen(PLAIN)
-    tree = parents(heard)
+    nvtx_log = listen(PLAIN)
+    tree = parents(nvtx_log)
     assert {form: tree[f"{form} block"] for form in FORMS} == dict.fromkeys(FORMS, "block")
     # In a stretch the thread says it, but of start/end ranges; outside of all there is nothing to say.
-    said = {"fields", "started", "started int"}
+    output = {"fields", "started", "started int"}
     for where, parent in {"run": "run", "after": "run", "before": None, "outside": None}.items():
         assert {form: tree[f"{form} {where}"] for form in FORMS if f"{form} {where}" in tree} == dict.fromkeys(
-            said if parent else ["fields"], parent
+            output if parent else ["fields"], parent
         )
-    numbers = {event.name: event.payload for event in heard.events if event.domain is None}
+    numbers = {event.name: event.payload for event in nvtx_log.events if event.domain is None}
     for where in ("block", "run", "outside"):
         of_form = {form: numbers[f"{form} {where}"] for form in ("int", "inner", "float", "pushed", "started int")}
         assert of_form == {"int": 3, "inner": 4, "float": 2.5, "pushed": 7, "started int": 8}
 
 
 def test_interleaved_tasks_keep_their_parents(listen: Listen) -> None:
-    heard = listen(
+    nvtx_log = listen(
         START
         + """
 @annotate("request")
@@ -193,7 +193,7 @@ async def main(): await asyncio.gather(*map(request, range(4)))
 asyncio.run(main())
 """
     )
-    tree = parents_by_prefix(heard)
+    tree = parents_by_prefix(nvtx_log)
     assert len(tree) == 4 * (1 + 3 + 3)
     for name, above in tree.items():
         kind, _, rest = name.partition(" ")
@@ -201,15 +201,15 @@ asyncio.run(main())
         assert above == {"request": "request", "block": f"request {n}", "step": f"block {rest}"}[kind]
 
 
-def parents_by_prefix(heard: Heard) -> Tree:
+def parents_by_prefix(nvtx_log: NvtxLog) -> Tree:
     numbers = {
         unpack_instance(int(event.payload or 0)): event.name
-        for event in heard.events
+        for event in nvtx_log.events
         if event.domain not in (ACTIVE_DOMAIN, PAYLOAD_DOMAIN) and event.payload
     }
     return {
         str(event.name): numbers[unpack_parent(int(event.payload))]
-        for event in heard.events
+        for event in nvtx_log.events
         if event.domain is None and event.payload and unpack_parent(int(event.payload))
     }
 
@@ -283,12 +283,12 @@ assert list(inspect.signature(ThreadPoolExecutor.submit).parameters) == ["self",
 @pytest.mark.parametrize("how", CARRIED)
 def test_what_carries_the_parent_to_other_threads_and_turns(listen: Listen, how: str) -> None:
     body, expected = CARRIED[how]
-    heard = listen(START + body + "\nasync def main(): await named('request')(body())\nasyncio.run(main())\n")
-    assert parents(heard) == {"request": None, **expected}
+    nvtx_log = listen(START + body + "\nasync def main(): await named('request')(body())\nasyncio.run(main())\n")
+    assert parents(nvtx_log) == {"request": None, **expected}
 
 
 def test_task_groups_hand_the_parent_on(listen: Listen) -> None:
-    heard = listen(
+    nvtx_log = listen(
         START
         + """
 import sys
@@ -303,7 +303,7 @@ async def main(): await named("request")(body())
 asyncio.run(main())
 """
     )
-    tree = parents(heard)
+    tree = parents(nvtx_log)
     assert tree["a"] == "request"
     assert tree["b"] == ("block" if "block" in tree else "request")
 
@@ -334,21 +334,21 @@ def test_anyio_and_trio_tasks_are_right(listen: Listen, runner: str) -> None:
     for needed in {library, runner.rpartition(" ")[2]}:
         pytest.importorskip(needed)
     run = "library.run(request)" if runner == "trio" else f"library.run(request, backend={runner.split()[-1]!r})"
-    heard = listen(LIBRARY.format(library=library, group=group, run=run))
-    tree = parents(heard)
+    nvtx_log = listen(LIBRARY.format(library=library, group=group, run=run))
+    tree = parents(nvtx_log)
     assert tree["request"] is None
     assert tree["in thread"] == tree["child"] == "request"
     assert {tree[f"block {n}"] for n in (1, 2, 3)} == {"child"}
-    children = [event for event in heard.named("child") if event.domain is None]
+    children = [event for event in nvtx_log.find("child") if event.domain is None]
     assert len(children) == 3
     for n in (1, 2, 3):
-        (block,) = heard.named(f"block {n}")
+        (block,) = nvtx_log.find(f"block {n}")
         (whole,) = (
             c for c in children if unpack_instance(int(c.payload or 0)) == unpack_parent(int(block.payload or 0))
         )
-        own = [s for s in heard.named("child") if s.domain == ACTIVE_DOMAIN and s.payload == whole.payload]
+        own = [s for s in nvtx_log.find("child") if s.domain == ACTIVE_DOMAIN and s.payload == whole.payload]
         assert len(own) == n + 1
-        steps = heard.named(f"step {n}")
+        steps = nvtx_log.find(f"step {n}")
         assert len(steps) == n
         assert all(sum(stretch.holds(step) for stretch in own) == 1 for step in steps)
 
@@ -356,7 +356,7 @@ def test_anyio_and_trio_tasks_are_right(listen: Listen, runner: str) -> None:
 def test_a_task_group_that_is_cancelled_leaves_every_range_closed(listen: Listen) -> None:
     pytest.importorskip("anyio")
     pytest.importorskip("trio")
-    heard = listen("""
+    nvtx_log = listen("""
 import anyio
 from traceable import annotate, mark
 @annotate("child")
@@ -370,5 +370,5 @@ async def main():
     mark("after")
 for backend in ("asyncio", "trio"): anyio.run(main, backend=backend)
 """)
-    assert len([e for e in heard.events if e.kind == "start"]) == 12
-    assert all(event.end_ns is not None for event in heard.events if event.kind != "mark")
+    assert len([e for e in nvtx_log.events if e.kind == "start"]) == 12
+    assert all(event.end_ns is not None for event in nvtx_log.events if event.kind != "mark")

@@ -45,12 +45,12 @@ KINDS = [
 
 @pytest.mark.parametrize("threshold", [None, 0, 1, 2, 3, 9])
 def test_everything_up_to_the_level_is_recorded_and_nothing_above(listen: Listen, threshold: int | None) -> None:
-    heard = listen(EVERYTHING, TRACEABLE_LEVEL=None if threshold is None else str(threshold))
+    nvtx_log = listen(EVERYTHING, TRACEABLE_LEVEL=None if threshold is None else str(threshold))
     recorded = 2 if threshold is None else threshold
     levels = [level for level in (1, 2, 3) if level <= recorded]
     expected = {f"{kind} {level}" for kind in KINDS for level in levels} | {f"class {level}.method" for level in levels}
-    assert set(heard.names()) == expected | ({"default"} if recorded else set())
-    assert all(event.end_ns is not None for event in heard.events if event.kind != "mark")
+    assert set(nvtx_log.names()) == expected | ({"default"} if recorded else set())
+    assert all(event.end_ns is not None for event in nvtx_log.events if event.kind != "mark")
 
 
 def test_above_the_level_a_decorated_thing_is_the_thing_itself(listen: Listen) -> None:
@@ -70,7 +70,7 @@ assert annotate("x", level=2)(function) is not function
 
 
 def test_a_pop_belongs_to_its_push_whether_that_was_recorded_or_not(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import get_domain, mark, pop_range, push_range
 import threading
 push_range("outer")
@@ -91,7 +91,7 @@ mark("outside")
 get_domain("d").push_range(message="deeper")
 pop_range("d"); pop_range("d")
 """)
-    by_name = {event.name: event for event in heard.events}
+    by_name = {event.name: event for event in nvtx_log.events}
     assert set(by_name) == {
         "outer", "inner", "elsewhere", "thread", "deeper", "in inner", "in outer", "still in outer", "outside"
     }  # fmt: skip

@@ -8,7 +8,7 @@ from .conftest import Listen
 
 
 def test_no_nsys_makes_the_ranges_silent(listen_nsys: Listen) -> None:
-    heard = listen_nsys("""
+    nvtx_log = listen_nsys("""
 import traceable
 @traceable.annotate(domain="server", color="green", category="stage")
 def forward(): pass
@@ -16,10 +16,10 @@ for batch in range(20):
     with traceable.annotate("pack", payload=batch): forward()
 traceable.mark("done")
 """)
-    assert len(heard.named("pack")) == len(heard.named("forward")) == 20
-    assert [event.payload for event in heard.named("pack")] == list(range(20))
-    assert {event.domain for event in heard.named("forward")} == {"server"}
-    assert len(heard.named("done")) == 1
+    assert len(nvtx_log.find("pack")) == len(nvtx_log.find("forward")) == 20
+    assert [event.payload for event in nvtx_log.find("pack")] == list(range(20))
+    assert {event.domain for event in nvtx_log.find("forward")} == {"server"}
+    assert len(nvtx_log.find("done")) == 1
 
 
 SLEEPERS = """
@@ -47,7 +47,7 @@ def test_three_requests_at_once_keep_their_own_durations_under_the_recorder(list
 
 def check_durations(listen: Listen, name: str) -> None:
     """Each range lasts at least its own sleep, and is over when the next longer sleep is: 150, 101, 50 would not be."""
-    ranges = [event for event in listen(SLEEPERS).named(name) if event.kind == "start"]
+    ranges = [event for event in listen(SLEEPERS).find(name) if event.kind == "start"]
     durations = [(event.end_ns or 0) - event.start_ns for event in ranges]
     assert len(ranges) == 3
     assert durations == sorted(durations)
@@ -77,10 +77,10 @@ mark("last", payload=len(texts))
 
 def test_no_text_makes_nsys_refuse_the_report(listen_nsys: Listen) -> None:
     """An empty domain, category or thread name is one that the importer of 2022.4 stops at: all would be lost."""
-    heard = listen_nsys(HOSTILE)
-    (last,) = heard.named("last")
-    assert len(heard.named("own domain")) == len(heard.named("in a thread")) == last.payload
-    (empty,) = (event for event in heard.named("") if event.kind == "push")
+    nvtx_log = listen_nsys(HOSTILE)
+    (last,) = nvtx_log.find("last")
+    assert len(nvtx_log.find("own domain")) == len(nvtx_log.find("in a thread")) == last.payload
+    (empty,) = (event for event in nvtx_log.find("") if event.kind == "push")
     assert empty.domain is None
     assert not empty.category
-    assert {"\N{SYMBOL FOR NULL}", "a\N{SYMBOL FOR NULL}b", "?"} <= {event.domain for event in heard.events}
+    assert {"\N{SYMBOL FOR NULL}", "a\N{SYMBOL FOR NULL}b", "?"} <= {event.domain for event in nvtx_log.events}

@@ -18,15 +18,15 @@ from .conftest import Listen, make_environment
 pytestmark = pytest.mark.slow
 
 
-def shape(heard: Any) -> list[tuple[str, str | None, str | None]]:
-    return [(event.kind, event.name, event.domain) for event in heard.events]
+def shape(nvtx_log: Any) -> list[tuple[str, str | None, str | None]]:
+    return [(event.kind, event.name, event.domain) for event in nvtx_log.events]
 
 
 # --- Function decorator and context manager
 
 
 def test_a_decorator_makes_a_range_of_every_call(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 @nvtx.annotate(message="greeting", color="blue")
 def greet(name, *, loud=False): return name.upper() if loud else name
@@ -38,12 +38,12 @@ assert greet("a", loud=True) == "A" and greet("b") == "b"
 unnamed(); bare()
 assert unnamed.__name__ == "unnamed" and unnamed.__doc__ == "doc" and unnamed.__wrapped__
 """)
-    assert heard.names() == ["greeting", "greeting", "unnamed", "bare"]
-    assert heard.events[0].color == 0x0000FF
+    assert nvtx_log.names() == ["greeting", "greeting", "unnamed", "bare"]
+    assert nvtx_log.events[0].color == 0x0000FF
 
 
 def test_a_context_manager_makes_a_range_of_its_block(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 with nvtx.annotate(message="outer", color="green") as entered:
     assert isinstance(entered, nvtx.annotate)
@@ -51,15 +51,15 @@ with nvtx.annotate(message="outer", color="green") as entered:
         with nvtx.annotate(f"inner {i}", "red"): pass
 with nvtx.annotate(): pass
 """)
-    assert heard.names()[:4] == ["outer", "inner 0", "inner 1", "inner 2"]
-    outer, *inner, unnamed = heard.events
+    assert nvtx_log.names()[:4] == ["outer", "inner 0", "inner 1", "inner 2"]
+    outer, *inner, unnamed = nvtx_log.events
     assert all(outer.holds(event) for event in inner)
     assert unnamed.name is None
     assert outer.color == 0x008000
 
 
 def test_an_exception_goes_through_and_closes_the_range(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 @nvtx.annotate("fails")
 def fails(): raise KeyError("k")
@@ -71,26 +71,26 @@ for _ in range(3):
     except ValueError: pass
 nvtx.mark("after")
 """)
-    assert heard.names() == ["fails", "block"] * 3 + ["after"]
-    assert not any(event.holds(heard.events[-1]) for event in heard.events[:-1])
+    assert nvtx_log.names() == ["fails", "block"] * 3 + ["after"]
+    assert not any(event.holds(nvtx_log.events[-1]) for event in nvtx_log.events[:-1])
 
 
 # --- Annotation types
 
 
 def test_markers_are_moments(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 nvtx.mark("plain")
 nvtx.mark(message="full", color="yellow", domain="d", category="c", payload=3)
 nvtx.mark()
 """)
-    assert shape(heard) == [("mark", "plain", None), ("mark", "full", "d"), ("mark", None, None)]
-    assert heard.events[1].payload == 3
+    assert shape(nvtx_log) == [("mark", "plain", None), ("mark", "full", "d"), ("mark", None, None)]
+    assert nvtx_log.events[1].payload == 3
 
 
 def test_push_pop_ranges_nest_on_their_thread(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 nvtx.push_range("batch", color="rapids")
 nvtx.push_range(message="read", domain="io", category=4)
@@ -99,14 +99,14 @@ nvtx.pop_range()
 nvtx.pop_range(domain="io")
 nvtx.pop_range()
 """)
-    batch, read, compute = heard.events
+    batch, read, compute = nvtx_log.events
     assert batch.holds(compute)
     assert batch.holds(read)
     assert (batch.color, read.category) == (0x7400FF, 4)
 
 
 def test_start_end_ranges_overlap_and_cross_threads(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import threading
 import traceable as nvtx
 requests = [nvtx.start_range(f"request {n}", domain="d") for n in range(3)]
@@ -116,8 +116,8 @@ worker = threading.Thread(target=nvtx.end_range, args=(requests[2],))
 worker.start(); worker.join()
 nvtx.end_range(range_id=requests[1])
 """)
-    ends = [event.end_ns for event in heard.events]
-    assert shape(heard) == [("start", f"request {n}", "d") for n in range(3)]
+    ends = [event.end_ns for event in nvtx_log.events]
+    assert shape(nvtx_log) == [("start", f"request {n}", "d") for n in range(3)]
     assert None not in ends
     assert sorted(ends, key=lambda end: end or 0) == [ends[0], ends[2], ends[1]]
 
@@ -126,7 +126,7 @@ nvtx.end_range(range_id=requests[1])
 
 
 def test_each_attribute_is_set_by_every_verb(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 given = dict(message="m", color=0x80102030, domain="d", category=7, payload=2.5)
 with nvtx.annotate(**given): pass
@@ -140,9 +140,18 @@ domain.push_range(**values); domain.pop_range()
 domain.end_range(domain.start_range(**values))
 domain.mark(**values)
 """)
-    found = {(event.name, event.color, event.domain, event.category, event.payload) for event in heard.events}
-    assert found == {("m", 0x80102030, "d", 7, 2.5)}
-    assert [event.kind for event in heard.events] == ["push", "push", "push", "start", "mark", "push", "start", "mark"]
+    result = {(event.name, event.color, event.domain, event.category, event.payload) for event in nvtx_log.events}
+    assert result == {("m", 0x80102030, "d", 7, 2.5)}
+    assert [event.kind for event in nvtx_log.events] == [
+        "push",
+        "push",
+        "push",
+        "start",
+        "mark",
+        "push",
+        "start",
+        "mark",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -160,21 +169,21 @@ def test_colours_are_those_of_the_package_and_of_matplotlib(color: Any, expected
 
 
 def test_payloads_are_ints_floats_and_numpy_scalars(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import numpy
 import traceable as nvtx
 for value in (0, -1, 1 << 62, 0.5, True, numpy.int8(-3), numpy.uint32(1 << 31), numpy.float16(0.25), numpy.float64(2)):
     nvtx.mark("m", payload=value)
 nvtx.mark("m")
 """)
-    assert [event.payload for event in heard.events] == [0, -1, 1 << 62, 0.5, 1, -3, 1 << 31, 0.25, 2.0, None]
+    assert [event.payload for event in nvtx_log.events] == [0, -1, 1 << 62, 0.5, 1, -3, 1 << 31, 0.25, 2.0, None]
 
 
 # --- Best practices
 
 
 def test_a_librarys_annotations_stand_in_its_domain_and_categories(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 domain = nvtx.get_domain("library")
 assert domain is nvtx.get_domain("library") and domain is not nvtx.get_domain("other")
@@ -183,13 +192,13 @@ with nvtx.annotate("read", domain="library", category="io"): pass
 with nvtx.annotate("add", domain="library", category="compute"): pass
 with nvtx.annotate("write", domain="library", category="io"): pass
 """)
-    read, add, write = heard.events
+    read, add, write = nvtx_log.events
     assert read.category == write.category == 1
     assert add.category == 2
 
 
 def test_attributes_are_made_once_and_used_often(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 domain = nvtx.Domain("d")
 text = domain.get_registered_string("step")
@@ -204,17 +213,17 @@ domain.set_event_attributes(attributes, color="green", category=None)
 domain.end_range(domain.start_range(attributes))
 assert attributes.message == "other"
 """)
-    assert [(event.name, event.payload) for event in heard.events] == [
+    assert [(event.name, event.payload) for event in nvtx_log.events] == [
         ("step", 0), ("step", 1), ("step", 2), ("other", 9), ("other", 9),
     ]  # fmt: skip
-    assert (heard.events[-1].color, heard.events[-1].category or None) == (0x008000, None)
+    assert (nvtx_log.events[-1].color, nvtx_log.events[-1].category or None) == (0x008000, None)
 
 
 # --- Automatic function annotation
 
 
 def test_profile_annotates_calls_with_their_lines(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import traceable as nvtx
 def work(): return abs(-1)
 for options in ({}, {"linenos": False}, {"linenos": False, "annotate_cfuncs": False}):
@@ -224,12 +233,12 @@ for options in ({}, {"linenos": False}, {"linenos": False, "annotate_cfuncs": Fa
     profile.disable()
 work()
 """)
-    assert heard.names() == ["<string>:3(work)", "abs", "work", "abs", "work"]
-    assert {event.domain for event in heard.events} == {"nvtx.py"}
+    assert nvtx_log.names() == ["<string>:3(work)", "abs", "work", "abs", "work"]
+    assert {event.domain for event in nvtx_log.events} == {"nvtx.py"}
 
 
 def test_profile_hears_threads_that_start_meanwhile(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import threading
 import traceable as nvtx
 def work(): pass
@@ -239,8 +248,8 @@ profile.enable()
 thread.start(); thread.join()
 profile.disable()
 """)
-    assert len(heard.named("work")) == 1
-    assert len({event.thread for event in heard.events}) == 2
+    assert len(nvtx_log.find("work")) == 1
+    assert len({event.thread for event in nvtx_log.events}) == 2
 
 
 # --- API reference
@@ -266,9 +275,9 @@ nvtx.push_range("x"); nvtx.pop_range(); nvtx.end_range(nvtx.start_range("x"))
 assert isinstance(nvtx.get_domain("d"), nvtx.DummyDomain)
 nvtx.Profile().enable(); nvtx.Profile().disable()
 """
-    heard = listen(code, NVTX_DISABLE=value)
-    assert heard.stdout == "False\n"
-    assert heard.events == []
+    nvtx_log = listen(code, NVTX_DISABLE=value)
+    assert nvtx_log.stdout == "False\n"
+    assert nvtx_log.events == []
 
 
 def test_without_a_tool_everything_runs_and_domains_are_dummies(backend: str) -> None:
@@ -288,24 +297,24 @@ assert nvtx.annotate("x")(function) is function
 
 
 def test_what_the_package_pickles_is_pickled(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import pickle
 import traceable as nvtx
 with pickle.loads(pickle.dumps(nvtx.annotate("x", "red", "d", "c", 5))): pass
 """)
-    (event,) = heard.events
+    (event,) = nvtx_log.events
     assert (event.name, event.color, event.domain, event.payload) == ("x", 0xFF0000, "d", 5)
 
 
 def test_array_payloads_arrive_as_named_fields(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import numpy
 import traceable as nvtx
 record = numpy.array((1, 2.5), dtype=[("x", int), ("y", float)])
 for payload in ([1, 2], (1, 2), range(3), b"bytes", numpy.arange(3), record, numpy.arange(2000), [], ()):
     nvtx.mark("m", payload=payload)
 """)
-    fields = [json.loads(event.name or "") for event in heard.events if event.domain == "traceable.payload"]
+    fields = [json.loads(event.name or "") for event in nvtx_log.events if event.domain == "traceable.payload"]
     assert fields == [
         {"payload": [1, 2]},
         {"payload": [1, 2]},
@@ -315,7 +324,7 @@ for payload in ([1, 2], (1, 2), range(3), b"bytes", numpy.arange(3), record, num
         {"x": 1, "y": 2.5},
         {"payload": list(range(1024)), "payload_length": 2000},
     ]
-    assert [event.payload for event in heard.named("m")][-2:] == [None, None]
+    assert [event.payload for event in nvtx_log.find("m")][-2:] == [None, None]
 
 
 def test_every_name_of_the_package_is_there(api: Any) -> None:
@@ -329,7 +338,7 @@ def test_every_name_of_the_package_is_there(api: Any) -> None:
 
 
 def test_the_counters_of_a_domain_are_counters(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 import copy, numpy, pickle
 import traceable as nvtx
 domain = nvtx.get_domain("d")
@@ -350,8 +359,8 @@ try: depth.batch_submit([1, 2], [domain.get_timestamp()])
 except ValueError: pass
 else: raise AssertionError
 """)
-    assert {event.domain for event in heard.events} == {"traceable.counter"}
-    assert [(event.name, event.payload) for event in heard.events] == [
+    assert {event.domain for event in nvtx_log.events} == {"traceable.counter"}
+    assert [(event.name, event.payload) for event in nvtx_log.events] == [
         ("depth", 3), ("depth", 3), ("depth", 0), ("loss", 2.0), ("memory.used", 7), ("memory.free", 0.5),
         ("small", -4),
     ]  # fmt: skip

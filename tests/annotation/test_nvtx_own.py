@@ -90,7 +90,7 @@ def test_what_they_verify_of_a_tool_is_what_is_recorded(package: Path, backend: 
             recorded[-1].append([event.kind, event.domain, event.name, event.color, event.category or None, payload])
     assert len(recorded) == len(tests) > 700
     for test, rows in zip(tests, recorded, strict=True):
-        assert [short(row) for row in rows] == [wanted(row) for row in test["rows"]], test["test"]
+        assert [short(row) for row in rows] == [normalize_row(row) for row in test["rows"]], test["test"]
 
 
 def short(row: list[Any]) -> list[Any]:
@@ -100,7 +100,7 @@ def short(row: list[Any]) -> list[Any]:
     return [*row[:2], row[2].rpartition("<locals>.")[2], *row[3:]]
 
 
-def wanted(row: list[Any]) -> list[Any]:
+def normalize_row(row: list[Any]) -> list[Any]:
     kind, domain, message, color, category, payload = row
     if kind == "counter":
         return [kind, message, payload]

@@ -243,9 +243,9 @@ def test_every_range_is_emitted_as_often_as_the_oracle_says(events: list[Event],
     stretches = Counter(event.name for event in events if event.domain in ACTIVE)
     wrong = {
         name.partition(".")[0]
-        for counted, told in ((wholes, oracle.wholes), (stretches, oracle.stretches))
-        for name in {*counted, *told}
-        if counted[name] != told[name]
+        for counted, messages in ((wholes, oracle.wholes), (stretches, oracle.stretches))
+        for name in {*counted, *messages}
+        if counted[name] != messages[name]
     }
     smallest = min((programs[int(number)] for number in wrong), key=lambda node: len(str(node)), default=None)
     assert smallest is None, f"{len(wrong)} of {len(programs)} programs are wrong, the smallest: {smallest}"

@@ -46,12 +46,12 @@ def program(start: str, code: str) -> str:
     return start + textwrap.dedent(code)
 
 
-def collections_of(heard):
-    return [event for event in heard.events if event.kind == "push" and event.domain == "traceable.gc"]
+def collections_of(nvtx_log):
+    return [event for event in nvtx_log.events if event.kind == "push" and event.domain == "traceable.gc"]
 
 
-def callbacks_of(heard):
-    return [event for event in heard.events if event.domain == "traceable.loop"]
+def callbacks_of(nvtx_log):
+    return [event for event in nvtx_log.events if event.domain == "traceable.loop"]
 
 
 @pytest.fixture
@@ -78,16 +78,16 @@ def test_a_collection_is_a_range_with_its_generation_and_a_mark_with_what_it_fre
             print(gc.collect())
         """,
     )
-    heard = listen(code)
-    found = collections_of(heard)
-    assert [(event.name, event.payload) for event in found] == [("gc", 0), ("gc", 1), ("gc", 2), ("gc", 2)]
-    (step,) = heard.named("step")
-    assert [step.holds(event) for event in found] == [False, False, False, True]
-    (freed,) = heard.named("gc collected")
+    nvtx_log = listen(code)
+    result = collections_of(nvtx_log)
+    assert [(event.name, event.payload) for event in result] == [("gc", 0), ("gc", 1), ("gc", 2), ("gc", 2)]
+    (step,) = nvtx_log.find("step")
+    assert [step.holds(event) for event in result] == [False, False, False, True]
+    (freed,) = nvtx_log.find("gc collected")
     assert freed.kind == "mark"
     assert freed.domain == "traceable.gc"
-    assert freed.payload == int(heard.stdout)
-    assert found[3].holds(freed)
+    assert freed.payload == int(nvtx_log.stdout)
+    assert result[3].holds(freed)
 
 
 def test_the_interpreters_own_collections_are_heard_on_the_thread_that_collects(listen):
@@ -108,11 +108,11 @@ def test_the_interpreters_own_collections_are_heard_on_the_thread_that_collects(
         for thread in threads: thread.join()
         """,
     )
-    heard = listen(code)
-    works = {event.thread: event for event in heard.named("work")}
+    nvtx_log = listen(code)
+    works = {event.thread: event for event in nvtx_log.find("work")}
     assert len(works) == 4
-    counts = Counter(event.thread for event in collections_of(heard) if event.thread in works)
-    assert all(works[event.thread].holds(event) for event in collections_of(heard) if event.thread in works)
+    counts = Counter(event.thread for event in collections_of(nvtx_log) if event.thread in works)
+    assert all(works[event.thread].holds(event) for event in collections_of(nvtx_log) if event.thread in works)
     assert sum(counts.values()) > 4
 
 
@@ -198,12 +198,12 @@ MEDDLERS = {
 def test_every_collection_ends_before_the_next_whoever_else_changes_the_list(what, listen):
     meddling, count = MEDDLERS[what]
     code = program(GC_START, textwrap.dedent(meddling) + "for _ in range(3): gc.collect()\nprint('done')")
-    heard = listen(code)
-    assert heard.stdout == "done\n"
-    found = collections_of(heard)
-    assert len(found) == count
-    assert all(event.end_ns is not None for event in found)
-    assert all(one.end_ns <= other.start_ns for one, other in itertools.pairwise(found))
+    nvtx_log = listen(code)
+    assert nvtx_log.stdout == "done\n"
+    result = collections_of(nvtx_log)
+    assert len(result) == count
+    assert all(event.end_ns is not None for event in result)
+    assert all(one.end_ns <= other.start_ns for one, other in itertools.pairwise(result))
 
 
 def test_a_recording_removed_by_another_thread_during_a_collection_still_ends_its_range(listen):
@@ -238,9 +238,9 @@ def test_a_recording_removed_by_another_thread_during_a_collection_still_ends_it
         assert gc.callbacks == []
         """,
     )
-    heard = listen(code)
-    first, second = collections_of(heard)
-    (after,) = heard.named("after")
+    nvtx_log = listen(code)
+    first, second = collections_of(nvtx_log)
+    (after,) = nvtx_log.find("after")
     assert first.end_ns <= after.start_ns
     assert second.start_ns >= after.end_ns
 
@@ -260,9 +260,9 @@ def test_a_recording_removed_by_a_finaliser_ends_its_range_there(listen):
         with traceable.annotate("after"): pass
         """,
     )
-    heard = listen(code)
-    (found,) = collections_of(heard)
-    assert found.end_ns <= heard.named("after")[0].start_ns
+    nvtx_log = listen(code)
+    (result,) = collections_of(nvtx_log)
+    assert result.end_ns <= nvtx_log.find("after")[0].start_ns
 
 
 def test_a_recording_begun_in_the_middle_of_a_collection_closes_no_range_that_it_did_not_open(listen):
@@ -279,9 +279,9 @@ def test_a_recording_begun_in_the_middle_of_a_collection_closes_no_range_that_it
             with traceable.annotate("inside", domain="traceable.gc"): pass
         """,
     )
-    heard = listen(code)
-    assert heard.named("gc") == []
-    assert heard.named("mine")[0].holds(heard.named("inside")[0])
+    nvtx_log = listen(code)
+    assert nvtx_log.find("gc") == []
+    assert nvtx_log.find("mine")[0].holds(nvtx_log.find("inside")[0])
 
 
 def test_at_interpreter_shutdown_it_is_silent(listen):
@@ -320,8 +320,8 @@ def test_a_forked_child_records_its_own(listen):
         gc.collect()
         """,
     )
-    found = collections_of(listen(code))
-    assert len({event.thread for event in found}) == 2
+    result = collections_of(listen(code))
+    assert len({event.thread for event in result}) == 2
 
 
 def test_the_environment_asks_for_both_at_import_in_children_too(listen):
@@ -339,10 +339,10 @@ def test_the_environment_asks_for_both_at_import_in_children_too(listen):
         subprocess.run([sys.executable, "-c", "import gc, traceable; gc.collect()"], check=True)
         """,
     )
-    heard = listen(code)
-    assert len({event.thread for event in collections_of(heard)}) == 2
-    assert {event.payload for event in callbacks_of(heard)} == {2_500_000}
-    assert "main" in [event.name for event in callbacks_of(heard)]
+    nvtx_log = listen(code)
+    assert len({event.thread for event in collections_of(nvtx_log)}) == 2
+    assert {event.payload for event in callbacks_of(nvtx_log)} == {2_500_000}
+    assert "main" in [event.name for event in callbacks_of(nvtx_log)]
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", "1e300"])
@@ -403,15 +403,15 @@ def test_a_callback_is_named_after_what_it_runs(listen):
         asyncio.run(main())
         """,
     )
-    found = callbacks_of(listen(code))
-    assert {event.kind for event in found} == {"start"}
-    assert {event.payload for event in found} == {10_000_000}
-    assert all(event.end_ns is not None for event in found)
-    counts = Counter(event.name for event in found)
+    result = callbacks_of(listen(code))
+    assert {event.kind for event in result} == {"start"}
+    assert {event.payload for event in result} == {10_000_000}
+    assert all(event.end_ns is not None for event in result)
+    counts = Counter(event.name for event in result)
     assert (counts["Server.tick"], counts["Server.handle"]) == (2, 4)
     assert counts["main"] == 3
     # Of two that run on one thread, one ends before the next begins: the loop runs one callback at a time.
-    assert all(one.end_ns <= other.start_ns for one, other in itertools.pairwise(found))
+    assert all(one.end_ns <= other.start_ns for one, other in itertools.pairwise(result))
 
 
 @pytest.mark.skipif(not hasattr(asyncio, "TaskGroup"), reason="asyncio.TaskGroup came with Python 3.11")
@@ -434,12 +434,12 @@ def test_tasks_of_a_group_that_fails_are_each_recorded_and_the_failure_is_the_pr
             print(*group.exceptions)
         """,
     )
-    heard = listen(code)
-    assert heard.stdout == "bad\n"
-    counts = Counter(event.name for event in callbacks_of(heard))
+    nvtx_log = listen(code)
+    assert nvtx_log.stdout == "bad\n"
+    counts = Counter(event.name for event in callbacks_of(nvtx_log))
     # A step until it sleeps, and one in which it is cancelled.
     assert (counts["fails"], counts["waits"]) == (1, 6)
-    assert all(event.end_ns is not None for event in callbacks_of(heard))
+    assert all(event.end_ns is not None for event in callbacks_of(nvtx_log))
 
 
 def test_loops_in_several_threads_are_recorded_each_on_its_own(listen):
@@ -480,10 +480,10 @@ def test_what_ends_the_loop_passes_through_and_the_range_is_closed(error, listen
         with traceable.annotate("after"): pass
         """,
     )
-    heard = listen(code)
-    assert heard.stdout.strip() == error
-    (ended,) = [event for event in callbacks_of(heard) if event.name == "end"]
-    assert ended.end_ns <= heard.named("after")[0].start_ns
+    nvtx_log = listen(code)
+    assert nvtx_log.stdout.strip() == error
+    (ended,) = [event for event in callbacks_of(nvtx_log) if event.name == "end"]
+    assert ended.end_ns <= nvtx_log.find("after")[0].start_ns
 
 
 def test_a_range_that_a_callback_leaves_open_and_one_it_opens_keep_their_own_places(listen):
@@ -503,9 +503,9 @@ def test_a_range_that_a_callback_leaves_open_and_one_it_opens_keep_their_own_pla
         asyncio.run(main())
         """,
     )
-    heard = listen(code)
-    (outer,), (inner,) = heard.named("left open"), heard.named("inner")
-    (works,) = heard.named("works")
+    nvtx_log = listen(code)
+    (outer,), (inner,) = nvtx_log.find("left open"), nvtx_log.find("inner")
+    (works,) = nvtx_log.find("works")
     assert outer.holds(works)
     assert works.holds(inner)
 
@@ -537,8 +537,8 @@ def test_removed_it_gives_asyncio_its_method_back(listen):
         asyncio.run(main())                                     # 10 ms
         """,
     )
-    found = [event.payload for event in callbacks_of(listen(code)) if event.name == "main"]
-    assert found == [20_000_000, 50_000_000, 10_000_000]
+    result = [event.payload for event in callbacks_of(listen(code)) if event.name == "main"]
+    assert result == [20_000_000, 50_000_000, 10_000_000]
 
 
 def test_asyncios_own_debug_mode_still_finds_slow_callbacks(run):

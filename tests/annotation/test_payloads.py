@@ -11,7 +11,7 @@ import pytest
 from traceable.annotation.arguments import normalize_payload
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, PAYLOAD_DOMAIN, is_identity
 
-from .conftest import Event, Heard, Listen
+from .conftest import Event, Listen, NvtxLog
 
 PROGRAM = """
 import asyncio
@@ -42,22 +42,24 @@ with annotate("empty", payload={}): pass
 """
 
 
-def fields_of(heard: Heard) -> list[tuple[Event, dict[str, Any]]]:
+def fields_of(nvtx_log: NvtxLog) -> list[tuple[Event, dict[str, Any]]]:
     """Fold the companion marks into their ranges, by the rule that `emission` gives."""
-    said: dict[float, str] = {}
-    for event in heard.events:
+    output: dict[float, str] = {}
+    for event in nvtx_log.events:
         if event.domain == PAYLOAD_DOMAIN:
-            assert event.payload not in said
+            assert event.payload not in output
             assert event.payload is not None and event.name is not None
-            said[event.payload] = event.name
-    ranges = [event for event in heard.events if event.domain not in (PAYLOAD_DOMAIN, ACTIVE_DOMAIN, GENERATOR_DOMAIN)]
-    return [(event, json.loads(said[event.payload]) if event.payload in said else {}) for event in ranges]
+            output[event.payload] = event.name
+    ranges = [
+        event for event in nvtx_log.events if event.domain not in (PAYLOAD_DOMAIN, ACTIVE_DOMAIN, GENERATOR_DOMAIN)
+    ]
+    return [(event, json.loads(output[event.payload]) if event.payload in output else {}) for event in ranges]
 
 
 def test_fields_find_their_range_however_it_is_made(listen: Listen) -> None:
-    found = fields_of(listen(PROGRAM))
-    assert len(found) == 16
-    for event, fields in found:
+    result = fields_of(listen(PROGRAM))
+    assert len(result) == 16
+    for event, fields in result:
         if event.name in ("bare", "number", "empty"):
             assert fields == {}
             assert event.payload == (5 if event.name == "number" else None)
@@ -66,14 +68,14 @@ def test_fields_find_their_range_however_it_is_made(listen: Listen) -> None:
 
 
 def test_fields_are_recorded_by_nsys_too(listen_nsys: Any) -> None:
-    found = fields_of(listen_nsys(PROGRAM))
-    assert {event.name: fields.get("kind") for event, fields in found} == {
-        name: name if name not in ("bare", "number", "empty") else None for name in (event.name for event, _ in found)
+    result = fields_of(listen_nsys(PROGRAM))
+    assert {event.name: fields.get("kind") for event, fields in result} == {
+        name: name if name not in ("bare", "number", "empty") else None for name in (event.name for event, _ in result)
     }
 
 
 def test_the_companion_comes_right_before_its_range_on_its_thread(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import threading
 def work():
@@ -83,14 +85,14 @@ threads = [threading.Thread(target=work) for _ in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 """)
-    steps = heard.named("step")
+    steps = nvtx_log.find("step")
     assert len({step.payload for step in steps}) == len(steps) == 800
     for thread in {step.thread for step in steps}:
-        own = [event for event in heard.events if event.thread == thread]
-        for said, step in zip(own[::2], own[1::2], strict=True):
-            assert (said.kind, said.domain, step.name) == ("mark", PAYLOAD_DOMAIN, "step")
-            assert said.payload == step.payload and is_identity(int(step.payload or 0))
-        assert [json.loads(said.name or "")["n"] for said in own[::2]] == list(range(200))
+        own = [event for event in nvtx_log.events if event.thread == thread]
+        for output, step in zip(own[::2], own[1::2], strict=True):
+            assert (output.kind, output.domain, step.name) == ("mark", PAYLOAD_DOMAIN, "step")
+            assert output.payload == step.payload and is_identity(int(step.payload or 0))
+        assert [json.loads(output.name or "")["n"] for output in own[::2]] == list(range(200))
 
 
 VALUES = [
@@ -106,13 +108,13 @@ VALUES = [
 
 
 def test_every_kind_of_value_arrives_as_it_was(listen: Listen) -> None:
-    heard = listen(
+    nvtx_log = listen(
         f"from traceable import mark\nfor fields in {VALUES!r}: mark('m', payload=fields)\n"
         "from types import MappingProxyType; mark('m', payload=MappingProxyType({'proxy': 1}))\n"
         "mark('m', payload={'nan': float('nan'), 'infinite': float('-inf')})\n"
         "mark('m', payload={'nul': 'a\\0b', 'lone': '\\udcff'})\n"
     )
-    texts = [event.name or "" for event in heard.events if event.domain == PAYLOAD_DOMAIN]
+    texts = [event.name or "" for event in nvtx_log.events if event.domain == PAYLOAD_DOMAIN]
     expected = [*VALUES, {"proxy": 1}, {"nan": None, "infinite": None}, {"nul": "a\u2400b", "lone": "?"}]
     assert [json.loads(text) for text in texts] == expected
     assert texts[0] == '{"int":1,"negative":-9223372036854775808,"big":9223372036854775807}'

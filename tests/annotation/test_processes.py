@@ -36,10 +36,10 @@ class Recorded:
     thread_names: dict[int, str]
 
     def processes(self) -> dict[int, list[Event]]:
-        found: dict[int, list[Event]] = {}
+        result: dict[int, list[Event]] = {}
         for event in self.events:
-            found.setdefault(event.thread >> 24, []).append(event)
-        return found
+            result.setdefault(event.thread >> 24, []).append(event)
+        return result
 
 
 def run_script(folder: Path, backend: str, code: str) -> Recorded:
@@ -78,10 +78,10 @@ def check(recorded: Recorded, items: int, processes: int | None = None) -> None:
             for outer in ("work", "inner"):
                 assert sum(o.thread == event.thread and o.holds(event) for o in ranges if o.name == outer) == 1
     for own in recorded.processes().values():
-        said = {event.payload: event.name for event in own if event.domain == "traceable.payload"}
+        output = {event.payload: event.name for event in own if event.domain == "traceable.payload"}
         inside = [event for event in own if str(event.name).startswith("item")]
-        assert len({said[event.payload] for event in inside}) == len(inside)
-        assert all(f'"n":{str(event.name).split()[1]},' in str(said[event.payload]) for event in inside)
+        assert len({output[event.payload] for event in inside}) == len(inside)
+        assert all(f'"n":{str(event.name).split()[1]},' in str(output[event.payload]) for event in inside)
     if processes is not None:
         assert len(recorded.processes()) == processes
 
@@ -188,10 +188,10 @@ def test_nsys_is_told_the_names(tmp_path: Path, nsys: str) -> None:
     subprocess.run(export, check=True, capture_output=True, timeout=300)
     connection = sqlite3.connect(database)
     try:
-        found = {text for (text,) in connection.execute("SELECT text FROM NVTX_EVENTS WHERE eventType = 39")}
-        if not found - {None}:
+        result = {text for (text,) in connection.execute("SELECT text FROM NVTX_EVENTS WHERE eventType = 39")}
+        if not result - {None}:
             rows = connection.execute("SELECT s.value FROM ThreadNames t JOIN StringIds s ON s.id = t.nameId")
-            found = {value for (value,) in rows}
+            result = {value for (value,) in rows}
     finally:
         connection.close()
-    assert {"Thread 0", "Thread 1", "Thread 2", "pool_0"} <= found
+    assert {"Thread 0", "Thread 1", "Thread 2", "pool_0"} <= result

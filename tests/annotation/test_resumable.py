@@ -6,17 +6,17 @@ import pytest
 
 from traceable.protocol.nvtx import pack_identity
 
-from .conftest import Event, Heard, Listen
+from .conftest import Event, Listen, NvtxLog
 
 ACTIVE = ("traceable.active", "traceable.generator")
 
 
-def wholes(heard: Heard, name: str) -> list[Event]:
-    return [event for event in heard.named(name) if event.domain not in ACTIVE]
+def wholes(nvtx_log: NvtxLog, name: str) -> list[Event]:
+    return [event for event in nvtx_log.find(name) if event.domain not in ACTIVE]
 
 
-def stretches(heard: Heard, name: str) -> list[Event]:
-    return [event for event in heard.named(name) if event.domain in ACTIVE]
+def stretches(nvtx_log: NvtxLog, name: str) -> list[Event]:
+    return [event for event in nvtx_log.find(name) if event.domain in ACTIVE]
 
 
 def test_inspect_and_asyncio_see_the_same_kinds_of_function(listen: Listen) -> None:
@@ -54,7 +54,7 @@ except StopIteration: pass
 
 def test_a_wrong_call_of_a_coroutine_function_raises_where_it_is_made(listen: Listen) -> None:
     """uvicorn calls an application without arguments to learn whether it is a factory of one."""
-    heard = listen("""
+    nvtx_log = listen("""
 import asyncio, traceable
 
 def same(function):
@@ -84,11 +84,11 @@ assert asyncio.run(Engine().step(3)) == 3
 try: Engine().step()
 except TypeError as error: print(error)
 """)
-    assert heard.stdout == "Engine.step() missing 1 required positional argument: 'batch'\n"
+    assert nvtx_log.stdout == "Engine.step() missing 1 required positional argument: 'batch'\n"
 
 
 def test_interleaved_tasks_keep_their_own_ranges(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate, mark
 import asyncio
 @annotate("task")
@@ -101,30 +101,30 @@ async def main():
     assert await asyncio.gather(task(1, 3), task(2, 5), task(3, 1)) == [1, 2, 3]
 asyncio.run(main())
 """)
-    assert len(wholes(heard, "task")) == 3
-    assert {event.kind for event in wholes(heard, "task")} == {"start"}
-    assert {event.kind for event in stretches(heard, "task")} == {"push"}
-    for number, whole in enumerate(wholes(heard, "task"), start=1):
-        own = [stretch for stretch in stretches(heard, "task") if stretch.payload == whole.payload]
-        steps = heard.named(f"step {number}")
+    assert len(wholes(nvtx_log, "task")) == 3
+    assert {event.kind for event in wholes(nvtx_log, "task")} == {"start"}
+    assert {event.kind for event in stretches(nvtx_log, "task")} == {"push"}
+    for number, whole in enumerate(wholes(nvtx_log, "task"), start=1):
+        own = [stretch for stretch in stretches(nvtx_log, "task") if stretch.payload == whole.payload]
+        steps = nvtx_log.find(f"step {number}")
         assert len(own) == {1: 3, 2: 5, 3: 1}[number] + 1
         assert all(whole.holds(stretch) for stretch in own)
         assert all(sum(stretch.holds(step) for stretch in own) == 1 for step in steps)
-        others = [stretch for stretch in stretches(heard, "task") if stretch.payload != whole.payload]
+        others = [stretch for stretch in stretches(nvtx_log, "task") if stretch.payload != whole.payload]
         assert not any(stretch.holds(step) for stretch in others for step in steps)
 
 
 def test_a_payload_stays_the_users_and_the_stretches_are_numbered(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import asyncio
 @annotate("task", color="red", domain="d", category="c", payload=42)
 async def task(): await asyncio.sleep(0)
 asyncio.run(task())
 """)
-    (whole,) = wholes(heard, "task")
+    (whole,) = wholes(nvtx_log, "task")
     assert (whole.domain, whole.payload, whole.color, whole.category) == ("d", 42, 0xFF0000, 1)
-    active = [(stretch.payload, stretch.color) for stretch in stretches(heard, "task")]
+    active = [(stretch.payload, stretch.color) for stretch in stretches(nvtx_log, "task")]
     assert active == [(pack_identity(1, 0), 0xFF0000)] * 2
 
 
@@ -133,7 +133,7 @@ asyncio.run(task())
 )
 def test_whatever_ends_a_coroutine_ends_its_range(listen: Listen, ending: str) -> None:
     error = ending.removeprefix("raise ") if ending.startswith("raise") else "AssertionError"
-    heard = listen(f"""
+    nvtx_log = listen(f"""
 from traceable import annotate, mark
 import asyncio, gc
 @annotate("task")
@@ -164,17 +164,17 @@ else:
     else: coroutine.close()
 mark("after")
 """)
-    (whole,) = wholes(heard, "task")
-    (cleanup,) = heard.named("cleanup")
-    (after,) = heard.named("after")
-    last = stretches(heard, "task")[-1]
+    (whole,) = wholes(nvtx_log, "task")
+    (cleanup,) = nvtx_log.find("cleanup")
+    (after,) = nvtx_log.find("after")
+    last = stretches(nvtx_log, "task")[-1]
     assert whole.holds(cleanup)
     assert last.holds(cleanup)
     assert not whole.holds(after)
 
 
 def test_a_coroutine_or_generator_that_never_runs_has_no_range(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 @annotate("co")
 async def co(): pass
@@ -182,11 +182,11 @@ async def co(): pass
 def gen(): yield
 co().close(); gen().close(); gen()
 """)
-    assert heard.events == []
+    assert nvtx_log.events == []
 
 
 def test_a_generator_is_transparent_to_send_throw_close_and_return(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 def bare():
     got = []
@@ -223,12 +223,12 @@ try: g.close()
 except RuntimeError as error: assert "ignored GeneratorExit" in str(error)
 else: raise AssertionError
 """)
-    assert len(wholes(heard, "gen")) == 5
-    assert len(stretches(heard, "gen")) == 5 + 2 + 2 + 2 + 5
+    assert len(wholes(nvtx_log, "gen")) == 5
+    assert len(stretches(nvtx_log, "gen")) == 5 + 2 + 2 + 2 + 5
 
 
 def test_a_generator_that_is_dropped_ends_there(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate, mark
 import gc
 @annotate("gen")
@@ -236,9 +236,9 @@ def gen(): yield 1; yield 2
 g = gen(); next(g); mark("before"); del g; gc.collect(); mark("after")
 for item in gen(): break
 """)
-    whole = wholes(heard, "gen")[0]
-    assert whole.holds(heard.named("before")[0])
-    assert not whole.holds(heard.named("after")[0])
+    whole = wholes(nvtx_log, "gen")[0]
+    assert whole.holds(nvtx_log.find("before")[0])
+    assert not whole.holds(nvtx_log.find("after")[0])
 
 
 def test_what_was_yielded_is_not_kept_alive(listen: Listen) -> None:
@@ -267,7 +267,7 @@ asyncio.run(main())
 
 
 def test_an_async_generators_active_time_excludes_its_consumer(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import asyncio
 @annotate("stream")
@@ -287,10 +287,10 @@ async def main():
     except KeyError: pass
 asyncio.run(main())
 """)
-    whole, closed, thrown = wholes(heard, "stream")
-    active = [s for s in stretches(heard, "stream") if s.payload == whole.payload]
+    whole, closed, thrown = wholes(nvtx_log, "stream")
+    active = [s for s in stretches(nvtx_log, "stream") if s.payload == whole.payload]
     assert len(active) == 3 * 2 + 1
-    for consume in heard.named("consume"):
+    for consume in nvtx_log.find("consume"):
         assert whole.holds(consume)
         assert not any(stretch.holds(consume) or consume.holds(stretch) for stretch in active)
     assert closed.end_ns is not None
@@ -298,7 +298,7 @@ asyncio.run(main())
 
 
 def test_an_async_generator_left_open_is_closed_by_its_loop(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate, mark
 import asyncio
 @annotate("stream")
@@ -314,13 +314,13 @@ async def main():
 asyncio.run(main())
 mark("after")
 """)
-    (whole,) = wholes(heard, "stream")
-    assert whole.holds(heard.named("cleanup")[0])
-    assert not whole.holds(heard.named("after")[0])
+    (whole,) = wholes(nvtx_log, "stream")
+    assert whole.holds(nvtx_log.find("cleanup")[0])
+    assert not whole.holds(nvtx_log.find("after")[0])
 
 
 def test_async_with_is_one_range_a_block_whoever_runs_between(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate, mark
 import asyncio
 block = annotate("block")
@@ -337,16 +337,16 @@ async def main():
     except KeyError: mark("caught")
 asyncio.run(main())
 """)
-    blocks = wholes(heard, "block")
+    blocks = wholes(nvtx_log, "block")
     assert len(blocks) == 4
     ends = sorted(event.end_ns or 0 for event in blocks)
-    left = [heard.named(name)[0].start_ns for name in ("left 1", "left 2", "left 3", "caught")]
+    left = [nvtx_log.find(name)[0].start_ns for name in ("left 1", "left 2", "left 3", "caught")]
     assert all(end < leave for end, leave in zip(ends, left, strict=True))
-    assert [event.payload for event in heard.named("inner")].count(3) == 3
+    assert [event.payload for event in nvtx_log.find("inner")].count(3) == 3
 
 
 def test_a_block_left_in_another_context_is_ended_all_the_same(listen: Listen) -> None:
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate, mark
 import asyncio
 block = annotate("block")
@@ -356,8 +356,8 @@ async def main():
     mark("after")
 asyncio.run(main())
 """)
-    (whole,) = heard.named("block")
-    assert not whole.holds(heard.named("after")[0])
+    (whole,) = nvtx_log.find("block")
+    assert not whole.holds(nvtx_log.find("after")[0])
 
 
 ENDING = """
@@ -382,16 +382,16 @@ task.cancel(); loop.run_until_complete(asyncio.wait([task])); loop.close()
 
 
 def test_what_runs_while_the_interpreter_ends_is_heard_or_silent_but_never_fails(listen: Listen) -> None:
-    heard = listen(ENDING)
-    assert {"generator", "coroutine", "block", "open", "cleanup"} <= set(heard.names())
-    assert len(wholes(heard, "generator")) == 2
-    assert all(event.end_ns is not None for event in heard.events if event.kind == "start")
+    nvtx_log = listen(ENDING)
+    assert {"generator", "coroutine", "block", "open", "cleanup"} <= set(nvtx_log.names())
+    assert len(wholes(nvtx_log, "generator")) == 2
+    assert all(event.end_ns is not None for event in nvtx_log.events if event.kind == "start")
 
 
 def test_what_runs_after_the_modules_are_gone_does_not_fail(listen: Listen, backend: str) -> None:
     if backend == "nvtx":
         pytest.skip("Python code can't run once its module is cleared")
-    heard = listen("""
+    nvtx_log = listen("""
 from traceable import annotate
 import os
 class AtTheEnd:
@@ -405,4 +405,4 @@ class AtTheEnd:
 import builtins
 builtins.at_the_end = AtTheEnd()
 """)
-    assert heard.stdout == "done "
+    assert nvtx_log.stdout == "done "

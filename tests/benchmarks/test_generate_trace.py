@@ -79,9 +79,9 @@ def nsys_rows(nsys: str, trace: Path, report: str) -> list[dict[str, str]]:
     newer, older = REPORTS[report]
     name = newer if newer in known else older
     argv = [nsys, "stats", "--report", name, "--format", "csv", str(trace)]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert "does not contain" not in said.stdout + said.stderr
-    lines = [line for line in said.stdout.splitlines() if line and not line.startswith(("Processing", "NOTICE"))]
+    output = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert "does not contain" not in output.stdout + output.stderr
+    lines = [line for line in output.stdout.splitlines() if line and not line.startswith(("Processing", "NOTICE"))]
     return list(csv.DictReader(lines))
 
 
@@ -109,9 +109,9 @@ def test_nsys_projects_the_ranges_of_the_trace(nsys: str, tmp_path: Path) -> Non
 
 def test_nsys_sums_the_kernels_as_sql_does(nsys: str, trace: Path, database: sqlite3.Connection) -> None:
     # Versions before 2023 have a row for each geometry.
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 1 << 62, 0])
+    result: dict[str, list[int]] = defaultdict(lambda: [0, 0, 1 << 62, 0])
     for row in nsys_rows(nsys, trace, "kernels"):
-        sums = found[row["Name"]]
+        sums = result[row["Name"]]
         sums[0] += total(row)
         sums[1] += int(row["Instances"])
         sums[2] = min(sums[2], int(row["Min (ns)"]))
@@ -119,18 +119,18 @@ def test_nsys_sums_the_kernels_as_sql_does(nsys: str, trace: Path, database: sql
     rows = database.execute("""
         SELECT value, SUM(end - start), COUNT(*), MIN(end - start), MAX(end - start)
         FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = demangledName GROUP BY value""")
-    assert found == {name: sums for name, *sums in rows}
+    assert result == {name: sums for name, *sums in rows}
 
 
 def test_nsys_sums_the_calls_as_sql_does(nsys: str, trace: Path, database: sqlite3.Connection) -> None:
-    found = {
+    result = {
         without_version(row["Name"]): [total(row), int(row["Num Calls"]), int(row["Min (ns)"]), int(row["Max (ns)"])]
         for row in nsys_rows(nsys, trace, "api")
     }
     rows = database.execute("""
         SELECT value, SUM(end - start), COUNT(*), MIN(end - start), MAX(end - start)
         FROM CUPTI_ACTIVITY_KIND_RUNTIME JOIN StringIds ON id = nameId GROUP BY value""")
-    assert found == {without_version(name): sums for name, *sums in rows}
+    assert result == {without_version(name): sums for name, *sums in rows}
 
 
 def test_nsys_sums_copies_and_memsets_as_sql_does(nsys: str, trace: Path, database: sqlite3.Connection) -> None:
@@ -156,13 +156,13 @@ def full_name(row: dict[str, Any], name: str = "name") -> str:
 def test_our_answers_are_those_of_nsys(nsys: str, trace: Path) -> None:
     recording = traceable.load(trace)
     ranges = {full_name(row): row for row in recording.ranges(by="name").rows() if row["style"] == "push_pop"}
-    said = nsys_rows(nsys, trace, "ranges")
-    expected = {row["Range"].removeprefix(":"): (int(row["Instances"]), total(row)) for row in said}
+    output = nsys_rows(nsys, trace, "ranges")
+    expected = {row["Range"].removeprefix(":"): (int(row["Instances"]), total(row)) for row in output}
     assert {name: (row["count"], row["cpu_total_ns"]) for name, row in ranges.items()} == expected
 
     calls = {row["name"]: (row["count"], row["total_ns"]) for row in recording.api().rows()}
-    said = nsys_rows(nsys, trace, "api")
-    assert calls == {without_version(row["Name"]): (int(row["Num Calls"]), total(row)) for row in said}
+    output = nsys_rows(nsys, trace, "api")
+    assert calls == {without_version(row["Name"]): (int(row["Num Calls"]), total(row)) for row in output}
 
     by_range: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for row in recording.kernels(by="range").rows():
@@ -256,17 +256,17 @@ def test_there_are_as_many_processes_and_devices_as_asked(tmp_path: Path, proces
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["--kernels", "0"], "at least 1"),
         (["--kernels", "10", "--shape", "small", "--devices", "5"], "4 layers"),
         (["--kernels", "10", "--seed", "-1"], "--seed"),
     ],
 )
-def test_arguments_that_make_no_trace_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
+def test_arguments_that_make_no_trace_are_refused(tmp_path: Path, words: list[str], output: str) -> None:
     refused = generate(tmp_path / "trace.sqlite", *words)
     assert refused.returncode == 2
-    assert said in refused.stderr
+    assert output in refused.stderr
     assert not list(tmp_path.iterdir())
 
 

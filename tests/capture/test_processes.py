@@ -84,8 +84,8 @@ def test_each_process_has_a_record_even_without_steps(program: Program, tmp_path
     ran = program(code, RANK="2", WORLD_SIZE="4")
     assert ran.done.returncode == 0, ran.done.stderr
     records = load_process_records(ran.run_dir)
-    found = {(one.name, one.start, one.forked, one.program, one.rank) for one in records}
-    assert found == {
+    result = {(one.name, one.start, one.forked, one.program, one.rank) for one in records}
+    assert result == {
         (None, "main", False, "app", 2),
         ("worker-7", "fork", True, "app", 2),
         (None, "fork", True, "app", 2),

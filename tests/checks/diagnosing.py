@@ -13,9 +13,9 @@ STEPS = "import traceable\nfor _ in traceable.steps(range(6)):\n    with traceab
 
 def diagnosed(path: Path) -> diagnosis.Diagnosis:
     with open_case(path) as case:
-        found = diagnosis.diagnose(case)
-    assert found.failed_rules == ()
-    return found
+        result = diagnosis.diagnose(case)
+    assert result.failed_rules == ()
+    return result
 
 
 def first(path: Path) -> Finding:

@@ -253,12 +253,12 @@ def sync_in_hot_range(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     if not facts.calls or not len(facts.trace.ranges):
         return UNSUPPORTED
     waits = waits_of(facts)
-    found = facts.context.instances
+    result = facts.context.instances
     cpu: Counter[tuple[str | None, str | None]] = Counter()
-    for i in range(len(found)):
-        if not found.replay[i]:
-            cpu[facts.range_of(i)] += facts.inside({"start_ns": found.start_ns[i], "end_ns": found.end_ns[i]})
-    said = []
+    for i in range(len(result)):
+        if not result.replay[i]:
+            cpu[facts.range_of(i)] += facts.inside({"start_ns": result.start_ns[i], "end_ns": result.end_ns[i]})
+    output = []
     for place in {wait["range"] for wait in waits} - {(None, None)}:
         mine = [wait for wait in waits if wait["range"] == place]
         loaded = [wait["own"] for wait in mine if wait["own"] and wait["own"]["kind_of_copy"] in (1, 3)]
@@ -271,7 +271,7 @@ def sync_in_hot_range(facts: Facts, v: dict[str, float]) -> list[Said] | None:
                 by_call[wait["call"]] += facts.inside(wait)
             total = sum(wait["end_ns"] - wait["start_ns"] for wait in mine)
             before = sum(facts.before(wait["start_ns"], wait["end_ns"]) for wait in mine)
-            said.append(
+            output.append(
                 {
                     "potential_saving_ns": winnable(facts, mine),
                     **facts.placed(total, before),
@@ -281,7 +281,7 @@ def sync_in_hot_range(facts: Facts, v: dict[str, float]) -> list[Said] | None:
                     "count": len([wait for wait in mine if facts.inside(wait)]),
                 }
             )
-    return said
+    return output
 
 
 def waits_of(facts: Facts) -> list[Said]:
@@ -338,7 +338,7 @@ def allocation_in_steady_state(facts: Facts, v: dict[str, float]) -> list[Said] 
     answer = [row for row in facts.steps or () if row["steady"]]
     if not answer:
         return UNSUPPORTED
-    said = []
+    output = []
     for pid in {row["pid"] for row in answer}:
         mine = [row for row in answer if row["pid"] == pid]
         calls = [
@@ -356,7 +356,7 @@ def allocation_in_steady_state(facts: Facts, v: dict[str, float]) -> list[Said] 
             by_name[row["name"]] += row["end_ns"] - row["start_ns"]
             (around,) = facts.context.find_innermost_around_calls(np.array([i])).tolist()
             by_range[facts.range_of(around)] += row["end_ns"] - row["start_ns"]
-        said.append(
+        output.append(
             {
                 "potential_saving_ns": winnable(facts, rows),
                 "pid": pid,
@@ -367,7 +367,7 @@ def allocation_in_steady_state(facts: Facts, v: dict[str, float]) -> list[Said] 
                 "end_ns": max(row["end_ns"] for row in rows),
             }
         )
-    return said
+    return output
 
 
 def most(counted: Counter[Any]) -> set[Any]:
@@ -382,26 +382,26 @@ def gaps_of(facts: Facts) -> dict[int, list[Said]]:
     """The gaps of each GPU, with the operation that ends each, and the cause that the question of gaps gives it."""
     answer = gaps(facts.context, top=10**6, launch_latency_ns=facts.latency_ns).others["largest"].rows()
     causes = {(row["device"], row["start_ns"]): row["cause"] for row in answer}
-    found: dict[int, list[Said]] = {}
+    result: dict[int, list[Said]] = {}
     for gpu, rows in facts.by_gpu.items():
-        found[gpu], until = [], rows[0]["end_ns"]
+        result[gpu], until = [], rows[0]["end_ns"]
         for row in rows:
             if row["start_ns"] > until and facts.unrecorded.isdisjoint(range(until, row["start_ns"])):
                 gap = {"start": until, "end": row["start_ns"], "after": row, "cause": causes[gpu, until]}
                 gap["inside"] = facts.inside({"start_ns": until, "end_ns": row["start_ns"]})
-                found[gpu].append(gap)
+                result[gpu].append(gap)
             until = max(until, row["end_ns"])
-    return found
+    return result
 
 
 def launch_bound(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     if not facts.calls or all(row["call"] < 0 for row in facts.operations):
         return UNSUPPORTED
-    said = []
-    for gpu, found in gaps_of(facts).items():
+    output = []
+    for gpu, result in gaps_of(facts).items():
         late = [
             gap
-            for gap in found
+            for gap in result
             if gap["end"] - gap["start"] <= 1_000 * v["gap"]
             and gap["cause"] in ("host_late", "launch_latency")
             and gap["after"]["call"] >= 0
@@ -423,14 +423,14 @@ def launch_bound(facts: Facts, v: dict[str, float]) -> list[Said] | None:
                 inside = [gap for gap in late if path_of(facts, gap["after"])[: len(place)] == place]
                 where = {"range": place[-1], "device": gpu, "pid": facts.users(gpu)}
                 number = len([gap for gap in inside if gap["inside"]])
-                said.append({"potential_saving_ns": idle[place], **outside(facts, inside), **where, "count": number})
-    return said
+                output.append({"potential_saving_ns": idle[place], **outside(facts, inside), **where, "count": number})
+    return output
 
 
-def outside(facts: Facts, found: list[Said]) -> Said:
+def outside(facts: Facts, result: list[Said]) -> Said:
     """What gaps last outside of the part that bounds are of."""
-    total = sum(gap["end"] - gap["start"] for gap in found)
-    return facts.placed(total, sum(facts.before(gap["start"], gap["end"]) for gap in found))
+    total = sum(gap["end"] - gap["start"] for gap in result)
+    return facts.placed(total, sum(facts.before(gap["start"], gap["end"]) for gap in result))
 
 
 def path_of(facts: Facts, operation: Said) -> tuple[Any, ...]:
@@ -453,9 +453,9 @@ def deepest(facts: Facts, idle: Counter[Any], path: tuple[Any, ...]) -> tuple[An
 
 
 def low_utilization(facts: Facts, v: dict[str, float]) -> list[Said] | None:
-    said = []
-    for gpu, found in gaps_of(facts).items():
-        own = [gap for gap in found if gap["cause"] != "profiler_flush"]
+    output = []
+    for gpu, result in gaps_of(facts).items():
+        own = [gap for gap in result if gap["cause"] != "profiler_flush"]
         idle = sum(gap["inside"] for gap in own)
         busy = len(facts.part & instants(facts.by_gpu[gpu]))
         if idle and busy < v["utilization"] * (busy + idle):
@@ -463,8 +463,8 @@ def low_utilization(facts: Facts, v: dict[str, float]) -> list[Said] | None:
             place = {"device": gpu, "pid": facts.users(gpu)}
             place |= {"start_ns": max(longest["start"], facts.start), "end_ns": min(longest["end"], facts.end)}
             number = len([gap for gap in own if gap["inside"]])
-            said.append({"potential_saving_ns": idle, **outside(facts, own), "count": number, **place})
-    return said
+            output.append({"potential_saving_ns": idle, **outside(facts, own), "count": number, **place})
+    return output
 
 
 def device_imbalance(facts: Facts, v: dict[str, float]) -> list[Said] | None:
@@ -501,58 +501,58 @@ def module_loading(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     rows = [(row["process"], row["start_ns"], row["end_ns"]) for row in loading_overheads(facts.trace)]
     calls = [row for row in facts.calls if row["name"] == LOAD_CALL]
     rows += [(PROCESS_OF_THREAD[row["thread"]], row["start_ns"], row["end_ns"]) for row in calls]
-    said = []
+    output = []
     for process in {row["process"] for row in facts.operations}:
         mine = [(start, end) for one, start, end in rows if one == process]
         if total := lasting(mine):
             counted = [(start, end) for start, end in mine if facts.part & set(range(start, end))]
             won = min(len(instants_of(mine) & facts.part), facts.room(process))
             before = len([at for at in instants_of(mine) if facts.steady and at < facts.start])
-            said.append(
+            output.append(
                 {"potential_saving_ns": won, "pid": process, "count": len(counted), **facts.placed(total, before)}
             )
-    return said
+    return output
 
 
 def queued(facts: Facts) -> dict[int, list[Said]] | None:
     if all(row["call"] < 0 for row in facts.operations):
         return UNSUPPORTED
-    return {gpu: [gap for gap in found if gap["cause"] == "queued"] for gpu, found in gaps_of(facts).items()}
+    return {gpu: [gap for gap in result if gap["cause"] == "queued"] for gpu, result in gaps_of(facts).items()}
 
 
 def queued_gaps(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     by_gpu = queued(facts)
     if by_gpu is UNSUPPORTED:
         return UNSUPPORTED
-    said = []
-    for gpu, found in by_gpu.items():
-        if found:
-            longest = max(found, key=lambda gap: (gap["inside"], -gap["start"]))
+    output = []
+    for gpu, result in by_gpu.items():
+        if result:
+            longest = max(result, key=lambda gap: (gap["inside"], -gap["start"]))
             place = {"device": gpu, "pid": facts.users(gpu), "start_ns": longest["start"], "end_ns": longest["end"]}
             place |= facts.placed(
-                sum(gap["end"] - gap["start"] for gap in found),
-                sum(facts.before(gap["start"], gap["end"]) for gap in found),
+                sum(gap["end"] - gap["start"] for gap in result),
+                sum(facts.before(gap["start"], gap["end"]) for gap in result),
             )
-            count = sum(gap["inside"] > 0 for gap in found)
-            said.append({"potential_saving_ns": sum(gap["inside"] for gap in found), "count": count, **place})
-    return said
+            count = sum(gap["inside"] > 0 for gap in result)
+            output.append({"potential_saving_ns": sum(gap["inside"] for gap in result), "count": count, **place})
+    return output
 
 
 def shared_gpu(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     by_gpu = queued(facts)
     if by_gpu is UNSUPPORTED:
         return UNSUPPORTED
-    said = []
+    output = []
     for gpu, every in by_gpu.items():
         rows = facts.by_gpu[gpu]
-        found = [gap for gap in every if gap["inside"] == gap["end"] - gap["start"]]
+        result = [gap for gap in every if gap["inside"] == gap["end"] - gap["start"]]
         before = {row["order"]: label(rows[i - 1]) for i, row in enumerate(rows) if i}
         pairs = Counter((before[row["order"]], label(row)) for row in rows[1:])
-        of_gap = [(before[gap["after"]["order"]], label(gap["after"])) for gap in found]
+        of_gap = [(before[gap["after"]["order"]], label(gap["after"])) for gap in result]
         with_gap = Counter(of_gap)
         lengths = [
             gap["end"] - gap["start"]
-            for gap, pair in zip(found, of_gap, strict=True)
+            for gap, pair in zip(result, of_gap, strict=True)
             if with_gap[pair] < v["recurs"] * pairs[pair]
         ]
         if not lengths or len(lengths) < v["gaps"]:
@@ -560,10 +560,10 @@ def shared_gpu(facts: Facts, v: dict[str, float]) -> list[Said] | None:
         close = {one: [m for m in lengths if abs(m - one) <= v["spread"] * one] for one in sorted(lengths)}
         alike = max(close.values(), key=len)
         if len(alike) >= v["alike"] * len(lengths):
-            said.append(
+            output.append(
                 {"potential_saving_ns": sum(alike), "count": len(alike), "device": gpu, "pid": facts.users(gpu)}
             )
-    return said
+    return output
 
 
 def label(row: Said) -> tuple[Any, ...]:
@@ -575,12 +575,12 @@ def launch_queue_full(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     full = [row for row in rows_of(facts.trace.overheads) if row["name"] == QUEUE_FULL]
     if not full:
         return UNSUPPORTED
-    said = []
+    output = []
     for process in {row["process"] for row in full} - {-1}:
         mine = [row for row in full if row["process"] == process]
         if worth_stating(facts, v, mine):
-            said.append({"potential_saving_ns": None, "pid": process, **counted(facts, mine)})
-    return said
+            output.append({"potential_saving_ns": None, "pid": process, **counted(facts, mine)})
+    return output
 
 
 def worth_stating(facts: Facts, v: dict[str, float], rows: list[Said]) -> bool:
@@ -600,35 +600,35 @@ def unified_memory_migration(facts: Facts, v: dict[str, float]) -> list[Said] | 
     for row in facts.operations:
         if row["kind"] == "copy" and row["kind_of_copy"] in (11, 12, 13):
             groups[row["process"], row["gpu"]].append(row)
-    said = []
+    output = []
     for (process, gpu), rows in groups.items():
         if worth_stating(facts, v, rows):
-            said.append({"potential_saving_ns": None, "pid": process, "device": gpu, **counted(facts, rows)})
-    return said
+            output.append({"potential_saving_ns": None, "pid": process, "device": gpu, **counted(facts, rows)})
+    return output
 
 
 def uneven_equal_steps(facts: Facts, v: dict[str, float]) -> list[Said] | None:
     steady = [row["steady"] for row in facts.steps or ()]
     if not any(steady):
         return UNSUPPORTED
-    found = detect_steps(facts.context, None, None)
-    work = collect_step_operations(facts.context, found)
+    result = detect_steps(facts.context, None, None)
+    work = collect_step_operations(facts.context, result)
     equal: dict[tuple[Any, ...], list[list[int]]] = defaultdict(list)
-    for step in range(len(found)):
+    for step in range(len(result)):
         rows = [facts.operations[i] for i in work.operation[work.step == step].tolist()]
         kernels = [row for row in rows if row["kind"] == "kernel"]
         same = tuple((row["name"], row["geometry"], row["device"]) for row in kernels)
         if steady[step] and kernels:
             times = [0 if is_nccl(row) else row["end_ns"] - row["start_ns"] for row in kernels]
-            equal[int(found.lane[step]), same].append(times)
-    said = []
+            equal[int(result.lane[step]), same].append(times)
+    output = []
     for (lane, _), times in equal.items():
         summed, tenth = sorted(map(sum, times)), (len(times) - 1) // 10
         fast, slow = summed[tenth], summed[-1 - tenth]
         if len(times) >= v["steps"] and slow and slow >= (1 + v["spread"]) * fast:
             won = sum(sum(column) - len(column) * min(column) for column in zip(*times, strict=True))
-            said.append({"potential_saving_ns": won, "pid": int(found.process[lane]), "count": len(times)})
-    return said
+            output.append({"potential_saving_ns": won, "pid": int(result.process[lane]), "count": len(times)})
+    return output
 
 
 ORACLES = {

@@ -107,10 +107,10 @@ def healthy(nsys, tmp_path_factory) -> tuple[Path, str]:
 
 
 def test_a_healthy_run_says_nothing_and_keeps_what_was_ruled_out(healthy):
-    out, said = healthy
-    assert "fix:" not in said
-    kept = json.loads((out / "run.json").read_text())["diagnosis"]
-    ruled_out = {one["check"] for one in kept["ruled_out"]}
+    out, output = healthy
+    assert "fix:" not in output
+    remaining = json.loads((out / "run.json").read_text())["diagnosis"]
+    ruled_out = {one["check"] for one in remaining["ruled_out"]}
     assert {
         "nothing_annotated",
         "forked_child",
@@ -119,7 +119,7 @@ def test_a_healthy_run_says_nothing_and_keeps_what_was_ruled_out(healthy):
         "nvtx_package_incompatible",
         "collector_killed",
     } <= ruled_out
-    assert json.loads((out / "report.json").read_text())["diagnosis"] == kept
+    assert json.loads((out / "report.json").read_text())["diagnosis"] == remaining
 
 
 @pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
@@ -134,8 +134,8 @@ def test_nothing_is_annotated(collector, run, tmp_path):
 
 def test_ranges_in_a_forked_child_alone(nsys, run, tmp_path):
     run("nsys", FORKED)
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty, found.severity) == ("forked_child", "likely", "problem")
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty, result.severity) == ("forked_child", "likely", "problem")
 
 
 def test_workers_that_only_load_data_are_no_cause(nsys, run, tmp_path):
@@ -148,8 +148,8 @@ def test_workers_that_only_load_data_are_no_cause(nsys, run, tmp_path):
 def test_ranges_before_an_exec(nsys, run, tmp_path):
     done = run("nsys", REPLACED)
     assert "[exec]" in done.stderr
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty, found.severity) == ("exec", "likely", "problem")
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty, result.severity) == ("exec", "likely", "problem")
 
 
 @pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
@@ -157,24 +157,24 @@ def test_a_child_without_the_environment(collector, run, tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     done = run(collector, SCRUBBED)
     assert "[environment_scrubbed]" in done.stderr
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty, found.severity) == ("environment_scrubbed", "likely", "problem")
-    assert found.evidence[0].endswith(" TRACEABLE_RUN_DIR")
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty, result.severity) == ("environment_scrubbed", "likely", "problem")
+    assert result.evidence[0].endswith(" TRACEABLE_RUN_DIR")
 
 
 @pytest.mark.parametrize("collector", ["nsys", "recorder"], indirect=True)
 def test_a_child_without_the_variables_of_the_collector(collector, run, tmp_path):
     run(collector, WITHOUT_INJECTION)
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty) == ("environment_scrubbed", "certain")
-    assert any(one.endswith(" unheard") for one in found.evidence)
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty) == ("environment_scrubbed", "certain")
+    assert any(one.endswith(" unheard") for one in result.evidence)
 
 
 def test_a_program_that_fails_before_it_does_anything(run, tmp_path):
     run("recorder", "import traceable, nowhere\nwith traceable.annotate('work'): pass\n")
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty) == ("program_failed", "likely")
-    assert any("ModuleNotFoundError" in one for one in found.evidence)
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty) == ("program_failed", "likely")
+    assert any("ModuleNotFoundError" in one for one in result.evidence)
 
 
 def test_the_nvtx_package_is_silent_under_this_nsys(nsys, run, tmp_path):
@@ -212,16 +212,16 @@ def test_cuda_is_traced_and_no_context_was_created(healthy, tmp_path):
     shutil.copytree(healthy[0], tmp_path / "out")
     manifest = tmp_path / "out" / "run.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gpus": [{"name": "NVIDIA H100"}]}))
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty, found.severity) == ("no_cuda_context", "possible", "warning")
-    assert any("NVIDIA H100" in one for one in found.evidence)
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty, result.severity) == ("no_cuda_context", "possible", "warning")
+    assert any("NVIDIA H100" in one for one in result.evidence)
 
 
 def test_nvtx_was_not_asked_for(nsys, run, tmp_path):
     done = run("nsys", WORK, "--nsys-args=-tcuda")
     assert "[environment_scrubbed]" not in done.stderr
-    (found,) = diagnosed(tmp_path / "out").findings
-    assert (found.code, found.certainty) == ("nvtx_not_traced", "certain")
+    (result,) = diagnosed(tmp_path / "out").findings
+    assert (result.code, result.certainty) == ("nvtx_not_traced", "certain")
 
 
 def test_annotations_are_disabled(nsys, run, tmp_path):
@@ -253,8 +253,8 @@ def test_the_workers_of_a_pool_are_terminated(nsys, run, tmp_path):
     assert done.returncode == 0
     assert "[tail_lost]" in done.stderr
     assert "close() and join()" in done.stderr
-    found = {one.code: one for one in diagnosed(tmp_path / "out").findings}["tail_lost"]
-    assert re.search(r" process\.\d+\.json$", found.evidence[0])
+    result = {one.code: one for one in diagnosed(tmp_path / "out").findings}["tail_lost"]
+    assert re.search(r" process\.\d+\.json$", result.evidence[0])
     # Whether nsys has taken a range over by then is chance. If it has, it does not last until the recording ends.
     with contextlib.closing(sqlite3.connect(tmp_path / "out" / "app.sqlite")) as file:
         (closed_ns,) = file.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()
@@ -273,9 +273,9 @@ def test_nsys_is_killed_before_it_exports(nsys, command, start, tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     (tmp_path / "go").write_text("")
-    _, said = process.communicate()
+    _, output = process.communicate()
     assert process.returncode == 0
-    assert b"[collector_killed]" in said
+    assert b"[collector_killed]" in output
     assert first(tmp_path / "out").code == "collector_killed"
 
 
@@ -285,9 +285,9 @@ def test_steps_that_are_not_in_the_recording(run, tmp_path):
     with contextlib.closing(sqlite3.connect(database)) as file:
         file.execute("DELETE FROM NVTX_EVENTS WHERE int64Value >= 3 OR uint64Value >= 3")
         file.commit()
-    found = first(tmp_path / "out")
-    assert found.code == "ranges_missing"
-    assert found.message.startswith("3 ranges ")
+    result = first(tmp_path / "out")
+    assert result.code == "ranges_missing"
+    assert result.message.startswith("3 ranges ")
 
 
 def test_torch_profiler_in_the_program(nsys, run, tmp_path):
@@ -297,9 +297,9 @@ def test_torch_profiler_in_the_program(nsys, run, tmp_path):
     # As it says on a machine with a GPU: on one without, nobody is in nobody's way.
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"gpus": [{"name": "NVIDIA H100"}]}))
     # By its cause: on a busy machine nsys may lose the range as well.
-    (found,) = (one for one in diagnosed(tmp_path / "out").findings if one.code == "cupti_taken")
-    assert found.certainty == "likely"
-    assert re.search(r"process \d+ .*torch\.profiler", found.evidence[0])
+    (result,) = (one for one in diagnosed(tmp_path / "out").findings if one.code == "cupti_taken")
+    assert result.certainty == "likely"
+    assert re.search(r"process \d+ .*torch\.profiler", result.evidence[0])
 
 
 def test_nsys_that_never_began_to_listen(healthy, tmp_path):
@@ -312,8 +312,8 @@ def test_nsys_that_never_began_to_listen(healthy, tmp_path):
             with contextlib.suppress(sqlite3.OperationalError):
                 file.execute(f"DELETE FROM {table} WHERE {column} LIKE 'NVTX injection initialized%'")
         file.commit()
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty) == ("nsys_never_attached", "certain")
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty) == ("nsys_never_attached", "certain")
 
 
 def test_ncu_around_the_run(healthy, tmp_path):
@@ -322,9 +322,9 @@ def test_ncu_around_the_run(healthy, tmp_path):
     content = json.loads(manifest.read_text())
     names = [*content["environment_names"], "NV_COMPUTE_PROFILER_PERFWORKS_DIR"]
     manifest.write_text(json.dumps(content | {"gpus": [{"name": "NVIDIA H100"}], "environment_names": names}))
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty) == ("cupti_taken", "likely")
-    assert found.evidence[0].startswith("NV_COMPUTE_PROFILER_PERFWORKS_DIR ")
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty) == ("cupti_taken", "likely")
+    assert result.evidence[0].startswith("NV_COMPUTE_PROFILER_PERFWORKS_DIR ")
 
 
 def test_a_report_that_was_cut(healthy, tmp_path):
@@ -359,8 +359,8 @@ def test_an_nsys_without_its_importer(run, doctor, without_importer, tmp_path):
     done = run("nsys", WORK, **without_importer)
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("traceable: certain: "))
     assert line.endswith(" [importer_missing]")
-    said = json.loads(doctor("out", "--json", **without_importer).stdout)
-    assert said["findings"][0]["code"] == "importer_missing"
+    output = json.loads(doctor("out", "--json", **without_importer).stdout)
+    assert output["findings"][0]["code"] == "importer_missing"
 
 
 def test_a_stream_that_was_cut_short(nsys, tmp_path):
@@ -390,9 +390,9 @@ def test_a_recording_that_was_full(run, tmp_path):
 
 def test_ranges_that_are_made_and_never_entered(run, tmp_path):
     run("recorder", "import traceable\n@traceable.annotate('never called')\ndef work(): pass\n")
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty) == ("nothing_entered", "likely")
-    assert any(one.endswith(": never called") for one in found.evidence)
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty) == ("nothing_entered", "likely")
+    assert any(one.endswith(": never called") for one in result.evidence)
 
 
 def test_a_run_without_a_collector(run, tmp_path):
@@ -416,9 +416,9 @@ def doctor(environ, tmp_path):
 def test_the_command_line_prints_all_of_it(run, doctor, tmp_path):
     run("recorder", "print('hello')")
     done = doctor("out", "--json")
-    said = json.loads(done.stdout)
-    assert (done.returncode, said["schema"]) == (1, "traceable.diagnosis/2")
-    assert said["findings"][0]["code"] == "nothing_annotated"
+    output = json.loads(done.stdout)
+    assert (done.returncode, output["schema"]) == (1, "traceable.diagnosis/2")
+    assert output["findings"][0]["code"] == "nothing_annotated"
     done = doctor("out")
     assert re.match(r"problem  likely +nothing_annotated  .* \[nothing_annotated\]\n {37}evidence: ", done.stdout)
     assert re.search(r"^ok       certain +not_recorded  .* recorder$", done.stdout, re.MULTILINE)

@@ -24,9 +24,9 @@ EMPTY = "no-cuda-tables-non-utf8"
 
 def causes(path) -> dict[str, Finding]:
     with open_case(path) as case:
-        found = diagnosis.diagnose(case)
-    assert found.failed_rules == ()
-    return {one.code: one for one in found.findings}
+        result = diagnosis.diagnose(case)
+    assert result.failed_rules == ()
+    return {one.code: one for one in result.findings}
 
 
 def first(path) -> str:
@@ -55,11 +55,11 @@ def diagnosed(text: str) -> str:
 
 
 def test_graphs_that_were_traced_as_one(captures):
-    found = causes(captures / "nsys" / f"{GRAPHS}.sqlite")
-    assert found["graphs_traced_as_one"].certainty == "certain"
-    assert "100%" in found["graphs_traced_as_one"].message
+    result = causes(captures / "nsys" / f"{GRAPHS}.sqlite")
+    assert result["graphs_traced_as_one"].certainty == "certain"
+    assert "100%" in result["graphs_traced_as_one"].message
     # It has no NVTX table either, but what of the program nsys did not hear is not known.
-    assert found["nothing_annotated"].certainty == "likely"
+    assert result["nothing_annotated"].certainty == "likely"
 
 
 def test_graphs_that_torch_profiler_recorded_by_node(captures):
@@ -75,21 +75,21 @@ def test_graphs_of_which_an_old_nsys_leaves_no_table(changed):
 
 
 def test_a_driver_that_is_newer_than_nsys(captures):
-    found = causes(captures / "nsys" / f"{TRAINING}.sqlite")["driver_too_new"]
-    assert (found.certainty, found.severity) == ("certain", "note")
-    assert "12.6" in found.evidence[0]
+    result = causes(captures / "nsys" / f"{TRAINING}.sqlite")["driver_too_new"]
+    assert (result.certainty, result.severity) == ("certain", "note")
+    assert "12.6" in result.evidence[0]
 
 
 def test_the_thread_of_autograd(changed):
     path = changed(TRAINING, "DELETE FROM DIAGNOSTIC_EVENT WHERE text LIKE '%not supported by this build%'")
-    found = causes(path)
-    assert next(iter(found)) == "autograd_thread"
-    assert found["autograd_thread"].severity == "note"
-    assert any("pt_autograd_0 (thread 2654095)" in one for one in found["autograd_thread"].evidence)
+    result = causes(path)
+    assert next(iter(result)) == "autograd_thread"
+    assert result["autograd_thread"].severity == "note"
+    assert any("pt_autograd_0 (thread 2654095)" in one for one in result["autograd_thread"].evidence)
 
 
 def test_the_thread_of_a_helper(changed):
-    found = causes(
+    result = causes(
         changed(
             TRAINING,
             "UPDATE StringIds SET value = 'uploader' WHERE value = 'pt_autograd_0'",
@@ -97,9 +97,9 @@ def test_the_thread_of_a_helper(changed):
             "UPDATE StringIds SET value = 'send' WHERE value = 'backward'",
         )
     )
-    assert "autograd_thread" not in found
-    assert found["launched_by_another_thread"].severity == "note"
-    assert any("uploader (thread 2654095)" in one for one in found["launched_by_another_thread"].evidence)
+    assert "autograd_thread" not in result
+    assert result["launched_by_another_thread"].severity == "note"
+    assert any("uploader (thread 2654095)" in one for one in result["launched_by_another_thread"].evidence)
 
 
 IDLE = (
@@ -117,14 +117,14 @@ CALLS_ONCE = (
 
 
 def test_a_thread_that_never_called_cuda_leaves_autograds_work_where_it_was(changed):
-    found = causes(changed(TRAINING, IDLE))
-    assert found["autograd_thread"].severity == "note"
+    result = causes(changed(TRAINING, IDLE))
+    assert result["autograd_thread"].severity == "note"
 
 
 def test_a_helper_of_several_threads(changed):
-    found = causes(changed(TRAINING, IDLE, CALLS_ONCE))
-    assert next(iter(found)) == "launched_by_another_thread"
-    finding = found["launched_by_another_thread"]
+    result = causes(changed(TRAINING, IDLE, CALLS_ONCE))
+    assert next(iter(result)) == "launched_by_another_thread"
+    finding = result["launched_by_another_thread"]
     assert (finding.certainty, finding.severity) == ("certain", "warning")
 
 
@@ -141,9 +141,9 @@ def test_a_helper_of_several_threads(changed):
 )
 def test_what_nsys_says_itself(changed, text, cause):
     path = changed(FORWARD, diagnosed(text), "DELETE FROM DIAGNOSTIC_EVENT WHERE text LIKE 'Unable to configure%'")
-    found = causes(path)
-    assert next(iter(found)) == cause
-    assert text in found[cause].evidence
+    result = causes(path)
+    assert next(iter(result)) == cause
+    assert text in result[cause].evidence
 
 
 def test_clocks_that_disagree(changed):
@@ -152,50 +152,50 @@ def test_clocks_that_disagree(changed):
 
 
 def test_cpu_samples_that_the_kernel_refuses(captures):
-    found = causes(captures / "nsys" / f"{EMPTY}.sqlite")
-    assert "perf event paranoid level is 2" in found["samples_not_permitted"].evidence[0]
-    assert "sysctl" in found["samples_not_permitted"].fix
+    result = causes(captures / "nsys" / f"{EMPTY}.sqlite")
+    assert "perf event paranoid level is 2" in result["samples_not_permitted"].evidence[0]
+    assert "sysctl" in result["samples_not_permitted"].fix
     # It is certain, but ranges are not missing because of it.
-    assert next(iter(found)) == "nothing_annotated"
+    assert next(iter(result)) == "nothing_annotated"
 
 
 def test_cpu_samples_that_windows_refuses(captures):
-    found = causes(captures / "nsys" / "windows-three-adapters.sqlite")
-    assert "as administrator" in found["samples_not_permitted"].fix
+    result = causes(captures / "nsys" / "windows-three-adapters.sqlite")
+    assert "as administrator" in result["samples_not_permitted"].fix
 
 
 def test_nothing_is_ruled_out_by_the_silence_of_a_report_that_has_no_messages(captures):
     with open_case(captures / "nsys" / "h100x2-torchrun-after.sqlite") as case:
-        found = diagnosis.diagnose(case)
-    assert {"driver", "events_dropped", "nvtx_package_incompatible", "permissions"} <= set(found.not_applicable)
-    assert found.findings == ()
+        result = diagnosis.diagnose(case)
+    assert {"driver", "events_dropped", "nvtx_package_incompatible", "permissions"} <= set(result.not_applicable)
+    assert result.findings == ()
 
 
 def test_what_the_container_lacks_is_evidence():
     machine = Machine("Linux", "6.1", False, "Docker", 0, 4)
     messages = ("Unable to collect CPU kernel IP/backtrace samples. perf event paranoid level is 4.",)
     case = Case(Path("out"), collector=NsysCollector(), messages=messages, machine=machine)
-    (found,) = (one for one in diagnosis.diagnose(case).findings if one.code == "samples_not_permitted")
-    assert any(one.startswith("perf_event_paranoid ") and one.endswith(" 4") for one in found.evidence)
-    assert any("(Docker)" in one and "CAP_SYS_ADMIN" in one and "CAP_PERFMON" in one for one in found.evidence)
+    (result,) = (one for one in diagnosis.diagnose(case).findings if one.code == "samples_not_permitted")
+    assert any(one.startswith("perf_event_paranoid ") and one.endswith(" 4") for one in result.evidence)
+    assert any("(Docker)" in one and "CAP_SYS_ADMIN" in one and "CAP_PERFMON" in one for one in result.evidence)
 
 
 def test_linux_on_windows():
     manifest = {"host": {"system": "Linux-5.15.153.1-microsoft-standard-WSL2-x86_64-with-glibc2.35"}}
-    found = diagnosis.diagnose(Case(Path("out"), manifest=manifest, collector=NsysCollector())).findings
-    assert [one.code for one in found if one.code == "windows"] == ["windows"]
+    result = diagnosis.diagnose(Case(Path("out"), manifest=manifest, collector=NsysCollector())).findings
+    assert [one.code for one in result if one.code == "windows"] == ["windows"]
 
 
 def test_a_report_of_windows(captures):
-    found = causes(captures / "nsys" / "windows-three-adapters.sqlite")["windows"]
-    assert "(WSL)" not in found.message
-    assert any(one.startswith("DEVICE_TYPE ") for one in found.evidence)
+    result = causes(captures / "nsys" / "windows-three-adapters.sqlite")["windows"]
+    assert "(WSL)" not in result.message
+    assert any(one.startswith("DEVICE_TYPE ") for one in result.evidence)
 
 
 def test_a_report_of_linux_on_windows(captures):
-    found = causes(captures / "nsys" / f"{EMPTY}.sqlite")["windows"]
-    assert "(WSL)" in found.message
-    (evidence,) = found.evidence
+    result = causes(captures / "nsys" / f"{EMPTY}.sqlite")["windows"]
+    assert "(WSL)" in result.message
+    (evidence,) = result.evidence
     assert "Relay(470)" in evidence
 
 

@@ -19,10 +19,12 @@ _TEXT = "coalesce(text, (SELECT value FROM other.StringIds WHERE id = textId))"
 
 
 @pytest.mark.parametrize(
-    ("asked", "cause"), [("10:20", "window_never_reached"), ("2:20", "window_stopped_early")], ids=["never", "early"]
+    ("window_request", "cause"),
+    [("10:20", "window_never_reached"), ("2:20", "window_stopped_early")],
+    ids=["never", "early"],
 )
-def test_windows_that_the_program_does_not_fill(run, tmp_path, asked, cause):
-    done = run("recorder", STEPS, "--steps", asked)
+def test_windows_that_the_program_does_not_fill(run, tmp_path, window_request, cause):
+    done = run("recorder", STEPS, "--steps", window_request)
     # Said once, with the windows.
     assert "fix:" not in done.stderr
     assert first(tmp_path / "out").code == cause
@@ -55,8 +57,8 @@ def reports(windowed, tmp_path) -> tuple[Path, Path]:
 def test_a_window_whose_report_is_not_there(reports):
     for path in reports[1].parent.glob("*.2.*"):
         path.unlink()
-    found = first(reports[0].parent)
-    assert (found.code, found.severity) == ("window_missing_report", "warning")
+    result = first(reports[0].parent)
+    assert (result.code, result.severity) == ("window_missing_report", "warning")
 
 
 def test_windows_that_nsys_has_merged(reports):

@@ -74,11 +74,11 @@ def check(rule: PerformanceRule, oracle: Any, trace: Trace, values: dict[str, fl
     expected = oracle(Facts(trace, steps_if(True, trace), 2), values)
     evidence = Evidence(Context(trace), steps_if(True, trace))
     with mock.patch("traceable.checks.performance_rules.evidence.LAUNCH_LATENCY_NS", 2):
-        found = rule.run(evidence, {**values, "share": 0.0})
+        result = rule.run(evidence, {**values, "share": 0.0})
     assert expected is not None
-    assert len(found) == len(expected)
+    assert len(result) == len(expected)
     for one in expected:
-        assert any(alike(mine, one) for mine in found), (one, found)
+        assert any(alike(mine, one) for mine in result), (one, result)
 
 
 @given(queues(), st.sampled_from([1, 3]), st.sampled_from([0, 0.1, 0.5]), st.sampled_from([0, 0.5, 1]))
@@ -108,17 +108,17 @@ def loading(overhead: str = "Lazy Function Loading") -> Made:
 
 def test_what_the_driver_loads_is_a_finding_and_does_not_silence_the_idle_gpu() -> None:
     for name in ("Lazy Function Loading", "Unknown"):
-        said = loading(name).says("module_loading")
-        assert said is not None
-        assert numbers(said["message"]) == numbers("0, 1, 239.0 us, 0, 254.0 us")
-        assert (said["potential_saving_ns"], said["pid"], said["count"]) == (239_000, 0, 1)
-        idle = loading(name).says("low_utilization")
+        output = loading(name).find("module_loading")
+        assert output is not None
+        assert numbers(output["message"]) == numbers("0, 1, 239.0 us, 0, 254.0 us")
+        assert (output["potential_saving_ns"], output["pid"], output["count"]) == (239_000, 0, 1)
+        idle = loading(name).find("low_utilization")
         assert idle is not None
         assert idle["potential_saving_ns"] == 254_000 + 10_000
         assert "254.0 us" in numbers(idle["message"])
         assert "CUDA_MODULE_LOADING" in idle["fix"]
-    assert loading("CUPTI Buffer flush").says("module_loading") is None
-    flushed = loading("CUPTI Buffer flush").says("low_utilization", utilization=0.9)
+    assert loading("CUPTI Buffer flush").find("module_loading") is None
+    flushed = loading("CUPTI Buffer flush").find("low_utilization", utilization=0.9)
     assert flushed is not None
     assert flushed["potential_saving_ns"] == 10_000
 
@@ -126,14 +126,14 @@ def test_what_the_driver_loads_is_a_finding_and_does_not_silence_the_idle_gpu() 
 def test_calls_that_load_modules_count_and_what_the_gpu_leaves_is_the_most_that_they_win() -> None:
     made = loading()
     made.call("cuLibraryLoadData", 250, 262)
-    said = made.says("module_loading")
-    assert said is not None
-    assert (said["potential_saving_ns"], said["count"], said["end_ns"]) == (262_000 - 20_000, 2, 262_000)
+    output = made.find("module_loading")
+    assert output is not None
+    assert (output["potential_saving_ns"], output["count"], output["end_ns"]) == (262_000 - 20_000, 2, 262_000)
     # Of 320 us another GPU of the process works 200.
     made.kernel(0, 200, device=1)
-    said = made.says("module_loading")
-    assert said is not None
-    assert said["potential_saving_ns"] == 120_000
+    output = made.find("module_loading")
+    assert output is not None
+    assert output["potential_saving_ns"] == 120_000
 
 
 # -- queues
@@ -154,34 +154,34 @@ SLICES = [2_000.0 + i for i in range(20)]
 
 
 def test_gaps_before_what_had_been_launched_are_said_with_the_longest() -> None:
-    said = turns([30, 50, 20]).says("queued_gaps")
-    assert said is not None
-    assert (said["potential_saving_ns"], said["count"], said["device"], said["pid"]) == (80_000, 2, 0, 0)
-    assert said["end_ns"] - said["start_ns"] == 50_000
-    assert numbers(said["message"]) == numbers("0, 80.00 us, 2, 50.00 us, 0.005030 s")
-    assert turns([20, 20, 20]).says("queued_gaps") is None
+    output = turns([30, 50, 20]).find("queued_gaps")
+    assert output is not None
+    assert (output["potential_saving_ns"], output["count"], output["device"], output["pid"]) == (80_000, 2, 0, 0)
+    assert output["end_ns"] - output["start_ns"] == 50_000
+    assert numbers(output["message"]) == numbers("0, 80.00 us, 2, 50.00 us, 0.005030 s")
+    assert turns([20, 20, 20]).find("queued_gaps") is None
 
 
 def test_a_gpu_that_works_for_another_process_in_turns_seems_shared() -> None:
-    said = turns(SLICES).says("shared_gpu")
-    assert said is not None
-    assert numbers(said["message"]) == numbers("0, 20, 20, 2.000 ms, 2.019 ms, 40.19 ms")
-    assert (said["potential_saving_ns"], said["count"], said["device"]) == (40_190_000, 20, 0)
+    output = turns(SLICES).find("shared_gpu")
+    assert output is not None
+    assert numbers(output["message"]) == numbers("0, 20, 20, 2.000 ms, 2.019 ms, 40.19 ms")
+    assert (output["potential_saving_ns"], output["count"], output["device"]) == (40_190_000, 20, 0)
 
 
 def test_gaps_of_different_lengths_or_of_the_program_itself_do_not_share_a_gpu() -> None:
-    assert turns([100 * 1.5**i for i in range(12)]).says("shared_gpu") is None
-    assert turns(SLICES[:9]).says("shared_gpu") is None
-    assert turns(SLICES[:9]).says("shared_gpu", gaps=9) is not None
+    assert turns([100 * 1.5**i for i in range(12)]).find("shared_gpu") is None
+    assert turns(SLICES[:9]).find("shared_gpu") is None
+    assert turns(SLICES[:9]).find("shared_gpu", gaps=9) is not None
     # Half of them as long as one another, the rest each otherwise.
     mixed = SLICES[:10] + [100 * 1.5**i for i in range(10)]
-    assert turns(mixed).says("shared_gpu", alike=0.5) is not None
-    assert turns(mixed).says("shared_gpu", alike=0.6) is None
+    assert turns(mixed).find("shared_gpu", alike=0.5) is not None
+    assert turns(mixed).find("shared_gpu", alike=0.6) is None
     # Each time that `a` follows `c` the GPU waits: so does the program.
     own = turns(SLICES, every=2, names=("a", "c"))
-    assert own.says("shared_gpu") is None
-    assert own.says("queued_gaps") is not None
-    assert own.says("shared_gpu", recurs=1.1) is not None
+    assert own.find("shared_gpu") is None
+    assert own.find("queued_gaps") is not None
+    assert own.find("shared_gpu", recurs=1.1) is not None
 
 
 @pytest.mark.parametrize("rule", ["queued_gaps", "shared_gpu"])
@@ -206,26 +206,26 @@ def full_queue() -> Made:
 
 
 def test_a_full_launch_queue_is_stated_and_promises_nothing() -> None:
-    said = full_queue().says("launch_queue_full", share=0.6)
-    assert said is not None
-    assert (said["potential_saving_ns"], said["potential_saving_share"], said["count"], said["pid"]) == (
+    output = full_queue().find("launch_queue_full", share=0.6)
+    assert output is not None
+    assert (output["potential_saving_ns"], output["potential_saving_share"], output["count"], output["pid"]) == (
         None,
         None,
         3,
         0,
     )
-    assert numbers(said["message"]) == numbers("0, 3, 600.0 us, 60.0 %, 0, 100.0 %")
-    assert "streams" not in said["fix"]
-    assert full_queue().says("launch_queue_full", share=0.601) is None
+    assert numbers(output["message"]) == numbers("0, 3, 600.0 us, 60.0 %, 0, 100.0 %")
+    assert "streams" not in output["fix"]
+    assert full_queue().find("launch_queue_full", share=0.601) is None
 
 
 def test_the_time_of_a_host_with_a_full_queue_is_not_free_where_another_gpu_does_nothing() -> None:
     made = full_queue()
     made.kernel(0, 400, device=1)
-    said = made.says("launch_queue_full")
-    assert said is not None
-    assert all(part in said["message"] for part in ("GPU 0 works during 100.0 %", "GPU 1 works during 33.3 %"))
-    assert "streams" in said["fix"]
+    output = made.find("launch_queue_full")
+    assert output is not None
+    assert all(part in output["message"] for part in ("GPU 0 works during 100.0 %", "GPU 1 works during 33.3 %"))
+    assert "streams" in output["fix"]
 
 
 def test_a_full_launch_queue_is_unsupported_where_the_profiler_has_no_word_for_it() -> None:
@@ -249,17 +249,17 @@ def migrating() -> Made:
 
 
 def test_unified_memory_that_moves_is_stated_with_what_runs_meanwhile() -> None:
-    said = migrating().says("unified_memory_migration", share=0.3)
-    assert said is not None
-    assert (said["potential_saving_ns"], said["count"], said["device"], said["pid"]) == (None, 2, 0, 0)
-    assert numbers(said["message"]) == numbers("0, 2, 0, 2.000 MiB, 1.000 MiB, 300.0 us, 30.0 %, 100.0 us")
-    assert migrating().says("unified_memory_migration", share=0.301) is None
+    output = migrating().find("unified_memory_migration", share=0.3)
+    assert output is not None
+    assert (output["potential_saving_ns"], output["count"], output["device"], output["pid"]) == (None, 2, 0, 0)
+    assert numbers(output["message"]) == numbers("0, 2, 0, 2.000 MiB, 1.000 MiB, 300.0 us, 30.0 %, 100.0 us")
+    assert migrating().find("unified_memory_migration", share=0.301) is None
 
 
 def test_unified_memory_whose_migrations_were_not_recorded_is_unsupported() -> None:
     made = Made()
     made.kernel(0, 10)
-    assert made.says("unified_memory_migration") is None
+    assert made.find("unified_memory_migration") is None
     made.call("cudaMallocManaged_v6000", 0, 5)
     row = state(findings(Context(made.trace())), "unified_memory_migration")
     assert (row["state"], row["code"]) == ("unsupported", "migrations_not_recorded")
@@ -282,25 +282,25 @@ def stepping(slow: float, alone: bool = False, name: str = "c", other: str = "b"
 
 
 def test_equal_steps_whose_kernels_differ_in_time_are_said() -> None:
-    said = stepping(150).says("uneven_equal_steps", spread=0.5)
-    assert said is not None
-    assert (said["potential_saving_ns"], said["count"], said["pid"]) == (10 * 100_000, 20, 0)
-    assert numbers(said["message"]) == numbers("0, 20, 2, 200.0 us, 300.0 us, 50.0 %, 2, 2")
-    assert " b" in said["message"]
-    assert "clocks" in said["fix"]
-    assert stepping(150).says("uneven_equal_steps", spread=0.501) is None
-    assert stepping(150).says("uneven_equal_steps", steps=21) is None
+    output = stepping(150).find("uneven_equal_steps", spread=0.5)
+    assert output is not None
+    assert (output["potential_saving_ns"], output["count"], output["pid"]) == (10 * 100_000, 20, 0)
+    assert numbers(output["message"]) == numbers("0, 20, 2, 200.0 us, 300.0 us, 50.0 %, 2, 2")
+    assert " b" in output["message"]
+    assert "clocks" in output["fix"]
+    assert stepping(150).find("uneven_equal_steps", spread=0.501) is None
+    assert stepping(150).find("uneven_equal_steps", steps=21) is None
 
 
 def test_where_few_kernels_differ_it_is_not_the_clock_and_nccl_waits_for_others() -> None:
     made = stepping(150, alone=True)
     for i in range(20):
         launched(made, 1_000 * i + 700, 1_000 * i + 800, 1_000 * i + 30, 1_000 * i + 35, name="a")
-    said = made.says("uneven_equal_steps")
-    assert said is not None
-    assert "1 of 3 kernels " in said["message"] and said["message"].endswith(" c")
-    assert "data" in said["fix"]
-    assert stepping(150, alone=True, name="ncclDevKernel_AllReduce").says("uneven_equal_steps") is None
+    output = made.find("uneven_equal_steps")
+    assert output is not None
+    assert "1 of 3 kernels " in output["message"] and output["message"].endswith(" c")
+    assert "data" in output["fix"]
+    assert stepping(150, alone=True, name="ncclDevKernel_AllReduce").find("uneven_equal_steps") is None
 
 
 def test_steps_of_other_kernels_are_not_equal() -> None:
@@ -309,7 +309,7 @@ def test_steps_of_other_kernels_are_not_equal() -> None:
         # The slow steps, which are every other one, end with a kernel of their own.
         if i % 4 == 3:
             row["name"] = row["short_name"] = 0
-    assert made.says("uneven_equal_steps") is None
+    assert made.find("uneven_equal_steps") is None
 
 
 # -- real captures
@@ -348,11 +348,11 @@ def test_the_loading_of_a_capture_is_what_sql_sums_up(captures: Path) -> None:
             "JOIN StringIds AS name ON name.id = call.nameId WHERE value GLOB 'cu*ModuleLoad*' "
             "OR value GLOB 'cu*LibraryLoad*' ORDER BY start"
         ).fetchall()
-    (said,) = MODULE_LOADING.run(Evidence(Context(trace), no_steps), {})
+    (output,) = MODULE_LOADING.run(Evidence(Context(trace), no_steps), {})
     took, until = 0, 0
     for start, end in rows:
         took, until = took + max(0, end - max(start, until)), max(until, end)
-    data = said.data
+    data = output.data
     assert (data["potential_saving_ns"], data["total_ns"], data["count"]) == (took, took, len(rows))
     listed: list[dict[str, Any]] = list(gaps(Context(trace), top=10**6).others["largest"].rows())
     loads = np.zeros(max(end for _, end in rows) // 1_000 + 1, np.bool_)

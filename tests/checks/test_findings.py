@@ -86,16 +86,16 @@ def asked(draw: Any, *, apart: bool = True) -> tuple[Trace, dict[str, dict[str, 
 
 def run_rule(rule: Any, evidence: Evidence, values: dict[str, float]) -> list[Finding] | None:
     try:
-        found: list[Finding] = rule.run(evidence, values)
+        result: list[Finding] = rule.run(evidence, values)
     except MissingDataError:
         return UNSUPPORTED
-    return found
+    return result
 
 
-def alike(found: Finding, expected: dict[str, Any]) -> bool:
+def alike(result: Finding, expected: dict[str, Any]) -> bool:
     """Whether a finding says what the oracle does; a set holds what would do as well."""
     for name, value in expected.items():
-        mine = found.data[name]
+        mine = result.data[name]
         if name == "potential_saving_ns" and None not in (mine, value):
             if abs(mine - value) > 1:
                 return False
@@ -128,15 +128,15 @@ def test_each_rule_finds_what_its_oracle_does(rule: Any, drawn: Any, stepping: b
     # What wins too little is left out elsewhere, but for statements.
     values = {**thresholds[rule.name], "share": thresholds[rule.name]["share"] if rule.name in STATEMENTS else 0.0}
     with mock.patch("traceable.checks.performance_rules.evidence.LAUNCH_LATENCY_NS", latency_ns):
-        found = run_rule(rule, evidence, values)
+        result = run_rule(rule, evidence, values)
     expected = ORACLES[rule.name](Facts(trace, ask, latency_ns), values)
     if expected is UNSUPPORTED:
-        assert found is UNSUPPORTED
+        assert result is UNSUPPORTED
         return
-    assert found is not UNSUPPORTED
-    assert len(found) == len(expected)
+    assert result is not UNSUPPORTED
+    assert len(result) == len(expected)
     for one in expected:
-        assert any(alike(mine, one) for mine in found), (one, found)
+        assert any(alike(mine, one) for mine in result), (one, result)
 
 
 @SLOWLY
@@ -145,12 +145,12 @@ def test_the_bound_of_calls_is_what_the_documentation_says(drawn: Any, stepping:
     trace, _ = drawn
     ask = steps_if(stepping, trace)
     facts = Facts(trace, ask)
-    chosen = data.draw(st.lists(st.sampled_from(facts.calls), unique_by=id)) if facts.calls else []
+    choice = data.draw(st.lists(st.sampled_from(facts.calls), unique_by=id)) if facts.calls else []
     thread, start, end = (
-        np.array([(row["thread"], row["start_ns"], row["end_ns"]) for row in chosen], np.int64).reshape(-1, 3).T
+        np.array([(row["thread"], row["start_ns"], row["end_ns"]) for row in choice], np.int64).reshape(-1, 3).T
     )
     bound, _ = max_saving_ns(Evidence(Context(trace), ask), thread, start, end)
-    assert bound == (winnable(facts, chosen) if chosen else 0)
+    assert bound == (winnable(facts, choice) if choice else 0)
 
 
 @SLOWLY
@@ -179,14 +179,16 @@ def test_the_most_to_be_won_comes_first_and_nothing_wins_more_than_there_is(draw
     if bound_of == "recording":
         assert all(row["before_steady_ns"] is None for row in answer.rows())
     for row in answer.others["rules"].rows():
-        rule, said = row["rule"], each[row["rule"]]
+        rule, output = row["rule"], each[row["rule"]]
         assert row["thresholds"] == [f"{name}={value:g}" for name, value in thresholds[rule].items()]
-        assert row["state"] == ("unsupported" if said is UNSUPPORTED else "found" if row["findings"] else "nothing")
-        assert (row["code"] is None) == (row["reason"] is None) == (row["remedy"] is None) == (said is not UNSUPPORTED)
+        assert row["state"] == ("unsupported" if output is UNSUPPORTED else "found" if row["findings"] else "nothing")
+        assert (
+            (row["code"] is None) == (row["reason"] is None) == (row["remedy"] is None) == (output is not UNSUPPORTED)
+        )
         least = max(1, thresholds[rule]["share"] * (end - start))
         worth = [
             one
-            for one in said or ()
+            for one in output or ()
             if one.data["potential_saving_ns"] is None or min(one.data["potential_saving_ns"], end - start) >= least
         ]
         assert (row["findings"] or 0) == len(worth) == sum(one["code"] == rule for one in answer.rows())
@@ -241,19 +243,19 @@ class Made:
         gpus = tuple(device(number, name) for number, name in enumerate(names or (GPU,)))
         return replace(made, names=tuple(WORDS), windows=table(Windows, self.rows["windows"]), devices=gpus)
 
-    def says(self, rule: str, **thresholds: float) -> dict[str, Any] | None:
+    def find(self, rule: str, **thresholds: float) -> dict[str, Any] | None:
         """The one finding of a rule, whatever it would win; None for none."""
-        asked = {f"{one.name}.share": 0.0 for one in RULES} | {f"{rule}.{n}": v for n, v in thresholds.items()}
-        answer = findings(Context(self.trace()), thresholds=asked)
+        request = {f"{one.name}.share": 0.0 for one in RULES} | {f"{rule}.{n}": v for n, v in thresholds.items()}
+        answer = findings(Context(self.trace()), thresholds=request)
         assert state(answer, rule)["state"] != "unsupported"
-        said = [row for row in answer.rows() if row["code"] == rule]
-        assert len(said) < 2
-        return said[0] if said else None
+        output = [row for row in answer.rows() if row["code"] == rule]
+        assert len(output) < 2
+        return output[0] if output else None
 
 
 def state(answer: Any, rule: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(row for row in answer.others["rules"].rows() if row["rule"] == rule)
-    return found
+    result: dict[str, Any] = next(row for row in answer.others["rules"].rows() if row["rule"] == rule)
+    return result
 
 
 def times(start: float, end: float) -> dict[str, int]:
@@ -279,21 +281,21 @@ def small_copies(number: int = 8, between: bool = False) -> Made:
 
 
 def test_small_copies_in_a_row_are_said_with_what_one_copy_would_take() -> None:
-    said = small_copies().says("small_h2d_copies")
-    assert said is not None
+    output = small_copies().find("small_h2d_copies")
+    assert output is not None
     # The call of the first counts from the begin of its copy, and 8 KiB take 260 ns at 31.5 GB/s.
-    assert said["potential_saving_ns"] == 7 * 3_000 + 2_000 - 260
-    assert numbers(said["message"]) == numbers("8, 1.000 KiB, 1, 8, 23.00 us, 31.5 GB/s, 260 ns")
-    assert (said["range"], said["count"], said["call"], said["device"]) == ("forward", 8, "cudaMemcpyAsync", 0)
+    assert output["potential_saving_ns"] == 7 * 3_000 + 2_000 - 260
+    assert numbers(output["message"]) == numbers("8, 1.000 KiB, 1, 8, 23.00 us, 31.5 GB/s, 260 ns")
+    assert (output["range"], output["count"], output["call"], output["device"]) == ("forward", 8, "cudaMemcpyAsync", 0)
 
 
 def test_small_copies_are_silent_below_their_thresholds() -> None:
-    assert small_copies(7).says("small_h2d_copies") is None
-    assert small_copies(8).says("small_h2d_copies", run=9) is None
-    assert small_copies().says("small_h2d_copies", bytes=1_023) is None
+    assert small_copies(7).find("small_h2d_copies") is None
+    assert small_copies(8).find("small_h2d_copies", run=9) is None
+    assert small_copies().find("small_h2d_copies", bytes=1_023) is None
     # A kernel between them may need what came before, or make what comes after.
-    assert small_copies(between=True).says("small_h2d_copies") is None
-    assert small_copies(between=True).says("small_h2d_copies", run=4) is not None
+    assert small_copies(between=True).find("small_h2d_copies") is None
+    assert small_copies(between=True).find("small_h2d_copies", run=4) is not None
 
 
 def pageable(memory: int = 0) -> Made:
@@ -306,13 +308,13 @@ def pageable(memory: int = 0) -> Made:
 
 
 def test_pageable_copies_are_compared_with_the_peak_of_the_link() -> None:
-    said = pageable().says("pageable_copies")
+    output = pageable().find("pageable_copies")
     peak = get_host_link_gb_per_s(GPU)
-    assert said is not None
+    assert output is not None
     assert peak is not None
-    assert said["potential_saving_ns"] == 600_000 - round((2 << 20) / peak)
-    assert numbers(said["message"]) == numbers("2, 2.000 MiB, 600.0 us, 3.5 GB/s, 31.5 GB/s, 66.56 us")
-    assert said["range"] is None
+    assert output["potential_saving_ns"] == 600_000 - round((2 << 20) / peak)
+    assert numbers(output["message"]) == numbers("2, 2.000 MiB, 600.0 us, 3.5 GB/s, 31.5 GB/s, 66.56 us")
+    assert output["range"] is None
 
 
 @pytest.mark.parametrize("rule", ["pageable_copies", "small_h2d_copies"])
@@ -331,10 +333,10 @@ def test_there_is_no_bound_of_copies_where_the_peak_of_the_link_is_not_known(rul
 def test_copies_win_no_more_than_the_gpu_leaves() -> None:
     made = pageable()
     made.rows["kernels"][0] |= times(0, 950)
-    said = made.says("pageable_copies")
+    output = made.find("pageable_copies")
     # Of 2000 us the GPU works 950 and 700 on kernels.
-    assert said is not None
-    assert said["potential_saving_ns"] == 350_000
+    assert output is not None
+    assert output["potential_saving_ns"] == 350_000
 
 
 def test_weights_that_are_loaded_once_are_no_finding() -> None:
@@ -348,19 +350,19 @@ def test_weights_that_are_loaded_once_are_no_finding() -> None:
     for start in (0, 300, 600):
         copy(start, 300)
     made.kernel(900, 2_000)
-    assert made.says("pageable_copies", bytes=0) is None
-    assert made.says("sync_in_hot_range", hot=0, wait=0) is None
+    assert made.find("pageable_copies", bytes=0) is None
+    assert made.find("sync_in_hot_range", hot=0, wait=0) is None
     # A few more copies do not make those recur, but as many do.
     copy(2_500, 10)
-    assert made.says("pageable_copies", bytes=0) is None
+    assert made.find("pageable_copies", bytes=0) is None
     copy(3_000, 300)
-    assert made.says("pageable_copies", bytes=0) is not None
-    assert made.says("sync_in_hot_range", hot=0, wait=0) is not None
+    assert made.find("pageable_copies", bytes=0) is not None
+    assert made.find("sync_in_hot_range", hot=0, wait=0) is not None
 
 
 def test_pageable_copies_are_silent_below_their_threshold_and_where_memory_is_not_told() -> None:
-    assert pageable().says("pageable_copies", bytes=(1 << 20) + 1) is None
-    assert pageable(memory=1).says("pageable_copies") is None
+    assert pageable().find("pageable_copies", bytes=(1 << 20) + 1) is None
+    assert pageable(memory=1).find("pageable_copies") is None
     row = state(findings(Context(pageable(memory=-1).trace())), "pageable_copies")
     assert (row["state"], row["code"]) == ("unsupported", "host_memory_kind_not_recorded")
 
@@ -377,22 +379,22 @@ def waiting() -> Made:
 
 
 def test_a_wait_inside_a_hot_range_is_said_with_what_it_waits_for() -> None:
-    said = waiting().says("sync_in_hot_range", hot=0.5, wait=0.1)
-    assert said is not None
-    assert said["potential_saving_ns"] == 50_000
-    assert numbers(said["message"]) == numbers("1, 50.00 us, 10.0 %, 790.0 us")
-    assert all(name in said["message"] for name in ("cudaStreamSynchronize", "c of forward"))
+    output = waiting().find("sync_in_hot_range", hot=0.5, wait=0.1)
+    assert output is not None
+    assert output["potential_saving_ns"] == 50_000
+    assert numbers(output["message"]) == numbers("1, 50.00 us, 10.0 %, 790.0 us")
+    assert all(name in output["message"] for name in ("cudaStreamSynchronize", "c of forward"))
 
 
 def test_a_wait_is_silent_below_its_thresholds_and_wins_no_more_than_the_gpu_leaves() -> None:
-    assert waiting().says("sync_in_hot_range", hot=0.501) is None
-    assert waiting().says("sync_in_hot_range", wait=0.101) is None
+    assert waiting().find("sync_in_hot_range", hot=0.501) is None
+    assert waiting().find("sync_in_hot_range", wait=0.101) is None
     busy = waiting()
     busy.kernel(200, 985)
-    said = busy.says("sync_in_hot_range")
+    output = busy.find("sync_in_hot_range")
     # From the wait on the GPU is idle from 985 to 990 only.
-    assert said is not None
-    assert said["potential_saving_ns"] == 5_000
+    assert output is not None
+    assert output["potential_saving_ns"] == 5_000
 
 
 def one_wait_after_another() -> Made:
@@ -408,24 +410,24 @@ def one_wait_after_another() -> Made:
 
 
 def test_a_wait_wins_what_the_gpu_idles_until_the_next_wait_and_nothing_where_work_was_queued() -> None:
-    said = one_wait_after_another().says("sync_in_hot_range")
-    assert said is not None
+    output = one_wait_after_another().find("sync_in_hot_range")
+    assert output is not None
     # Not from 50 to 100, for which the first kernel was queued, nor from 301 to 500, which is after the next wait. The
     # idle time before the second kernel was without work until 202, and the rest that of its launch, after the wait;
     # from 300 to 301 the next wait returns.
-    assert (said["potential_saving_ns"], said["total_ns"]) == (11_000, 150_000)
-    assert (said["scope"], said["before_steady_ns"]) == ("recording", None)
+    assert (output["potential_saving_ns"], output["total_ns"]) == (11_000, 150_000)
+    assert (output["scope"], output["before_steady_ns"]) == ("recording", None)
 
 
 def test_waits_that_follow_one_another_are_one_finding_of_their_range() -> None:
     made = one_wait_after_another()
     made.rows["ranges"][0] |= times(0, 401)
-    said = made.says("sync_in_hot_range")
-    assert said is not None
+    output = made.find("sync_in_hot_range")
+    assert output is not None
     # After the second wait from 300 to 500; a call that waits 1 us longer than the kernel wins that too.
-    assert said["potential_saving_ns"] == 10_000 + 200_000
+    assert output["potential_saving_ns"] == 10_000 + 200_000
     made.call("cudaMemcpyAsync_v3020", 204, 205)
-    assert made.says("sync_in_hot_range") is not None
+    assert made.find("sync_in_hot_range") is not None
 
 
 def test_a_copy_that_waits_and_the_wait_for_it_are_bound_together() -> None:
@@ -440,9 +442,9 @@ def test_a_copy_that_waits_and_the_wait_for_it_are_bound_together() -> None:
     made.rows["copies"][0]["target_kind"] = 0
     made.call(WAIT, 212, 213)
     made.kernel(300, 500, made.call(LAUNCH, 290, 295))
-    said = made.says("sync_in_hot_range")
-    assert said is not None
-    assert (said["count"], said["call"], said["potential_saving_ns"]) == (2, "cudaMemcpyAsync", 90_000)
+    output = made.find("sync_in_hot_range")
+    assert output is not None
+    assert (output["count"], output["call"], output["potential_saving_ns"]) == (2, "cudaMemcpyAsync", 90_000)
 
 
 def warming_up() -> Made:
@@ -462,14 +464,14 @@ def warming_up() -> Made:
 
 
 def test_bounds_are_of_the_steady_part_and_what_lies_before_it_is_told_apart() -> None:
-    said = warming_up().says("sync_in_hot_range")
-    assert said is not None
-    assert (said["range"], said["scope"], said["count"]) == ("forward", "steady", 6)
-    assert said["potential_saving_ns"] == 600_000
-    assert said["potential_saving_share"] == 0.1
-    assert (said["total_ns"], said["before_steady_ns"]) == (8_560_000, 7_960_000)
-    assert all(part in said["message"] for part in ("cudaStreamSynchronize", "600.0 us", "20.0 %"))
-    assert said["message"].index(" 8.560 ms ") < said["message"].index(" 7.960 ms ")
+    output = warming_up().find("sync_in_hot_range")
+    assert output is not None
+    assert (output["range"], output["scope"], output["count"]) == ("forward", "steady", 6)
+    assert output["potential_saving_ns"] == 600_000
+    assert output["potential_saving_share"] == 0.1
+    assert (output["total_ns"], output["before_steady_ns"]) == (8_560_000, 7_960_000)
+    assert all(part in output["message"] for part in ("cudaStreamSynchronize", "600.0 us", "20.0 %"))
+    assert output["message"].index(" 8.560 ms ") < output["message"].index(" 7.960 ms ")
     note = note_of(findings(Context(warming_up().trace())), "bounds_of_steady_part")
     assert numbers(note) == numbers("6.000 ms, 0.010000 s, 0.016000 s")
 
@@ -554,20 +556,25 @@ def stepping(allocations: int) -> Made:
 
 
 def test_allocation_in_steps_is_said_by_how_many_a_step() -> None:
-    said = stepping(2).says("allocation_in_steady_state", per_step=2)
-    assert said is not None
-    assert (said["potential_saving_ns"], said["count"], said["pid"], said["call"]) == (36_000, 12, 0, "cudaMalloc")
-    assert numbers(said["message"]) == numbers("0, 12, 6, 2, 12, 36.00 us")
-    assert all(name in said["message"] for name in ("cudaMalloc", "step"))
-    assert stepping(2).says("allocation_in_steady_state", per_step=2.01) is None
-    assert stepping(0).says("allocation_in_steady_state") is None
+    output = stepping(2).find("allocation_in_steady_state", per_step=2)
+    assert output is not None
+    assert (output["potential_saving_ns"], output["count"], output["pid"], output["call"]) == (
+        36_000,
+        12,
+        0,
+        "cudaMalloc",
+    )
+    assert numbers(output["message"]) == numbers("0, 12, 6, 2, 12, 36.00 us")
+    assert all(name in output["message"] for name in ("cudaMalloc", "step"))
+    assert stepping(2).find("allocation_in_steady_state", per_step=2.01) is None
+    assert stepping(0).find("allocation_in_steady_state") is None
 
 
 def test_allocation_before_the_steps_and_in_the_warm_up_is_not_said() -> None:
     made = stepping(0)
     made.call("cudaMalloc_v3020", 30, 40)
     made.call("cudaMalloc_v3020", 950, 960)
-    assert made.says("allocation_in_steady_state", per_step=0) is None
+    assert made.find("allocation_in_steady_state", per_step=0) is None
 
 
 def test_without_steps_allocation_is_unsupported() -> None:
@@ -591,27 +598,32 @@ def launching(returned: float = 8, names: tuple[str, ...] = ("forward",)) -> Mad
 
 
 def test_small_kernels_that_wait_for_their_launch_are_said() -> None:
-    said = launching().says("launch_bound", gap=5, kernel=5, idle=0.49)
-    assert said is not None
-    assert (said["potential_saving_ns"], said["count"], said["range"], said["device"]) == (99 * 5_000, 99, "forward", 0)
-    assert numbers(said["message"]) == numbers("0, 495.0 us, 99, 5.000 us, 500.0 us, 100, 5.000 us")
+    output = launching().find("launch_bound", gap=5, kernel=5, idle=0.49)
+    assert output is not None
+    assert (output["potential_saving_ns"], output["count"], output["range"], output["device"]) == (
+        99 * 5_000,
+        99,
+        "forward",
+        0,
+    )
+    assert numbers(output["message"]) == numbers("0, 495.0 us, 99, 5.000 us, 500.0 us, 100, 5.000 us")
 
 
 def test_launches_are_silent_below_their_thresholds_and_where_the_gpu_has_what_it_needs() -> None:
-    assert launching().says("launch_bound", gap=4.999) is None
-    assert launching().says("launch_bound", kernel=4.999) is None
-    assert launching().says("launch_bound", idle=0.5) is None
+    assert launching().find("launch_bound", gap=4.999) is None
+    assert launching().find("launch_bound", kernel=4.999) is None
+    assert launching().find("launch_bound", idle=0.5) is None
     queued = launching()
     queued.rows["calls"] = [
         {**row, "start_ns": row["start_ns"] - 5_000, "end_ns": row["start_ns"] - 4_000} for row in queued.rows["calls"]
     ]
-    assert queued.says("launch_bound") is None
+    assert queued.find("launch_bound") is None
 
 
 def test_names_that_differ_by_a_number_are_one_finding() -> None:
-    said = launching(names=("layers.0.mlp", "layers.1.mlp")).says("launch_bound")
-    assert said is not None
-    assert (said["range"], said["count"]) == ("layers.*.mlp", 99)
+    output = launching(names=("layers.0.mlp", "layers.1.mlp")).find("launch_bound")
+    assert output is not None
+    assert (output["range"], output["count"]) == ("layers.*.mlp", 99)
 
 
 def test_a_gpu_that_is_idle_is_said_with_its_longest_gap() -> None:
@@ -619,13 +631,18 @@ def test_a_gpu_that_is_idle_is_said_with_its_longest_gap() -> None:
     for start in (0, 10, 40):
         launch = made.call(LAUNCH, start + 5, start + 9)
         made.kernel(start + 10, start + 15, launch)
-    said = made.says("low_utilization")
-    assert said is not None
-    assert (said["potential_saving_ns"], said["count"], said["start_ns"], said["end_ns"]) == (30_000, 2, 25_000, 50_000)
-    assert numbers(said["message"]) == numbers("0, 33.3 %, 45.00 us, 30.00 us, 2, 25.00 us, 25.00 us, 0.000025 s")
-    assert "ahead" in said["fix"]
-    assert made.says("low_utilization", utilization=1 / 3) is None
-    assert made.says("low_utilization", utilization=0.334) is not None
+    output = made.find("low_utilization")
+    assert output is not None
+    assert (output["potential_saving_ns"], output["count"], output["start_ns"], output["end_ns"]) == (
+        30_000,
+        2,
+        25_000,
+        50_000,
+    )
+    assert numbers(output["message"]) == numbers("0, 33.3 %, 45.00 us, 30.00 us, 2, 25.00 us, 25.00 us, 0.000025 s")
+    assert "ahead" in output["fix"]
+    assert made.find("low_utilization", utilization=1 / 3) is None
+    assert made.find("low_utilization", utilization=0.334) is not None
 
 
 def test_the_time_between_windows_is_no_idle_time() -> None:
@@ -635,12 +652,12 @@ def test_the_time_between_windows_is_no_idle_time() -> None:
         made.kernel(start + 10, start + 15, launch)
     made.window(4, 28)
     made.window(1002, 1020)
-    said = made.says("low_utilization", utilization=1)
-    assert said is not None
+    output = made.find("low_utilization", utilization=1)
+    assert output is not None
     # of 20 us in which it worked 15; the rest was not recorded
-    assert (said["potential_saving_ns"], said["count"]) == (5_000, 1)
-    assert made.says("low_utilization", utilization=0.75) is None
-    assert said["potential_saving_share"] == pytest.approx(5 / (1015 - 5 - (1002 - 28)))
+    assert (output["potential_saving_ns"], output["count"]) == (5_000, 1)
+    assert made.find("low_utilization", utilization=0.75) is None
+    assert output["potential_saving_share"] == pytest.approx(5 / (1015 - 5 - (1002 - 28)))
 
 
 def test_idle_time_is_not_believed_where_graphs_left_no_operation() -> None:
@@ -662,14 +679,14 @@ def two_gpus(second: float) -> Made:
 
 
 def test_gpus_that_work_unequally_long_are_said_without_nccl() -> None:
-    said = two_gpus(90).says("device_imbalance", spread=0.1)
-    assert said is not None
-    assert (said["potential_saving_ns"], said["device"], said["count"]) == (5_000, 0, 2)
-    assert numbers(said["message"]) == numbers("1, 10.0 %, 0, 0, 100.0 us, 1, 90.00 us, 95.00 us")
-    assert "NCCL" in said["message"]
-    assert two_gpus(90.1).says("device_imbalance", spread=0.1) is None
-    assert two_gpus(4).says("device_imbalance", member=0.05) is None
-    assert two_gpus(5).says("device_imbalance", member=0.05) is not None
+    output = two_gpus(90).find("device_imbalance", spread=0.1)
+    assert output is not None
+    assert (output["potential_saving_ns"], output["device"], output["count"]) == (5_000, 0, 2)
+    assert numbers(output["message"]) == numbers("1, 10.0 %, 0, 0, 100.0 us, 1, 90.00 us, 95.00 us")
+    assert "NCCL" in output["message"]
+    assert two_gpus(90.1).find("device_imbalance", spread=0.1) is None
+    assert two_gpus(4).find("device_imbalance", member=0.05) is None
+    assert two_gpus(5).find("device_imbalance", member=0.05) is not None
 
 
 def test_gpus_that_take_turns_in_working_longer_win_what_each_step_wins() -> None:
@@ -680,10 +697,10 @@ def test_gpus_that_take_turns_in_working_longer_win_what_each_step_wins() -> Non
         for gpu in (0, 1):
             launch = made.call(LAUNCH, 100 * i + gpu, 100 * i + gpu + 0.5)
             made.kernel(100 * i + 10, 100 * i + (90 if gpu == longer else 50), launch, device=gpu)
-    said = made.says("device_imbalance", spread=0.1)
+    output = made.find("device_imbalance", spread=0.1)
     # GPU 0 works longer in three steps and GPU 1 in two, 40 us each, of which half is won.
-    assert said is not None
-    assert said["potential_saving_ns"] == 5 * 20_000
+    assert output is not None
+    assert output["potential_saving_ns"] == 5 * 20_000
 
 
 def test_what_would_win_too_little_is_not_said() -> None:
@@ -704,7 +721,7 @@ def test_without_gpu_work_there_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "code", "found"),
+    ("name", "value", "code", "result"),
     [
         ("launch_bound.gapp", 1, "threshold_not_found", " launch_bound.gap?"),
         ("launch_bound", 1, "threshold_not_found", " small_h2d_copies.bytes, "),
@@ -717,12 +734,12 @@ def test_without_gpu_work_there_is_no_answer() -> None:
     ],
 )
 def test_a_threshold_that_there_is_not_is_refused_with_those_that_there_are(
-    name: str, value: Any, code: str, found: str
+    name: str, value: Any, code: str, result: str
 ) -> None:
     with pytest.raises(UsageError) as error:
         findings(Context(two_gpus(90).trace()), thresholds={name: value})
     assert error.value.code == code
-    assert found in error.value.message
+    assert result in error.value.message
 
 
 def test_the_names_of_ranges_may_be_of_any_length_and_the_sentence_stays_short() -> None:

@@ -36,8 +36,8 @@ def of_ranges(*spans: tuple[Any, ...]) -> Trace:
 
 
 def answer(trace: Trace, rule: str, **thresholds: float) -> list[dict[str, Any]]:
-    found = findings(Context(trace), thresholds={f"{rule}.{name}": value for name, value in thresholds.items()})
-    return [row for row in found.rows() if row["code"] == rule]
+    result = findings(Context(trace), thresholds={f"{rule}.{name}": value for name, value in thresholds.items()})
+    return [row for row in result.rows() if row["code"] == rule]
 
 
 def state(trace: Trace, rule: str) -> tuple[str, str | None]:
@@ -129,10 +129,10 @@ def test_two_kinds_are_apart_by_more_than_they_extend_over(walls: list[int], few
         gap = edge - max(fast)
         if gap > spread * max(fast) and gap >= max(middles):
             edges[edge] = edge / max(fast)
-    found = find_slow_threshold_ns(np.array(walls, np.int64), fewest, spread)
-    assert (found is None) == (not edges)
-    if found is not None:
-        assert edges[found] == max(edges.values())
+    result = find_slow_threshold_ns(np.array(walls, np.int64), fewest, spread)
+    assert (result is None) == (not edges)
+    if result is not None:
+        assert edges[result] == max(edges.values())
 
 
 def test_collections_are_of_the_range_that_they_interrupt() -> None:

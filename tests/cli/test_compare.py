@@ -138,8 +138,8 @@ def test_rows_are_chosen_as_in_any_report(report):
     for words in (("--match", "only*"), ("--domain", "lib"), ("--range", "only here")):
         (row,) = csv.DictReader(io.StringIO(report("recorder", "nsys", "--csv", *words).stdout))
         assert (row["name"], row["a_count"]) == ("only here", "")
-    said = [line for line in ended.stderr.splitlines() if "captured" in line]
-    assert said == [f"traceable: {one}: requested steps 2 to 7, captured 6 of 6" for one in ("recorder", "nsys")]
+    output = [line for line in ended.stderr.splitlines() if "captured" in line]
+    assert output == [f"traceable: {one}: requested steps 2 to 7, captured 6 of 6" for one in ("recorder", "nsys")]
 
 
 BAD = {
@@ -157,11 +157,11 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_one_line_and_code_2(what, report):
-    words, code, named = BAD[what]
+    words, code, names = BAD[what]
     ended = report("recorder", "nsys", *words)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.count("\n") == 1
-    assert named in message(ended.stderr, code)
+    assert names in message(ended.stderr, code)
 
 
 def test_every_column_is_explained(report):

@@ -103,8 +103,8 @@ def recording(request: pytest.FixtureRequest) -> str:
         request.getfixturevalue("nsys")
     elif name == "torch" and importlib.util.find_spec("torch") is None:
         skip_unless_ci("torch is missing")
-    elif not (found := collectors.create_collector(name).availability()).available:
-        pytest.skip(found.reason)
+    elif not (result := collectors.create_collector(name).availability()).available:
+        pytest.skip(result.reason)
     return name
 
 
@@ -196,9 +196,9 @@ def test_two_windows_of_a_run_are_captured_and_told(recording, launch, control):
         assert answer["run_dir"] == str(run.directory)
         assert answer["files"] or answer["note"]["code"] in ("recording_at_end", "report_at_end")
         files += answer["files"]
-    code, said = run.end()
-    assert code == 0, said
-    assert "requested steps 3 to 4, 10 to 12, captured 5 of 5 in 2 of 2 windows" in said
+    code, output = run.end()
+    assert code == 0, output
+    assert "requested steps 3 to 4, 10 to 12, captured 5 of 5 in 2 of 2 windows" in output
     assert all((run.directory / file).exists() for file in files)
     if recording == "nsys":
         held = [_steps(run.directory / name) for name in ("app.1.sqlite", "app.2.sqlite")]
@@ -261,8 +261,8 @@ def test_all_processes_of_a_run_answer_together(launch, control, tmp_path):
     assert [one["pid"] for one in answer["processes"]] == pids
     assert [one["window"]["stop_step"] for one in answer["processes"]] == [2, 2]
     assert len(answer["files"]) == 2
-    code, said = run.end()
-    assert "requested steps 0 to 1, captured 4 of 4 in 2 of 2 windows" in said
+    code, output = run.end()
+    assert "requested steps 0 to 1, captured 4 of 4 in 2 of 2 windows" in output
 
 
 def test_a_second_controller_is_refused_and_the_first_goes_on(launch, control):
@@ -270,13 +270,13 @@ def test_a_second_controller_is_refused_and_the_first_goes_on(launch, control):
     run.line()
     first = control("window", "--steps", "+2", "--run", "out")
     asked(control, "out")
-    said = refused(control("window", "--steps", "+5", "--run", "out"))
-    assert said.endswith("[window_requested]")
-    assert f"process {run.pid} " in said and f"traceable control of process {first.pid};" in said
+    output = refused(control("window", "--steps", "+5", "--run", "out"))
+    assert output.endswith("[window_requested]")
+    assert f"process {run.pid} " in output and f"traceable control of process {first.pid};" in output
     run.steps(1)
-    said = refused(control("start", "--run", "out"))
-    assert said.endswith("[window_open]")
-    assert f"process {run.pid} since step 0, by traceable control of process {first.pid};" in said
+    output = refused(control("start", "--run", "out"))
+    assert output.endswith("[window_open]")
+    assert f"process {run.pid} since step 0, by traceable control of process {first.pid};" in output
     run.steps(2)
     assert over(first)[0] == 0
     assert run.end()[0] == 0
@@ -289,12 +289,12 @@ def test_a_process_that_goes_away_is_said(launch, control):
     asking = control("window", "--steps", "+20", "--run", "out")
     asked(control, "out")
     os.kill(pid, signal.SIGKILL)
-    said = refused(asking)
-    assert said.endswith("[process_gone]") and f"process {pid} " in said
+    output = refused(asking)
+    assert output.endswith("[process_gone]") and f"process {pid} " in output
     run.end()
     assert refused(control("status", "--run", "out")).endswith("[run_over]")
-    said = refused(control("status", "--pid", str(pid)))
-    assert said.endswith("[no_such_process]") and f"{pid};" in said
+    output = refused(control("status", "--pid", str(pid)))
+    assert output.endswith("[no_such_process]") and f"{pid};" in output
     assert not list(run.directory.glob("control.*"))
 
 
@@ -306,10 +306,10 @@ def test_a_program_that_is_killed_within_an_endless_window_leaves_the_steps_befo
     run.steps(3)
     assert over(starting)[0] == 0
     os.kill(run.pid, signal.SIGKILL)
-    code, said = run.end()
+    code, output = run.end()
     assert code == -signal.SIGKILL
-    assert "requested steps 0 to 2, captured 3 of 3" in said
-    stopped = message(said, "window_stopped_early")
+    assert "requested steps 0 to 2, captured 3 of 3" in output
+    stopped = message(output, "window_stopped_early")
     assert "steps 0 to 2" in stopped and "step 3 " in stopped and "SIGKILL" in stopped
 
 
@@ -343,33 +343,33 @@ def test_a_program_that_ends_within_the_window_is_told_by_its_status_file(launch
 def test_waiting_ends_after_the_time_that_was_said_and_the_window_can_be_withdrawn(recording, launch, control):
     run = launch(recording)
     run.line()
-    said = refused(control("window", "--steps", "+2", "--run", "out", "--timeout", "1"))
-    assert said.endswith("[not_done_in_time]")
-    assert f"process {run.pid} " in said and " 1 s" in said and "`traceable control stop`" in said
+    output = refused(control("window", "--steps", "+2", "--run", "out", "--timeout", "1"))
+    assert output.endswith("[not_done_in_time]")
+    assert f"process {run.pid} " in output and " 1 s" in output and "`traceable control stop`" in output
     code, out, _ = over(control("stop", "--run", "out"))
     assert (code, out) == (0, f"process {run.pid}: the requested window is withdrawn\n")
     run.steps(3)
-    code, said = run.end()
+    code, output = run.end()
     assert code == 0
-    assert "[no_window_requested]" in said
+    assert "[no_window_requested]" in output
 
 
 def test_a_run_without_control_is_told_how_to_start_it(launch, control):
     run = launch("recorder", options=())
     run.line()
-    said = refused(control("status", "--run", "out"))
-    assert said.endswith("[control_not_enabled]")
-    assert str(run.directory) in said and "`traceable run --control`" in said
-    said = refused(control("window", "--steps", "+2", "--pid", str(run.pid)))
-    assert said.endswith("[control_not_enabled]")
-    assert f"process {run.pid} " in said and "`traceable run --control`" in said
+    output = refused(control("status", "--run", "out"))
+    assert output.endswith("[control_not_enabled]")
+    assert str(run.directory) in output and "`traceable run --control`" in output
+    output = refused(control("window", "--steps", "+2", "--pid", str(run.pid)))
+    assert output.endswith("[control_not_enabled]")
+    assert f"process {run.pid} " in output and "`traceable run --control`" in output
     assert not list(run.directory.glob("control.*"))
     run.steps(1)
     assert run.end()[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "named"),
+    ("words", "code", "names"),
     [
         (("status", "--run", "nowhere"), "no_such_run", "nowhere"),
         (("status", "--run", "."), "not_a_run_dir", ""),
@@ -389,15 +389,15 @@ def test_a_run_without_control_is_told_how_to_start_it(launch, control):
         (("dance",), "arguments_invalid", "invalid choice: 'dance'"),
     ],
 )
-def test_bad_input_is_one_line(control, words, code, named):
-    said = Message.parse(refused(control(*words)))
-    assert said.code == code
-    assert named in said
+def test_bad_input_is_one_line(control, words, code, names):
+    output = Message.parse(refused(control(*words)))
+    assert output.code == code
+    assert names in output
 
 
 def test_the_process_of_nobodys_run_is_said(control):
-    said = refused(control("status", "--pid", str(os.getpid())))
-    assert said.endswith("[process_without_run]") and f"process {os.getpid()} " in said
+    output = refused(control("status", "--pid", str(os.getpid())))
+    assert output.endswith("[process_without_run]") and f"process {os.getpid()} " in output
 
 
 def test_sigusr2_to_the_launcher_reaches_the_program(launch, control):
@@ -406,9 +406,9 @@ def test_sigusr2_to_the_launcher_reaches_the_program(launch, control):
     run.process.send_signal(signal.SIGUSR2)
     asked(control, "out")
     run.steps(4)
-    code, said = run.end()
+    code, output = run.end()
     assert code == 0
-    assert "requested steps 0 to 1, captured 2 of 2" in said
+    assert "requested steps 0 to 1, captured 2 of 2" in output
 
 
 def test_a_condition_in_the_code_under_nsys(nsys, launch):
@@ -416,9 +416,9 @@ def test_a_condition_in_the_code_under_nsys(nsys, launch):
     run = launch("nsys", "-c", code)
     run.line()
     run.steps(7)
-    code, said = run.end()
+    code, output = run.end()
     assert code == 0
-    assert "requested steps 3 to 4, captured 2 of 2" in said
+    assert "requested steps 3 to 4, captured 2 of 2" in output
 
 
 def test_the_example_server_is_captured_twice_under_load(recording, launch, control, tmp_path, environ):
@@ -439,6 +439,6 @@ def test_the_example_server_is_captured_twice_under_load(recording, launch, cont
         (one,) = json.loads(out)["processes"]
         assert one["window"]["closed_step"] - one["window"]["opened_step"] == 20
     os.kill(run.pid, signal.SIGTERM)
-    code, said = run.end()
-    assert code == 0, said
-    assert "captured 40 of 40 in 2 of 2 windows" in said
+    code, output = run.end()
+    assert code == 0, output
+    assert "captured 40 of 40 in 2 of 2 windows" in output

@@ -43,8 +43,10 @@ def temporary(tmp_path: Path) -> Path:
 @pytest.fixture
 def environ(tmp_path: Path, temporary: Path) -> dict[str, str]:
     """An environment without anything of ours in it, and with temporary files in a folder of the test's."""
-    kept = {name: value for name, value in os.environ.items() if name == "TRACEABLE_NSYS" or name[:10] != "TRACEABLE_"}
-    return {**kept, "TMPDIR": str(temporary)}
+    remaining = {
+        name: value for name, value in os.environ.items() if name == "TRACEABLE_NSYS" or name[:10] != "TRACEABLE_"
+    }
+    return {**remaining, "TMPDIR": str(temporary)}
 
 
 @pytest.fixture

@@ -275,13 +275,13 @@ def test_expect_without_a_launcher_does_nothing(tmp_path):
         "import sys; from traceable.annotation.expectations import expect; expect('pack'); "
         "assert 'json' not in sys.modules"
     )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+    remaining = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
     ended = subprocess.run(
         [sys.executable, "-S", "-c", code],
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**kept, "PYTHONPATH": str(Path(expect.__code__.co_filename).parents[2])},
+        env={**remaining, "PYTHONPATH": str(Path(expect.__code__.co_filename).parents[2])},
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []

@@ -33,8 +33,8 @@ def report(tmp_path: Path, *words: str) -> str:
 
 
 def document(tmp_path: Path, *words: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(report(tmp_path, "--json", *words))
-    return found
+    result: dict[str, Any] = json.loads(report(tmp_path, "--json", *words))
+    return result
 
 
 SERVER = """
@@ -86,8 +86,8 @@ def test_the_coroutine_that_blocks_a_server_is_named_under_every_loop(loop: str,
     pytest.importorskip("uvicorn")
     pytest.importorskip(loop)
     printed = run(tmp_path, SERVER, loop, options=("--record-loop-pauses=20",))
-    found = document(tmp_path, "--view", "findings")
-    (row,) = [row for row in found["findings"]["rows"] if row["range"] == "audit"]
+    result = document(tmp_path, "--view", "findings")
+    (row,) = [row for row in result["findings"]["rows"] if row["range"] == "audit"]
     assert (row["code"], row["count"]) == ("blocked_event_loop", 10)
     assert row["potential_saving_ns"] >= 10 * 45_000_000
     assert "in 10 of 20 request" in row["message"]
@@ -145,12 +145,12 @@ def test_a_loop_without_a_gpu_is_told_what_it_waits_for(tmp_path: Path) -> None:
     silent = [f"{rule}.share=0" for rule in ("loader_wait", "bimodal_steps", "gc_in_hot_range", "lock_wait")]
     low = [*silent, "bimodal_steps.steps=3", "loader_wait.wait=0.01", "lock_wait.wait=0.01", "gc_in_hot_range.hot=0.01"]
     options = [word for one in low for word in ("--threshold", one)]
-    found = {row["code"]: row for row in document(tmp_path, "--view", "findings", *options)["findings"]["rows"]}
-    assert found["loader_wait"]["potential_saving_ns"] >= 20 * 20_000_000
-    assert "steps take 1." in found["bimodal_steps"]["message"]
-    assert "one every 8 steps; most of it in log_metrics: 1." in found["bimodal_steps"]["message"]
-    assert found["gc_in_hot_range"]["range"] == "train"
-    assert "train: queue.get, a wait by its name" in found["lock_wait"]["message"]
+    result = {row["code"]: row for row in document(tmp_path, "--view", "findings", *options)["findings"]["rows"]}
+    assert result["loader_wait"]["potential_saving_ns"] >= 20 * 20_000_000
+    assert "steps take 1." in result["bimodal_steps"]["message"]
+    assert "one every 8 steps; most of it in log_metrics: 1." in result["bimodal_steps"]["message"]
+    assert result["gc_in_hot_range"]["range"] == "train"
+    assert "train: queue.get, a wait by its name" in result["lock_wait"]["message"]
 
 
 UNSEEN = """

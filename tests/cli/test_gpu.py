@@ -32,23 +32,25 @@ sys.exit(5)
 @pytest.fixture
 def traceable(tmp_path: Path) -> Run:
     """Run `traceable` in a folder of its own."""
-    if not (found := RecorderCollector().availability()).available:
-        pytest.skip(found.reason)
+    if not (result := RecorderCollector().availability()).available:
+        pytest.skip(result.reason)
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+        remaining = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
         command = [sys.executable, "-m", "traceable", *words]
-        return subprocess.run(command, cwd=tmp_path, env=kept | variables, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            command, cwd=tmp_path, env=remaining | variables, capture_output=True, text=True, timeout=120
+        )
 
     return run
 
 
-@pytest.mark.parametrize(("collector", "named"), [("nsys", "nsys"), ("torch", "torch"), ("none", "--collector none")])
-def test_with_another_collector_it_is_refused(traceable: Run, tmp_path: Path, collector: str, named: str) -> None:
+@pytest.mark.parametrize(("collector", "names"), [("nsys", "nsys"), ("torch", "torch"), ("none", "--collector none")])
+def test_with_another_collector_it_is_refused(traceable: Run, tmp_path: Path, collector: str, names: str) -> None:
     done = traceable("run", "--collector", collector, "--gpu", "-c", "pass")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert named in message(done.stderr, "gpu_needs_recorder")
+    assert names in message(done.stderr, "gpu_needs_recorder")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,10 +83,10 @@ def test_under_strict_a_run_without_gpu_work_has_failed(traceable: Run, tmp_path
 
 def test_where_auto_takes_nsys_the_option_changes_nothing(traceable: Run, nsys: str) -> None:
     words = ("--trace-preset", "default", "--dry-run", "-o", "out", "-c", "pass")
-    plain, asked = (traceable("run", *gpu, *words) for gpu in ((), ("--gpu",)))
-    assert plain.returncode == asked.returncode == 0
-    assert asked.stdout == plain.stdout
-    assert Path(nsys).name in asked.stdout
+    plain, request = (traceable("run", *gpu, *words) for gpu in ((), ("--gpu",)))
+    assert plain.returncode == request.returncode == 0
+    assert request.stdout == plain.stdout
+    assert Path(nsys).name in request.stdout
 
 
 def test_a_report_of_the_run_shows_kernels_and_copies(traceable: Run, tmp_path: Path, captures: Path) -> None:

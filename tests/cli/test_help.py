@@ -52,16 +52,16 @@ def test_the_index_of_the_readme_has_every_page_in_the_sections_of_help() -> Non
 
 def test_a_page_that_there_is_not_is_one_line_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["help", "windws"]) == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1
-    refused = message(said.err, "no_such_page")
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1
+    refused = message(output.err, "no_such_page")
     assert "'windws'" in refused and "`traceable help windows`" in refused
 
 
 def test_messages_name_pages_that_a_wheel_has() -> None:
-    found = {path: texts(path) for path in PACKAGE.rglob("*.py")}
-    named = {topic for text in found.values() for topic in re.findall(r"traceable help ([a-z][a-z-]+)", text)}
-    assert len(named) > 10
-    assert named <= set(PAGES)
-    assert [str(path) for path, text in found.items() if re.search(r"docs/[a-z-]+\.md", text)] == []
+    result = {path: texts(path) for path in PACKAGE.rglob("*.py")}
+    names = {topic for text in result.values() for topic in re.findall(r"traceable help ([a-z][a-z-]+)", text)}
+    assert len(names) > 10
+    assert names <= set(PAGES)
+    assert [str(path) for path, text in result.items() if re.search(r"docs/[a-z-]+\.md", text)] == []
     assert '"docs/*.md"' in (REPOSITORY / "pyproject.toml").read_text()

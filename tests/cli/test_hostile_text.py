@@ -38,8 +38,8 @@ def codes_of(lines: Sequence[Sequence[object]], folder: Path) -> tuple[list[int]
     """Run command lines one after the other in one process; return the exit codes, and what both streams print."""
     words = json.dumps([[str(word) for word in line] for line in lines])
     done = subprocess.run([sys.executable, "-c", MAIN, words], cwd=folder, capture_output=True)
-    said, _, codes = done.stderr.rstrip(b"\n").rpartition(b"\n")
-    return json.loads(codes), (done.stdout + said).decode()
+    output, _, codes = done.stderr.rstrip(b"\n").rpartition(b"\n")
+    return json.loads(codes), (done.stdout + output).decode()
 
 
 def assert_harmless(text: str) -> None:
@@ -194,5 +194,5 @@ def test_no_other_file_of_the_command_line_prints() -> None:
     """JSON in ASCII may be printed anywhere; a report goes through `Page` and `write_output`."""
     folder = Path(traceable.__file__).parent / "cli"
     printing = re.compile(r"^ +print\((?!json\.dumps\()|sys\.std(?:out|err)\.write", re.MULTILINE)
-    found = {path.name for path in folder.glob("*.py") if printing.search(path.read_text())}
-    assert found == {"console.py", "progress.py"}
+    result = {path.name for path in folder.glob("*.py") if printing.search(path.read_text())}
+    assert result == {"console.py", "progress.py"}

@@ -45,8 +45,8 @@ def refused(*words: str | Path) -> str:
 def complete(captures: Path, name: str, category: str) -> list[dict[str, Any]]:
     """The events of a category, with times in ns as whole numbers."""
     content = gzip.decompress((captures / "kineto" / f"{name}.json.gz").read_bytes())
-    found = [one for one in json.loads(content, parse_float=Decimal)["traceEvents"] if one.get("cat") == category]
-    return [{**one, "ts": int(one["ts"] * 1000), "dur": int(one["dur"] * 1000)} for one in found]
+    result = [one for one in json.loads(content, parse_float=Decimal)["traceEvents"] if one.get("cat") == category]
+    return [{**one, "ts": int(one["ts"] * 1000), "dur": int(one["dur"] * 1000)} for one in result]
 
 
 def summed(events: list[dict[str, Any]], key: Any) -> dict[Any, tuple[int, int]]:
@@ -77,8 +77,8 @@ def test_bytes_of_copies_and_sets_equal_a_brute_force_sum_over_the_json(captures
     for operation, one in moves:
         count, total, size = expected.get(operation, (0, 0, 0))
         expected[operation] = count + 1, total + one["dur"], size + one["args"]["bytes"]
-    found = {row["operation"]: (row["count"], row["gpu_total_ns"], row["size_total_bytes"]) for row in rows}
-    assert found == expected
+    result = {row["operation"]: (row["count"], row["gpu_total_ns"], row["size_total_bytes"]) for row in rows}
+    assert result == expected
 
 
 @pytest.mark.parametrize("name", CAPTURES[:3])

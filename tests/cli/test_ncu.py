@@ -150,13 +150,13 @@ def test_a_signal_reaches_the_program_and_not_ncu(stand_in: StandIn, tmp_path: P
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate()
+        _, output = process.communicate()
     assert process.returncode == 7
-    assert "rms_norm_kernel" in said
+    assert "rms_norm_kernel" in output
 
 
 @pytest.mark.parametrize(
-    ("says", "code", "named"),
+    ("says", "code", "names"),
     [
         (
             "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission",
@@ -167,11 +167,11 @@ def test_a_signal_reaches_the_program_and_not_ncu(stand_in: StandIn, tmp_path: P
     ],
 )
 def test_without_a_profiled_kernel_the_cause_is_reported_and_the_exit_code_is_2(
-    ncu: Ncu, stand_in: StandIn, says: str, code: str, named: str
+    ncu: Ncu, stand_in: StandIn, says: str, code: str, names: str
 ) -> None:
     shown = ncu("--range", "f", "-c", PROGRAM, "0", env=stand_in(csv="", says=(says,)))
     assert (shown.returncode, shown.stdout) == (2, "out\n")
-    assert named in message(shown.stderr, code)
+    assert names in message(shown.stderr, code)
     assert "Traceback" not in shown.stderr
     assert ncu("--range", "f", "-c", PROGRAM, "3", env=stand_in(csv="", says=(says,))).returncode == 3
 
@@ -223,7 +223,7 @@ def test_a_dry_run_needs_no_ncu_and_leaves_nothing(ncu: Ncu, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "named"),
+    ("words", "code", "names"),
     [
         (("--top", "2", "-c", "pass"), "top_needs_from", "--from"),
         (("--read", "x.csv", "-c", "pass"), "read_runs_nothing", "--read"),
@@ -240,10 +240,10 @@ def test_a_dry_run_needs_no_ncu_and_leaves_nothing(ncu: Ncu, tmp_path: Path) -> 
         (("absent.py",), "no_such_script", "absent.py"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(ncu: Ncu, words: tuple[str, ...], code: str, named: str) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(ncu: Ncu, words: tuple[str, ...], code: str, names: str) -> None:
     shown = ncu(*words)
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert named in message(shown.stderr, code)
+    assert names in message(shown.stderr, code)
     assert shown.stderr.count("\n") == 1
 
 

@@ -24,13 +24,13 @@ PROGRAM = "import traceable\nfor n in traceable.steps(range(10)):\n    with trac
 @pytest.fixture
 def traceable(tmp_path: Path) -> Command:
     """Run `python -m traceable run` in an empty directory."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
-    if named := os.environ.get(environment.NSYS):
-        kept[environment.NSYS] = named
+    remaining = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+    if names := os.environ.get(environment.NSYS):
+        remaining[environment.NSYS] = names
 
     def call(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "traceable", "run", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**kept, **more})
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**remaining, **more})
 
     return call
 
@@ -88,7 +88,7 @@ def test_a_dry_run_says_what_a_run_would_say(nsys, traceable):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "named"),
+    ("words", "code", "names"),
     [
         ("--nsys-args=--cudabacktrce=all", "no_such_nsys_option", "--cudabacktrace"),
         ("--nsys-args='-t nvtx --trace=cuda'", "nsys_args_refused", "cannot be specified more than once"),
@@ -100,11 +100,11 @@ def test_a_dry_run_says_what_a_run_would_say(nsys, traceable):
     ],
 )
 @pytest.mark.parametrize("collector", ["nsys", "auto"])
-def test_what_can_not_be_is_one_line_before_anything_starts(nsys, traceable, tmp_path, words, code, named, collector):
+def test_what_can_not_be_is_one_line_before_anything_starts(nsys, traceable, tmp_path, words, code, names, collector):
     run = traceable("--collector", collector, *shlex.split(words), "-o", "out", "-c", "open('ran', 'w')")
     assert run.returncode == 2
     (line,) = run.stderr.splitlines()
-    assert named in message(line, code)
+    assert names in message(line, code)
     assert list(tmp_path.iterdir()) == []
 
 

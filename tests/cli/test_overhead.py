@@ -84,17 +84,17 @@ def test_the_profile_states_what_a_step_cost(run):
 
 def test_machines_get_it_in_the_documents_and_every_key_is_explained(run, tmp_path):
     ended = run("--steps", "10:30", "--json", "-c", PROGRAM)
-    found = json.loads(ended.stdout.splitlines()[-1])["overhead"]
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["overhead"] == found
-    assert manifest(tmp_path)["overhead"] == found
+    result = json.loads(ended.stdout.splitlines()[-1])["overhead"]
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["overhead"] == result
+    assert manifest(tmp_path)["overhead"] == result
     explained = set(re.findall(r"`(\w+)`", (REPOSITORY / "docs" / "measure-overhead.md").read_text()))
-    assert {*found, *found["recorded_steps"], *manifest(tmp_path)["plain"]} - explained == set()
-    run_ns = [found.pop(key) for key in ("plain_run_ns", "profiled_run_ns")]
+    assert {*result, *result["recorded_steps"], *manifest(tmp_path)["plain"]} - explained == set()
+    run_ns = [result.pop(key) for key in ("plain_run_ns", "profiled_run_ns")]
     assert min(run_ns) > 0
-    assert found.pop("run_overhead_share") == pytest.approx(run_ns[1] / run_ns[0] - 1)
-    assert found.pop("pid") == manifest(tmp_path)["pid"]
-    recorded, other = found.pop("recorded_steps"), found.pop("other_steps")
-    assert found == {
+    assert result.pop("run_overhead_share") == pytest.approx(run_ns[1] / run_ns[0] - 1)
+    assert result.pop("pid") == manifest(tmp_path)["pid"]
+    recorded, other = result.pop("recorded_steps"), result.pop("other_steps")
+    assert result == {
         "collector": "recorder",
         "warm_up_steps": 0,
         "plain_steps": 40,
@@ -133,19 +133,19 @@ def test_a_run_that_did_not_measure_it_says_nothing_of_it(run, tmp_path):
 def test_nsys_is_measured_too_and_its_stalls_are_in_no_step(nsys, run):
     code = "import traceable\nfor n in traceable.steps(range(40)):\n    with traceable.annotate('work'): pass\n"
     ended = run("--steps", "10:30", "--json", "-c", code, collector="nsys")
-    found = json.loads(ended.stdout)["overhead"]
+    result = json.loads(ended.stdout)["overhead"]
     assert ended.returncode == 0, ended.stderr
-    assert found["recorded_steps"]["steps"] == 20
+    assert result["recorded_steps"]["steps"] == 20
     # Closing takes nsys 0.6 s at least, and these steps do nothing.
-    assert found["stall_ns"] > 500_000_000 > found["recorded_steps"]["profiled_total_ns"]
+    assert result["stall_ns"] > 500_000_000 > result["recorded_steps"]["profiled_total_ns"]
     assert "opening and closing windows" in said(ended, words="profiled run ")
 
 
 def test_without_steps_the_whole_runs_are_compared_and_that_is_said(run, tmp_path):
     ended = run("-c", "import traceable\nwith traceable.annotate('work'): pass\n")
-    found = manifest(tmp_path)["overhead"]
-    assert (found["recorded_steps"], found["stepping_processes"]) == (None, 0)
-    assert found["run_overhead_share"] == pytest.approx(found["profiled_run_ns"] / found["plain_run_ns"] - 1)
+    result = manifest(tmp_path)["overhead"]
+    assert (result["recorded_steps"], result["stepping_processes"]) == (None, 0)
+    assert result["run_overhead_share"] == pytest.approx(result["profiled_run_ns"] / result["plain_run_ns"] - 1)
     line = said(ended, words="profiled run ")
     assert "no steps were taken" in line
     assert "profiled step" not in ended.stderr
@@ -193,9 +193,9 @@ def test_a_program_that_fails_without_a_collector_is_not_run_again(run, tmp_path
 def test_the_exit_code_is_that_of_the_run_under_the_collector(run, tmp_path):
     ended = run("-c", PROGRAM + "sys.exit(0 if plain else 5)\n")
     assert ended.returncode == 5
-    found = manifest(tmp_path)["overhead"]
-    assert found["recorded_steps"]["steps"] == 40
-    assert (found["plain_run_ns"], found["profiled_run_ns"], found["run_overhead_share"]) == (None, None, None)
+    result = manifest(tmp_path)["overhead"]
+    assert result["recorded_steps"]["steps"] == 40
+    assert (result["plain_run_ns"], result["profiled_run_ns"], result["run_overhead_share"]) == (None, None, None)
 
 
 def test_a_program_that_is_told_to_end_is_not_run_again_even_if_it_ends_well(run, tmp_path):

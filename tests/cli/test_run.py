@@ -56,13 +56,13 @@ def test_bad_input_is_one_line_and_code_2(what, run, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
-    words, code, named = BAD[what]
+    words, code, names = BAD[what]
     ended = run(*words)
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert len(ended.stderr.splitlines()) == 1, ended.stderr
     assert ended.stderr.startswith("traceable: ")
-    assert named in message(ended.stderr, code)
+    assert names in message(ended.stderr, code)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -187,8 +187,8 @@ def test_a_secret_of_the_environment_is_not_in_the_manifest_nor_given_to_nsys(ns
 def test_a_time_limit_that_is_none_is_said_and_ignored(nsys, run):
     ended = run("--collector", "nsys", "-o", "out", "-c", "pass", **{environment.START_SECONDS: "soon"})
     assert ended.returncode == 0
-    (said,) = [line for line in ended.stderr.splitlines() if line.endswith("[variable_invalid]")]
-    assert "TRACEABLE_START_SECONDS='soon'" in said
+    (output,) = [line for line in ended.stderr.splitlines() if line.endswith("[variable_invalid]")]
+    assert "TRACEABLE_START_SECONDS='soon'" in output
 
 
 def test_a_report_has_the_command_line_of_its_run_to_be_pasted(run, tmp_path):

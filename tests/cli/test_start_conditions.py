@@ -17,17 +17,17 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def run(tmp_path: Path) -> Command:
     """`traceable run` of a program that says that it ran, in an empty directory."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+    remaining = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
 
     def call(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "traceable", "run", "--collector", "none", *options, "-c", "print('ran')"]
-        return subprocess.run(command, cwd=tmp_path, env={**kept, **variables}, capture_output=True, text=True)
+        return subprocess.run(command, cwd=tmp_path, env={**remaining, **variables}, capture_output=True, text=True)
 
     return call
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "named"),
+    ("options", "code", "names"),
     [
         (["--delay", "-1"], "seconds_invalid", "--delay '-1'"),
         (["--delay", "nan"], "seconds_invalid", "--delay 'nan'"),
@@ -42,10 +42,10 @@ def run(tmp_path: Path) -> Command:
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
-def test_bad_input_is_one_line_and_starts_nothing(run, options, code, named):
+def test_bad_input_is_one_line_and_starts_nothing(run, options, code, names):
     done = run(*options)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert named in message(done.stderr, code)
+    assert names in message(done.stderr, code)
 
 
 def test_what_the_environment_asks_is_checked_too(run):
@@ -55,17 +55,19 @@ def test_what_the_environment_asks_is_checked_too(run):
 
 
 def test_the_program_is_told(run):
-    said = run(
+    output = run(
         "--dry-run", "--warmup-steps", "5", "--idle", "1e-3", "--steps", "1:2", TRACEABLE_DELAY="2"
     ).stdout.split()
-    assert {"TRACEABLE_WARMUP_STEPS=5", "TRACEABLE_IDLE=0.001", "TRACEABLE_DELAY=2", "TRACEABLE_GATE=none"} <= set(said)
-    assert not any(word.startswith("PYTHONPATH=") for word in said)
+    assert {"TRACEABLE_WARMUP_STEPS=5", "TRACEABLE_IDLE=0.001", "TRACEABLE_DELAY=2", "TRACEABLE_GATE=none"} <= set(
+        output
+    )
+    assert not any(word.startswith("PYTHONPATH=") for word in output)
 
 
 def test_a_window_of_time_is_for_programs_too_that_never_import_traceable(run):
-    said = run("--dry-run", "--duration", "5").stdout
-    assert "TRACEABLE_DURATION=5" in said
-    assert "capture/bootstrap" in said
+    output = run("--dry-run", "--duration", "5").stdout
+    assert "TRACEABLE_DURATION=5" in output
+    assert "capture/bootstrap" in output
 
 
 def test_an_option_counts_instead_of_its_variable(run):

@@ -215,9 +215,9 @@ def test_a_whole_program_has_the_same_ranges_as_with_the_recorder(run: Runner) -
     ours, recorded = (run(EVERYTHING, collector=collector) for collector in ("torch", "recorder"))
     assert (ours.done.returncode, recorded.done.returncode) == (3, 3), ours.done.stderr
     assert ours.done.stdout == recorded.done.stdout
-    found = described(ours.trace)
-    assert found == described(recorded.trace)
-    assert sum(found["ranges"].values()) > 30
+    result = described(ours.trace)
+    assert result == described(recorded.trace)
+    assert sum(result["ranges"].values()) > 30
     trace = ours.trace
     name = trace.names.index("in thread")
     assert len(set(trace.ranges.thread[trace.ranges.name == name].tolist())) == 3
@@ -467,9 +467,9 @@ def test_questions_about_the_gpu_say_what_to_record(run: Runner) -> None:
         command = [sys.executable, "-m", "traceable", "report", ran.directory, "--view", view]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 2
-        (said,) = messages(done.stderr)
-        assert said.code == code
-        assert "torch.profiler" in said
+        (output,) = messages(done.stderr)
+        assert output.code == code
+        assert "torch.profiler" in output
 
 
 def test_the_program_is_told_nothing_by_kineto_and_nothing_is_left_unfinished(run: Runner) -> None:

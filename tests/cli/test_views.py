@@ -144,8 +144,8 @@ def test_range_narrows_and_a_range_that_is_not_there_names_those_that_may_be_mea
     whole = document(database, "--view", "memory")["memory"]["rows"]
     assert sum(row["count"] for row in whole) == 2 * STEPS
     error = refused(database, "--view", "memory", "--range", "Forwad")
-    found = message(error, "range_not_found")
-    assert "'Forwad'" in found and "'forward'?" in found
+    result = message(error, "range_not_found")
+    assert "'Forwad'" in result and "'forward'?" in result
     kernels = document(database, "--view", "kernels", "--range", "forward")["kernels"]["rows"]
     assert [row["count"] for row in kernels] == [2 * STEPS, 2 * STEPS]
 
@@ -194,7 +194,7 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "named"),
+    ("words", "code", "names"),
     [
         (("--view", "beauty"), "arguments_invalid", "--view: invalid choice: 'beauty'"),
         (("--view", "gaps", "--by", "name"), "option_not_supported", "--view gaps does not support --by;"),
@@ -257,9 +257,9 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
     ids=" ".join,
 )
 def test_what_makes_no_sense_is_refused_in_one_line(
-    database: Path, words: tuple[str, ...], code: str, named: str
+    database: Path, words: tuple[str, ...], code: str, names: str
 ) -> None:
-    assert named in message(refused(database, *words), code)
+    assert names in message(refused(database, *words), code)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_a_report_starts_no_threads_for_linear_algebra(database: Path) -> None:
     for given, expected in ((None, "1"), ("3", "3")):
         environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
         environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
-        said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stderr.split()
-        assert said[0] == expected
+        output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stderr.split()
+        assert output[0] == expected
         if given is None:
-            assert said[1] == "1"
+            assert output[1] == "1"

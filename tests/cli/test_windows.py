@@ -68,9 +68,9 @@ def test_report_judges_a_run_again(traceable):
     recorded(traceable, "--steps", "40:60")
     report = traceable("report", "out", "--strict")
     assert report.returncode == 3
-    said = report.stdout.splitlines()
-    assert said[1] == "requested steps 40 to 59, captured 10 of 20"
-    assert "steps 40 to 59" in said[2] and "step 50 " in said[2] and said[2].endswith("[window_stopped_early]")
+    output = report.stdout.splitlines()
+    assert output[1] == "requested steps 40 to 59, captured 10 of 20"
+    assert "steps 40 to 59" in output[2] and "step 50 " in output[2] and output[2].endswith("[window_stopped_early]")
 
 
 def test_report_of_a_window_that_was_never_reached_says_that(traceable):

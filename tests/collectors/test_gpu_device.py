@@ -36,8 +36,8 @@ VERSION = "proc/driver/nvidia/version"
     ],
 )
 def test_device_files(tmp_path: Path, files: tuple[str, ...], why: str | None) -> None:
-    found = gpu_device.explain_no_gpu({}, made(tmp_path, *files))
-    assert (found and found.code) == why
+    result = gpu_device.explain_no_gpu({}, made(tmp_path, *files))
+    assert (result and result.code) == why
 
 
 @pytest.mark.parametrize(
@@ -45,33 +45,33 @@ def test_device_files(tmp_path: Path, files: tuple[str, ...], why: str | None) -
 )
 def test_devices_that_the_environment_hides(tmp_path: Path, visible: str, hides: bool) -> None:
     root = made(tmp_path, "dev/nvidia0", "dev/nvidia1")
-    found = gpu_device.explain_no_gpu({"CUDA_VISIBLE_DEVICES": visible}, root)
+    result = gpu_device.explain_no_gpu({"CUDA_VISIBLE_DEVICES": visible}, root)
     if hides:
-        assert found is not None
-        assert found.code == "gpus_hidden"
-        assert f"CUDA_VISIBLE_DEVICES={visible} " in found
+        assert result is not None
+        assert result.code == "gpus_hidden"
+        assert f"CUDA_VISIBLE_DEVICES={visible} " in result
     else:
-        assert found is None
+        assert result is None
 
 
 def test_a_device_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = made(tmp_path, "dev/nvidia0")
     # Root may open any file.
     monkeypatch.setattr(gpu_device.os, "access", lambda *_: False)
-    found = gpu_device.explain_no_gpu({}, root)
-    assert found is not None
-    assert found.code == "gpu_not_permitted"
-    assert f"{root}/dev/nvidia0 " in found
+    result = gpu_device.explain_no_gpu({}, root)
+    assert result is not None
+    assert result.code == "gpu_not_permitted"
+    assert f"{root}/dev/nvidia0 " in result
 
 
 def test_auto_takes_nsys_for_a_gpu_and_where_its_own_options_are_given(nsys, monkeypatch: pytest.MonkeyPatch) -> None:
     if not collectors.create_collector("recorder").availability().available:
         pytest.skip("the embedded recorder is not built")
-    asked = {"nsys": NsysRequest(words=("--trace=nvtx",))}
+    request = {"nsys": NsysRequest(words=("--trace=nvtx",))}
     monkeypatch.setattr(gpu_device, "explain_no_gpu", lambda: None)
     assert collectors.choose_collector("auto").collector.name == "nsys"
     monkeypatch.setattr(gpu_device, "explain_no_gpu", lambda: Message("no_gpu", "there is no GPU"))
-    assert collectors.choose_collector("auto", settings=asked).collector.name == "nsys"
+    assert collectors.choose_collector("auto", settings=request).collector.name == "nsys"
     without = collectors.choose_collector("auto")
     assert without.collector.name == "recorder"
     assert without.reason.endswith("there is no GPU [no_gpu]")

@@ -52,16 +52,16 @@ def test_kineto_events_lie_in_the_recorders_range_around_them(
     starts = part.monotonic_ns(annotations.start_ns) - process.monotonic_ns
     uncertainty = part.clock.uncertainty_ns
     assert uncertainty is not None
-    found = 0
+    result = 0
     for name, start, thread in zip(
         annotations.name.tolist(), starts.tolist(), annotations.thread.tolist(), strict=True
     ):
         row = by_name.get(part.trace.names[name])
         if row is not None:
-            found += 1
+            result += 1
             assert ranges.start_ns[row] - uncertainty <= start <= ranges.end_ns[row] + uncertainty
             assert part.trace.threads[thread].tid == trace.threads[ranges.thread[row]].tid
-    assert found == 200
+    assert result == 200
     # Of all that torch did, only what is named by users: no operator.
     assert set(part.file.events.excluded) <= {"cpu_instant_event"}
     assert not part.file.events.calls

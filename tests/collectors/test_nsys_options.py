@@ -67,8 +67,8 @@ def real(nsys) -> Options:
 def newer(nsys, tmp_path) -> Callable[..., NsysCollector]:
     """A collector with the newest nsys that there is a file of."""
 
-    def build(asked: NsysRequest, cpu: str | None = None, gpus: Sequence[str] = GPUS) -> NsysCollector:
-        collector = NsysCollector(asked)
+    def build(request: NsysRequest, cpu: str | None = None, gpus: Sequence[str] = GPUS) -> NsysCollector:
+        collector = NsysCollector(request)
         executable = simulator.install(NEWEST, tmp_path / "bin", nsys, cpu=cpu, gpus=gpus, unlisted=["--hidden"])
         collector.__dict__["install"] = Install(executable, NEWEST)
         return collector

@@ -41,8 +41,8 @@ def database(tmp_path: Path) -> Path:
 def test_only_what_was_over_is_cut_at_the_last_event_of_its_process(database: Path) -> None:
     nsys.clip_lost_ends(database, {ALIVE: EPOCH_NS + CLOSED_NS, KILLED: None, OVER: EPOCH_NS + 100})
     with closing(sqlite3.connect(database)) as file:
-        found = file.execute("SELECT (globalTid >> 24) & 0xFFFFFF, text, end, traceableClipped FROM NVTX_EVENTS")
-        rows = {(pid, text): (end, clipped) for pid, text, end, clipped in found}
+        result = file.execute("SELECT (globalTid >> 24) & 0xFFFFFF, text, end, traceableClipped FROM NVTX_EVENTS")
+        rows = {(pid, text): (end, clipped) for pid, text, end, clipped in result}
     whole = {(pid, "whole"): (30, None) for pid in (ALIVE, KILLED, OVER, UNKNOWN)}
     assert rows == whole | {
         (ALIVE, "open"): (CLOSED_NS, None),

@@ -272,7 +272,7 @@ def test_a_recording_read_in_pieces_is_what_it_is_event_by_event(
 
 def unique_ends(processes: list[list[list[list[Any]]]]) -> list[list[list[list[Any]]]]:
     """Leave out the second end of an id: no recorder writes one."""
-    kept = []
+    remaining = []
     for threads in processes:
         seen: set[Any] = set()
         process: list[list[list[Any]]] = []
@@ -281,8 +281,8 @@ def unique_ends(processes: list[list[list[list[Any]]]]) -> list[list[list[list[A
             for event in events:
                 process[-1].append([one for one in event if one[0] != "end" or one not in seen])
                 seen.update(event)
-        kept.append(process)
-    return kept
+        remaining.append(process)
+    return remaining
 
 
 # ---- a recording of a real program

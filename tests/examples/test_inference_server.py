@@ -115,9 +115,9 @@ def test_a_connection_is_kept_for_the_next_request(serve: Any) -> None:
     _, path = serve()
     with UnixConnection(path) as connection:
         connection.connect()
-        kept = connection.sock
+        remaining = connection.sock
         assert [ask(connection, "POST", "/predict", {"prompt": "again"})[0] for _ in range(3)] == [200] * 3
-        assert connection.sock is kept
+        assert connection.sock is remaining
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,12 @@ def test_a_gradient_is_the_slope_of_the_loss(load: Any, name: str) -> None:
     # The largest entries: of the embedding, most rows belong to bytes that this batch does not hold.
     for index in np.argsort(-np.abs(gradient), axis=None)[:: max(1, gradient.size // 400)][:20]:
         entry = np.unravel_index(index, gradient.shape)
-        kept = model.parameters[name][entry]
+        remaining = model.parameters[name][entry]
         losses = []
         for shift in (1e-6, -1e-6):
-            model.parameters[name][entry] = kept + shift
+            model.parameters[name][entry] = remaining + shift
             losses.append(model.forward(contexts, targets))
-        model.parameters[name][entry] = kept
+        model.parameters[name][entry] = remaining
         assert gradient[entry] == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-4, abs=1e-8)
 
 

@@ -112,13 +112,13 @@ def profiled(start_in: int = 9, stop_in: int = 19, category: str = "cuda_runtime
     return events + [sample_kineto.annotation(f"body {n}", (n + 1) * 100 * US, 50 * US) for n in range(30)]
 
 
-def judged(tmp_path: Path, events: list[Event]) -> str:
+def evaluate(tmp_path: Path, events: list[Event]) -> str:
     return checks.check_profiler_calls(oracle.kineto_events(sample_kineto.write(tmp_path / "trace.json", events)))
 
 
 @pytest.mark.parametrize("category", ["cuda_runtime", "cuda_driver"])
 def test_the_two_calls_at_the_boundaries_are_right(tmp_path, category):
-    evidence = judged(tmp_path, profiled(category=category))
+    evidence = evaluate(tmp_path, profiled(category=category))
     assert evidence == "cudaProfilerStart between steps 9 and 10, Stop between 19 and 20, once each"
 
 
@@ -137,12 +137,12 @@ def test_the_two_calls_at_the_boundaries_are_right(tmp_path, category):
 )
 def test_a_call_too_late_too_early_never_or_twice_has_failed(tmp_path, events, reason):
     with pytest.raises(Failed, match=reason):
-        judged(tmp_path, events)
+        evaluate(tmp_path, events)
 
 
 def test_where_calls_by_hand_are_not_recorded_nothing_is_known_of_the_gates(tmp_path):
     with pytest.raises(NotPossible, match="not even the program's own call"):
-        judged(tmp_path, profiled(control=False))
+        evaluate(tmp_path, profiled(control=False))
 
 
 # ---- attribution
@@ -178,8 +178,8 @@ RIGHT = {
 
 def test_the_oracle_gives_a_kernel_to_the_ranges_around_its_launch_or_of_the_one_other_thread(tmp_path):
     sums = oracle.sums_by_name(plain_of(tmp_path, training()))
-    found = {name: (one.operations, one.total_ns, one.inherited_ns) for name, one in sums.items()}
-    assert found == RIGHT
+    result = {name: (one.operations, one.total_ns, one.inherited_ns) for name, one in sums.items()}
+    assert result == RIGHT
 
 
 def test_two_threads_with_open_ranges_leave_it_to_nobody(tmp_path):
@@ -219,8 +219,8 @@ def test_what_a_real_gpu_did_is_summed_as_traceable_sums_it(captures):
     whole = [name for name in sums if not rows[name]["clipped"]]
     assert whole == ["Optimizer.zero_grad#SGD.zero_grad"]
     for name in whole:
-        found = rows[name]["gpu_operations"], rows[name]["gpu_sum_total_ns"]
-        assert found == (sums[name].operations, sums[name].total_ns) == (20, 40_000)
+        result = rows[name]["gpu_operations"], rows[name]["gpu_sum_total_ns"]
+        assert result == (sums[name].operations, sums[name].total_ns) == (20, 40_000)
 
 
 # ---- graphs
@@ -319,7 +319,7 @@ def on_gpu(recorded: Callable[..., Path]) -> Callable[..., Path]:
             name = f"{gpu_files.MARKER} {number}"
             events.append(sample_kineto.annotation(name, at, 1, process.pid, pid=process.pid))
             markers.append((number, at - 700, at + 700))
-        said = {
+        output = {
             "monotonic_ns": process.monotonic_ns + many.end,
             "realtime_ns": process.realtime_ns + many.end,
             "markers": markers,
@@ -328,7 +328,7 @@ def on_gpu(recorded: Callable[..., Path]) -> Callable[..., Path]:
         document = {
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": "NVIDIA X", "numSms": 8}],
-            gpu_files.METADATA: said,
+            gpu_files.METADATA: output,
             "baseTimeNanoseconds": BASE_NS,
             "traceEvents": events,
         }
@@ -519,19 +519,19 @@ def test_a_kept_database_has_its_events_and_nothing_private(on_gpu, private, tmp
         connection.executemany("INSERT INTO META_DATA_CAPTURE (name, value) VALUES (?, ?)", rows)
     at = bench(tmp_path)
     captures.keep(at, database, "kept.sqlite", "a test")
-    kept = at.captures / "kept.sqlite"
+    remaining = at.captures / "kept.sqlite"
     (file,) = (at.captures / "gpu").iterdir()
     assert at.kept == [
-        {"file": "kept.sqlite", "what": "a test", "bytes": kept.stat().st_size},
+        {"file": "kept.sqlite", "what": "a test", "bytes": remaining.stat().st_size},
         {"file": f"gpu/{file.name}", "what": "GPU activity of kept.sqlite", "bytes": file.stat().st_size},
     ]
-    after = oracle.read_sqlite(kept)
+    after = oracle.read_sqlite(remaining)
     assert (after.kernels, sorted(after.ranges, key=str)) == (before.kernels, sorted(before.ranges, key=str))
-    content = kept.read_bytes() + gzip.decompress(file.read_bytes())
+    content = remaining.read_bytes() + gzip.decompress(file.read_bytes())
     for text in [*private, "A=B", "12345678-1234", "ProcessStreams", "TARGET_INFO_NETWORK", "Hostname"]:
         assert text.encode() not in content
-    assert checks.rows_by_name(kept)["one"]["kernels"] == 20
-    assert sorted(at.captures.iterdir()) == [file.parent, kept]
+    assert checks.rows_by_name(remaining)["one"]["kernels"] == 20
+    assert sorted(at.captures.iterdir()) == [file.parent, remaining]
 
 
 def test_a_kept_trace_and_a_kept_text_have_nothing_private_either(private, tmp_path):

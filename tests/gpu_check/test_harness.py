@@ -136,8 +136,8 @@ def test_what_is_missing_is_the_reason_of_all_that_need_it_and_no_failure(comman
 )
 def test_each_way_to_end_has_its_status_and_the_next_check_runs(command, check, status, reason):
     ran = command(f"[{check}, passes]")
-    found, why = ran.status(check)
-    assert (found, why.startswith(reason)) == (status, True), why
+    result, why = ran.status(check)
+    assert (result, why.startswith(reason)) == (status, True), why
     assert ran.status("passes")[0] == harness.PROVEN
     assert ran.done.returncode == (1 if status == harness.FAILED else 0)
 

@@ -22,8 +22,8 @@ def collector(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name == "nsys":
         request.getfixturevalue("nsys")
-    elif not (found := collectors.create_collector(name).availability()).available:
-        pytest.skip(f"collector {name}: {found.reason}")
+    elif not (result := collectors.create_collector(name).availability()).available:
+        pytest.skip(f"collector {name}: {result.reason}")
     return name
 
 

@@ -45,10 +45,10 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 def change_values(path: Path, random_: random.Random) -> None:
     content = json.loads(path.read_bytes())
     for _ in range(random_.choice((1, 1, 2, 5))):
-        found = list(places(content))
-        if not found:
+        result = list(places(content))
+        if not result:
             continue
-        *parents, last = random_.choice(found)
+        *parents, last = random_.choice(result)
         holder = content
         for key in parents:
             holder = holder[key]

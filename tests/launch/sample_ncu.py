@@ -106,19 +106,19 @@ def _sized(message: bytes) -> bytes:
 
 def real_ncu() -> str:
     """Path of a real ncu: the one of TRACEABLE_NCU or on PATH. Debian has one (nsight-compute, in non-free)."""
-    found = os.environ.get("TRACEABLE_NCU") or shutil.which("ncu")
-    if found is None:
+    result = os.environ.get("TRACEABLE_NCU") or shutil.which("ncu")
+    if result is None:
         pytest.skip("there is no ncu")
-    return found
+    return result
 
 
 def names_left(ncu: str, report: Path, *options: str) -> list[str]:
     """Return the names of the kernels that ncu's own filters leave of a report."""
     words = [ncu, "--import", str(report), "--csv", "--page", "raw", *options]
     environ = {**os.environ, "NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT": "1"}
-    said = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
-    lines = [line for line in said.stdout.splitlines(keepends=True) if not line.startswith("==WARNING==")]
-    assert said.returncode == 0, said.stdout + said.stderr
+    output = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
+    lines = [line for line in output.stdout.splitlines(keepends=True) if not line.startswith("==WARNING==")]
+    assert output.returncode == 0, output.stdout + output.stderr
     rows = list(csv.DictReader(io.StringIO("".join(lines))))
     return [row["Kernel Name"] for row in rows[1:]]
 

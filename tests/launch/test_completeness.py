@@ -71,13 +71,13 @@ def test_nsys_and_os_exit_have_one_cause_and_no_false_statement(nsys, run, tmp_p
     out = tmp_path / "out"
     recorded = sum(row["count"] for row in json.loads((out / "report.json").read_text())["names"])
     assert done.returncode == 3
-    said = done.stderr + done.stdout
-    assert re.search(rf"emitted 4000 ranges, and {4000 - recorded} .*\[{completeness.RANGES_MISSING}\]", said)
+    output = done.stderr + done.stdout
+    assert re.search(rf"emitted 4000 ranges, and {4000 - recorded} .*\[{completeness.RANGES_MISSING}\]", output)
     with open_case(out) as case:
-        found = diagnosis.diagnose(case)
-    assert [one.code for one in found.problems] == ["exec", completeness.RANGES_MISSING]
-    assert str(4000 - recorded) in found.problems[1].message
-    assert not {"exec", completeness.RANGES_MISSING} & {one.check for one in found.ruled_out}
+        result = diagnosis.diagnose(case)
+    assert [one.code for one in result.problems] == ["exec", completeness.RANGES_MISSING]
+    assert str(4000 - recorded) in result.problems[1].message
+    assert not {"exec", completeness.RANGES_MISSING} & {one.check for one in result.ruled_out}
     # All of it, wherever the recording is read: in the run directory, and alone.
     (database,) = out.glob("*.sqlite")
     for path in (out, Path(shutil.copy(database, tmp_path / "alone.sqlite"))):
@@ -116,9 +116,9 @@ def test_the_edges_of_windows_are_no_loss(collector: str, pure: str, run, reques
         request.getfixturevalue("nsys")
     done = run(collector, EDGES, "--strict", "--steps", "3:6,8:9", "--quiet", TRACEABLE_PURE=pure)
     assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
-    (process,) = found["processes"]
-    assert found["state"] == completeness.COMPLETE
+    result = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
+    (process,) = result["processes"]
+    assert result["state"] == completeness.COMPLETE
     # Four steps with a range in each, at the least; what lies outside of windows is not compared.
     assert process["recorded"] >= process["emitted"] >= 8
 
@@ -133,8 +133,8 @@ for _ in range(10):
 
 def test_ranges_of_others_are_no_part_of_the_count(run, tmp_path: Path) -> None:
     assert run("recorder", OTHERS, "--strict").returncode == 0
-    found = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
-    (process,) = found["processes"]
+    result = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
+    (process,) = result["processes"]
     assert (process["emitted"], process["recorded"], process["missing"]) == (10, 20, 0)
 
 
@@ -188,8 +188,8 @@ os.wait()
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is missing")
 def test_torch_has_what_was_emitted_and_the_loss_of_a_forked_child_is_reported(run, tmp_path: Path) -> None:
     done = run("torch", TORCH, "--strict")
-    found = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
-    assert sorted((one["emitted"], one["recorded"], one["missing"]) for one in found["processes"]) == [
+    result = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
+    assert sorted((one["emitted"], one["recorded"], one["missing"]) for one in result["processes"]) == [
         (7, 0, 7),
         (101, 101, 0),
     ]
@@ -212,7 +212,7 @@ for number in range(3):
 @pytest.mark.parametrize("pure", ["", "1"], ids=["native", "pure"])
 def test_a_forked_child_counts_its_own_from_its_first_range_on(pure: str, run, tmp_path: Path) -> None:
     assert run("recorder", FORKS, "--strict", TRACEABLE_PURE=pure).returncode == 0
-    found = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
-    counted = sorted((one["emitted"], one["recorded"], one["missing"]) for one in found["processes"])
+    result = json.loads((tmp_path / "out" / "report.json").read_text())["completeness"]
+    counted = sorted((one["emitted"], one["recorded"], one["missing"]) for one in result["processes"])
     assert counted == [(1, 1, 0), (10, 10, 0), (10, 10, 0)]
     assert len(list((tmp_path / "out").glob("process.*.counts"))) == 3

@@ -84,16 +84,16 @@ CASES = [
 
 def names(directory: Path) -> set[str]:
     """The ranges of the run's recording, as nsys's own tables have them."""
-    found = set()
+    result = set()
     for database in directory.glob("*.sqlite"):
         with closing(sqlite3.connect(database)) as connection, suppress(sqlite3.OperationalError):  # nothing: no table
-            found |= set(
+            result |= set(
                 connection.execute(
                     "SELECT COALESCE(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON textId = id "
                     "WHERE eventType IN (59, 60)"
                 )
             )
-    return {name for (name,) in found}
+    return {name for (name,) in result}
 
 
 def test_there_are_enough_of_them():
@@ -131,15 +131,15 @@ def test_an_end(collector, way, name, command, start, tmp_path):
     if collector == "none":
         assert all(file.startswith("process.") for file in manifest["files"])
         return
-    found = names(tmp_path / "out")
+    result = names(tmp_path / "out")
     ran_on = {"after"} if printed.endswith(b"after\n") and way != "another program" else set()
     if collector == "recorder":
-        assert found == {"before", *ran_on, *({"open"} if way == "killed within a range" else ())}
+        assert result == {"before", *ran_on, *({"open"} if way == "killed within a range" else ())}
         assert (tmp_path / "out" / "report.json").exists()
     elif ran_on:
         skip_what_nsys_lost(tmp_path / "out")
-        assert found == {"before", "after"}
+        assert result == {"before", "after"}
     else:
         # What nsys had not written yet when the program died is lost; its report, or why there is none, is there.
-        assert found <= {"before", "open"}
+        assert result <= {"before", "open"}
         assert (tmp_path / "out" / "app.nsys-rep").stat().st_size or manifest["notes"]

@@ -75,8 +75,8 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Served]]:
-    if not (found := collectors.create_collector("recorder").availability()).available:
-        pytest.skip(found.reason)
+    if not (result := collectors.create_collector("recorder").availability()).available:
+        pytest.skip(result.reason)
     started = []
 
     def begin(limit: str, *options: str, code: str = SERVING) -> Served:
@@ -102,8 +102,8 @@ def served(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Se
 def requests(path: Path) -> list[int]:
     """Return the numbers of the requests in a recording that are whole."""
     trace = traceable.load(path).trace
-    chosen = (trace.ranges.name == trace.names.index("request")) & ~trace.ranges.clipped
-    return [int(number) for number in trace.ranges.payload[chosen]]
+    choice = (trace.ranges.name == trace.names.index("request")) & ~trace.ranges.clipped
+    return [int(number) for number in trace.ranges.payload[choice]]
 
 
 def row(path: Path, name: str) -> dict[str, Any]:
@@ -337,7 +337,7 @@ def test_a_post_with_the_token_dumps(served: Callable[..., Served]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "named"),
+    ("words", "code", "names"),
     [
         (["--flight-recorder", "5"], "flight_recorder_invalid", "'5'"),
         (["--flight-recorder", "5s,6s"], "flight_recorder_repeated", "'5s,6s'"),
@@ -351,11 +351,11 @@ def test_a_post_with_the_token_dumps(served: Callable[..., Served]) -> None:
     ],
 )
 def test_what_can_not_be_is_one_line(
-    words: list[str], code: str, named: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], code: str, names: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *words, "-c", "pass"]) == 2
     captured = capsys.readouterr()
-    assert named in message(captured.err, code)
+    assert names in message(captured.err, code)
     assert len(captured.err.splitlines()) == 1
 
 

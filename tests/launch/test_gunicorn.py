@@ -91,14 +91,14 @@ def test_by_default_and_without_a_gpu_the_recorder_has_every_request(served: Ser
 
 @pytest.mark.parametrize("application", [SYNC, UVICORN], ids=["sync", "uvicorn"])
 def test_under_nsys_the_fork_is_the_reason(nsys, served: Served, tmp_path: Path, application) -> None:
-    said = served(application, "--collector", "nsys")
-    assert message(said, "forked_not_recorded").count("gunicorn (pid") == 2
+    output = served(application, "--collector", "nsys")
+    assert message(output, "forked_not_recorded").count("gunicorn (pid") == 2
     for wrong in ("[nothing_annotated]", "[nsys_never_attached]", "[nothing_entered]"):
-        assert wrong not in said
-    found = first(tmp_path / "out")
-    assert (found.code, found.certainty, found.severity) == ("forked_child", "likely", "problem")
+        assert wrong not in output
+    result = first(tmp_path / "out")
+    assert (result.code, result.certainty, result.severity) == ("forked_child", "likely", "problem")
     # A worker of uvicorn's ends by the signal that it got, and can't tell what ranges it made.
-    assert any(one.endswith(" request") for one in found.evidence) is (application is SYNC)
+    assert any(one.endswith(" request") for one in result.evidence) is (application is SYNC)
 
 
 def test_workers_that_got_no_request_are_not_without_annotations(served: Served, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def test_curl_is_not_without_annotations(environ, server, tmp_path: Path) -> Non
     assert f" port {port}" in line and f" process {pid} (" in line
     assert "`traceable run`" in done.stderr[done.stderr.index("fix: ") :]
     assert "annotate" not in done.stderr
-    (found,) = diagnosed(tmp_path / "out").findings
-    assert (found.code, found.certainty) == ("profiled_the_client", "likely")
+    (result,) = diagnosed(tmp_path / "out").findings
+    assert (result.code, result.certainty) == ("profiled_the_client", "likely")
 
 
 def test_a_connection_is_seen_and_a_server_is_no_client(server) -> None:
@@ -64,9 +64,9 @@ def test_a_connection_is_seen_and_a_server_is_no_client(server) -> None:
     with socket.create_connection(("127.0.0.1", port)):
         sockets = local_client.SocketWatcher()
         sockets.poll([os.getpid()])
-        found = sockets.find_server(())
-        assert found is not None
-        assert (found["port"], found["pid"]) == (port, pid)
+        result = sockets.find_server(())
+        assert result is not None
+        assert (result["port"], result["pid"]) == (port, pid)
         with socket.create_server(("127.0.0.1", 0)):
             sockets.poll([os.getpid()])
             assert sockets.find_server((f"http://localhost:{port}",)) is None
@@ -75,9 +75,9 @@ def test_a_connection_is_seen_and_a_server_is_no_client(server) -> None:
 @pytest.mark.parametrize("where", ["localhost:{}", "http://127.0.0.1:{}/a?b", "--url=http://0.0.0.0:{}", "[::1]:{}"])
 def test_a_command_line_that_names_the_server(server, where: str) -> None:
     port, pid = server
-    found = local_client.SocketWatcher().find_server(("client", where.format(port)))
-    assert found is not None
-    assert (found["port"], found["pid"]) == (port, pid)
+    result = local_client.SocketWatcher().find_server(("client", where.format(port)))
+    assert result is not None
+    assert (result["port"], result["pid"]) == (port, pid)
 
 
 @pytest.mark.parametrize("where", ["example.org:{}", "localhost.example.org:{}", "10.0.0.1:{}", "localhost"])

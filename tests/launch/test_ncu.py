@@ -181,7 +181,7 @@ def test_the_command_line_holds_all_of_the_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "named"),
+    ("output", "code", "names"),
     [
         (
             "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n==WARNING== No kernels were profiled.",
@@ -207,12 +207,12 @@ def test_the_command_line_holds_all_of_the_request(tmp_path: Path) -> None:
     ],
 )
 def test_the_reason_for_a_missing_report_comes_from_ncus_output(
-    tmp_path: Path, said: str, code: str, named: str
+    tmp_path: Path, output: str, code: str, names: str
 ) -> None:
-    (tmp_path / "ncu.log").write_text(said)
+    (tmp_path / "ncu.log").write_text(output)
     error = ncu.explain_failure(tmp_path, "inside range forward")
     assert error.code == code
-    assert named in error.problem
+    assert names in error.problem
     assert "\n" not in str(error)
     assert error.remedy
 
@@ -238,9 +238,9 @@ def test_only_from_2022_2_on_are_ranges_filtered_by_regular_expressions(
 
 
 def test_an_invalid_path_of_ncu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for named in (tmp_path, tmp_path / "absent"):
-        monkeypatch.setenv("TRACEABLE_NCU", str(named))
-        with pytest.raises(CollectorError, match=f"TRACEABLE_NCU={named} ") as error:
+    for names in (tmp_path, tmp_path / "absent"):
+        monkeypatch.setenv("TRACEABLE_NCU", str(names))
+        with pytest.raises(CollectorError, match=f"TRACEABLE_NCU={names} ") as error:
             tools.find_ncu()
         assert error.value.code == "tool_not_executable"
     monkeypatch.setenv("TRACEABLE_NCU", "/bin/false")

@@ -82,9 +82,9 @@ def test_the_recorder_opens_and_closes_the_window_itself(timed: Timed, tmp_path:
     assert (done.returncode, done.stdout) == (3, "made\n"), done.stderr
     assert "fix:" not in done.stderr
     assert "never reached" not in done.stderr
-    found = counts(tmp_path / "out")
-    assert found.keys() == {"tick"}
-    assert 0 < found["tick"] < 2500
+    result = counts(tmp_path / "out")
+    assert result.keys() == {"tick"}
+    assert 0 < result["tick"] < 2500
 
 
 def test_nsys_is_given_its_own_options(nsys, timed: Timed, tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_nsys_is_given_its_own_options(nsys, timed: Timed, tmp_path: Path) -> No
     argv = json.loads((tmp_path / "out" / "run.json").read_text())["plan"]["argv"]
     assert {"--delay=1", "--duration=1", "--kill=none"} <= set(argv)
     assert not any(word.startswith("--capture-range") for word in argv)
-    found = counts(tmp_path / "out")
-    assert found.keys() == {"tick"}
-    assert 0 < found["tick"] < 2500
+    result = counts(tmp_path / "out")
+    assert result.keys() == {"tick"}
+    assert 0 < result["tick"] < 2500
 
 
 def test_nsys_takes_whole_seconds_alone(nsys, timed: Timed, tmp_path: Path) -> None:

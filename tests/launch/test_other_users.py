@@ -39,8 +39,8 @@ def traceable(prefix: list[str], *words: str) -> subprocess.CompletedProcess[str
 
 def held(directory: Path) -> dict[str, tuple[int, int, int]]:
     """Return what lies below a directory, with what changes when it is written."""
-    found = {path: path.lstat() for path in directory.rglob("*")}
-    return {str(path): (one.st_ino, one.st_size, one.st_mtime_ns) for path, one in found.items()}
+    result = {path: path.lstat() for path in directory.rglob("*")}
+    return {str(path): (one.st_ino, one.st_size, one.st_mtime_ns) for path, one in result.items()}
 
 
 def test_a_run_of_another_user_that_goes_on_is_not_over(tmp_path, as_nobody, start, command) -> None:

@@ -150,10 +150,10 @@ def test_a_rank_that_did_not_get_there_is_named(launch: Launch, tmp_path: Path) 
     launch(*inside("--steps", "5:9", ranks=2))
     report = launch("python", "-m", "traceable", "report", "out", "--strict")
     assert report.returncode == 3
-    said = report.stdout.splitlines()
-    assert said[1] == "requested steps 5 to 8, captured 6 of 8 in 1 of 2 windows (2 reports)"
-    assert said[2].startswith("steps 5 to 8 of app_1: ") and said[2].endswith("[window_stopped_early]")
-    assert " step 7 " in said[2]
+    output = report.stdout.splitlines()
+    assert output[1] == "requested steps 5 to 8, captured 6 of 8 in 1 of 2 windows (2 reports)"
+    assert output[2].startswith("steps 5 to 8 of app_1: ") and output[2].endswith("[window_stopped_early]")
+    assert " step 7 " in output[2]
 
 
 def test_the_exit_code_of_a_rank_that_is_not_recorded_is_its_own(launch: Launch) -> None:
@@ -252,8 +252,8 @@ def test_workers_of_multiprocessing_are_all_recorded_under_their_names(
     done = launch(*outside(program=("python", "workers.py", method)))
     assert done.returncode == 0, done.stderr
     assert names(tmp_path / "out") == ["worker-0", "worker-1", "worker-2"]
-    chosen = traceable.load(tmp_path / "out").select(process="worker-[12]")
-    assert sorted(str(row["process"]) for row in chosen.ranges(by="process").rows()) == ["worker-1", "worker-2"]
+    choice = traceable.load(tmp_path / "out").select(process="worker-[12]")
+    assert sorted(str(row["process"]) for row in choice.ranges(by="process").rows()) == ["worker-1", "worker-2"]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -91,9 +91,9 @@ def exported_anew(report: Path, folder: Path) -> list[privacy.StoredEnvironment]
 
     nsys_install.export_sqlite(report, folder / "anew.sqlite")
     connection = sqlite3.connect(folder / "anew.sqlite")
-    found = privacy.find_environments(connection)
+    result = privacy.find_environments(connection)
     connection.close()
-    return found
+    return result
 
 
 def test_a_value_on_the_command_line_is_in_no_file_of_the_recorders(command, environ, tmp_path):
@@ -112,9 +112,9 @@ def test_a_value_on_the_command_line_is_in_no_file_of_the_recorders(command, env
         "-k-1-k-1",
         "Cookie: a=k-1-k-1; b=k-1-k-1",
     ]
-    kept = ["--plain", "seen-1", "PWD=seen-2", "--max-tokens=5", "-c", "f(key=seen-3)"]
-    (tmp_path / "app.py").write_text(f"import sys; assert sys.argv[1:] == {hidden + kept}; {MARKED}")
-    words = command("recorder", "app.py", *hidden, *kept)
+    remaining = ["--plain", "seen-1", "PWD=seen-2", "--max-tokens=5", "-c", "f(key=seen-3)"]
+    (tmp_path / "app.py").write_text(f"import sys; assert sys.argv[1:] == {hidden + remaining}; {MARKED}")
+    words = command("recorder", "app.py", *hidden, *remaining)
     ended = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert files_with(tmp_path / "out", "k-1-k-1") == []
@@ -128,7 +128,7 @@ def test_a_value_on_the_command_line_is_in_no_file_of_the_recorders(command, env
         "--secret",
         "***",
         "Cookie: ***",
-        *kept,
+        *remaining,
     ]
     assert json.loads((tmp_path / "out" / "run.json").read_text())["target"]["arguments"] == written
     assert recorded_arguments(tmp_path / "out") == written
@@ -140,9 +140,9 @@ def recorded_arguments(run: Path) -> list[str]:
     rows = connection.execute(
         "SELECT value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_0:ARGUMENT_%' ORDER BY rowid"
     )
-    found = [re.sub(r"\*+", "***", value) for (value,) in rows]
+    result = [re.sub(r"\*+", "***", value) for (value,) in rows]
     connection.close()
-    return found[1:]
+    return result[1:]
 
 
 @pytest.mark.parametrize(
@@ -376,9 +376,9 @@ def test_what_nsys_has_seen_all_the_same_is_said(nsys, command, environ, tmp_pat
     ended = subprocess.run(words, capture_output=True, text=True, env=variables, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "[environments_not_hidden]" in ended.stderr
-    said = message(ended.stderr, "report_holds_secrets")
-    assert said.startswith("app.nsys-rep ") and " environment of " in said
-    assert "API_KEY" in said and VALUE not in ended.stderr
+    output = message(ended.stderr, "report_holds_secrets")
+    assert output.startswith("app.nsys-rep ") and " environment of " in output
+    assert "API_KEY" in output and VALUE not in ended.stderr
     assert "API_KEY" in {
         name for one in exported_anew(tmp_path / "out" / "app.nsys-rep", tmp_path) for name in one.variables
     }
@@ -393,9 +393,9 @@ def test_values_are_found_in_a_report_of_whatever_form(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", VALUE)
     monkeypatch.setenv("SHORT_TOKEN", "none")
     monkeypatch.setenv("NO_SECRET", "other-words")
-    (said,) = privacy.check_report_for_secrets(*files, [])
-    assert said.code == "report_holds_secrets"
-    assert said.startswith("a.nsys-rep ") and " SOME_TOKEN:" in said
+    (output,) = privacy.check_report_for_secrets(*files, [])
+    assert output.code == "report_holds_secrets"
+    assert output.startswith("a.nsys-rep ") and " SOME_TOKEN:" in output
     assert privacy.check_report_for_secrets(files[1], tmp_path / "empty.sqlite", []) == ()
 
 
@@ -464,13 +464,13 @@ def older(tmp_path) -> Path:
 
 
 def test_what_a_report_leaks(older):
-    found = leak_check.find_leaks(older)
-    assert [(one.message.code, one.names, one.secret_count) for one in found] == [
+    result = leak_check.find_leaks(older)
+    assert [(one.message.code, one.names, one.secret_count) for one in result] == [
         ("environment_stored", ("API_KEY", "MY SECRET", "MY_SECRET", "HOME", "LANG"), 3),
         ("nsys_environment_stored", ("HF_TOKEN", "PATH"), 1),
         ("output_stored", (), 0),
     ]
-    processes, of_nsys, printed = (one.message for one in found)
+    processes, of_nsys, printed = (one.message for one in result)
     assert "older.sqlite: " in processes and " 4 processes" in processes
     assert processes.endswith(" API_KEY, MY SECRET, MY_SECRET, HOME, LANG")
     assert of_nsys.endswith(" HF_TOKEN, PATH")
@@ -636,9 +636,13 @@ def test_nsys_that_outlives_the_launcher_does_not_hold_the_users_output(nsys, co
 
 def test_doctor_says_what_a_report_leaks(older, environ, tmp_path):
     words = [sys.executable, "-m", "traceable", "doctor", "--report", str(older)]
-    said = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path).stdout
-    (line,) = (line for line in said.splitlines() if line.endswith(" [environment_stored]"))
+    output = subprocess.run(words, capture_output=True, text=True, env=environ, cwd=tmp_path).stdout
+    (line,) = (line for line in output.splitlines() if line.endswith(" [environment_stored]"))
     assert line.split()[:4] == ["warning", "certain", "leaks", "older.sqlite:"]
-    assert "API_KEY, MY SECRET, MY_SECRET, HOME, LANG" in line and VALUE not in said
-    found = json.loads(subprocess.run([*words, "--json"], capture_output=True, text=True, env=environ).stdout)
-    assert [one["code"] for one in found["leaks"]] == ["environment_stored", "nsys_environment_stored", "output_stored"]
+    assert "API_KEY, MY SECRET, MY_SECRET, HOME, LANG" in line and VALUE not in output
+    result = json.loads(subprocess.run([*words, "--json"], capture_output=True, text=True, env=environ).stdout)
+    assert [one["code"] for one in result["leaks"]] == [
+        "environment_stored",
+        "nsys_environment_stored",
+        "output_stored",
+    ]

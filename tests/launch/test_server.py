@@ -110,8 +110,8 @@ class Served:
         """The nsys process with this word on its command line."""
         pids = supervisor.find_collector_processes(self.folder / "out")
         words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
-        (found,) = (pid for pid, cmdline in words.items() if word.encode() in cmdline)
-        return found
+        (result,) = (pid for pid, cmdline in words.items() if word.encode() in cmdline)
+        return result
 
     def reported(self) -> subprocess.CompletedProcess[bytes]:
         """The output of `traceable report` now."""
@@ -129,11 +129,11 @@ class Served:
         assert (
             b"served %d requests in %d batches" % (REQUESTS + 1, batches := REQUESTS // CONNECTIONS + 1) in self.output
         )
-        found = self.ranges()
-        if not found:
+        result = self.ranges()
+        if not result:
             skip_what_nsys_lost(self.folder / "out")
-        assert found["request"] == REQUESTS + 1 + self.healths
-        assert {found[name] for name in ("step", "pack", "h2d", "forward", "d2h")} == {batches}
+        assert result["request"] == REQUESTS + 1 + self.healths
+        assert {result[name] for name in ("step", "pack", "h2d", "forward", "d2h")} == {batches}
 
 
 @pytest.fixture
@@ -224,12 +224,12 @@ def test_the_server_is_killed(collector, serve):
     os.kill(served.pid, signal.SIGKILL)
     assert not served.answered()
     assert served.ends() == -signal.SIGKILL, served.output
-    found = served.ranges()
+    result = served.ranges()
     if collector == "recorder":
-        assert found["step"] == REQUESTS // CONNECTIONS
-        assert found["request"] == REQUESTS + 1 + served.healths  # the one in flight was cut off
+        assert result["step"] == REQUESTS // CONNECTIONS
+        assert result["request"] == REQUESTS + 1 + served.healths  # the one in flight was cut off
     else:
-        assert found["request"] <= REQUESTS + 1 + served.healths
+        assert result["request"] <= REQUESTS + 1 + served.healths
         why = rb"^traceable: (certain|likely): .* signal 9\b.* \[tail_lost\]$"
         assert re.search(why, served.output, re.MULTILINE), served.output
 

@@ -91,12 +91,12 @@ def manifest(directory: Path) -> dict:
 
 def of_nsys(directory: Path, word: str) -> list[int]:
     """The nsys processes with this word on their command line."""
-    found = []
+    result = []
     for pid in supervisor.find_collector_processes(directory):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if word.encode() in words:
-            found.append(pid)
-    return found
+            result.append(pid)
+    return result
 
 
 def test_without_its_command_line_nsys_still_writes_the_report_and_it_is_waited_for(nsys, command, start, fifos):
@@ -252,11 +252,11 @@ def test_an_nsys_that_never_ends_is_left_alone(stand_in, command, environ, start
 
 def end_session_of(directory: Path) -> None:
     """End what a stand-in has become, known by its environment as nsys is."""
-    wanted = os.fsencode(f"TRACEABLE_RUN_DIR={directory}")
+    expected = os.fsencode(f"TRACEABLE_RUN_DIR={directory}")
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                if expected in (entry / "environ").read_bytes().split(b"\0"):
                     os.kill(int(entry.name), signal.SIGKILL)
             except OSError:
                 continue

@@ -83,7 +83,7 @@ def test_modules_are_found_and_not_imported(tmp_path, monkeypatch):
     for name in (package.name, f"{package.name}.mod", f"{package.name}.sub.mod", "json.tool", "this", "timeit"):
         target.check_target(Target("module", name))
     assert package.name not in sys.modules
-    for name, code, named in (
+    for name, code, names in (
         ("no_such_module_at_all", "no_such_module", "no_such_module_at_all"),
         (f"{package.name}.other", "no_such_module", f"{package.name}.other"),
         (f"{package.name}.mod.deeper", "not_a_package", f"{package.name}.mod"),
@@ -93,7 +93,7 @@ def test_modules_are_found_and_not_imported(tmp_path, monkeypatch):
         with pytest.raises(UsageError) as refused:
             target.check_target(Target("module", name))
         assert refused.value.code == code
-        assert named in refused.value.problem.split()
+        assert names in refused.value.problem.split()
 
 
 def test_a_package_that_changes_its_path_is_left_to_python(tmp_path, monkeypatch):

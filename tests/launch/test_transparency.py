@@ -49,9 +49,9 @@ FROM_COLLECTORS = (
 
 
 def facts(directory: Path) -> dict:
-    found = json.loads((directory / "facts.json").read_text())
-    found["environment"] = {n: v for n, v in found["environment"].items() if not n.startswith(FROM_COLLECTORS)}
-    return found
+    result = json.loads((directory / "facts.json").read_text())
+    result["environment"] = {n: v for n, v in result["environment"].items() if not n.startswith(FROM_COLLECTORS)}
+    return result
 
 
 ODD = ["--collector", "-o", "--", "", " ", "a b", "'\"$x`", "new\nline", "%p %q{HOME}", "ä€𝄞", "--json"]

@@ -80,8 +80,8 @@ def recording(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name == "nsys":
         request.getfixturevalue("nsys")
-    elif not (found := collectors.create_collector(name).availability()).available:
-        pytest.skip(found.reason)
+    elif not (result := collectors.create_collector(name).availability()).available:
+        pytest.skip(result.reason)
     return name
 
 

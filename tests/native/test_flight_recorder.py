@@ -28,8 +28,8 @@ HELD = "SELECT name, start, end, traceableClipped FROM named WHERE name LIKE 'he
 
 
 def process(session: Session) -> ProcessRecording:
-    (found,) = read_recording(session.run_dir / "recording").processes
-    return found
+    (result,) = read_recording(session.run_dir / "recording").processes
+    return result
 
 
 def ring_bytes(session: Session) -> int:
@@ -42,12 +42,12 @@ def numbers_by_thread(session: Session) -> dict[object, list[int]]:
         "SELECT tid, int64Value, name, color FROM named"
         " WHERE eventType = 59 AND int64Value IS NOT NULL ORDER BY tid, int64Value"
     )
-    found: dict[object, list[int]] = {}
+    result: dict[object, list[int]] = {}
     for tid, number, name, color in session.rows(query):
         assert name == f"number {number}" + "." * (number % 64)
         assert color == (number if number % 3 else None)
-        found.setdefault(tid, []).append(number)
-    return found
+        result.setdefault(tid, []).append(number)
+    return result
 
 
 # ---- deaths
@@ -57,25 +57,25 @@ def numbers_by_thread(session: Session) -> dict[object, list[int]]:
 def test_whenever_it_is_killed_each_thread_has_its_last_ranges_without_a_gap(
     session: Session, emitter: str, seed: int
 ) -> None:
-    chosen = random.Random(seed)
-    limit = chosen.choice(["100000B", SMALL, "2000000ns", "20000000ns,400000B", "10000000ns"])
-    threads, least = chosen.choice([1, 1, 2, 5]), chosen.randrange(1, 30_000)
+    choice = random.Random(seed)
+    limit = choice.choice(["100000B", SMALL, "2000000ns", "20000000ns,400000B", "10000000ns"])
+    threads, least = choice.choice([1, 1, 2, 5]), choice.randrange(1, 30_000)
     environment = session.environment(**{RING: limit})
     with subprocess.Popen([emitter, "numbered", str(threads), "0"], env=environment, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
-        said = b""
-        while len(said) < least * 8:
-            said += os.read(program.stdout.fileno(), 65536)
+        output = b""
+        while len(output) < least * 8:
+            output += os.read(program.stdout.fileno(), 65536)
         program.kill()
-        said += program.stdout.read()
-    last = len(said) // 8
+        output += program.stdout.read()
+    last = len(output) // 8
     assert session.finalise().notes == ()
-    found = numbers_by_thread(session)
-    for numbers in found.values():
+    result = numbers_by_thread(session)
+    for numbers in result.values():
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
     # Of several threads this one may not have run within what is shown.
-    if program.pid in found or threads == 1:
-        assert found[program.pid][-1] in (last, last + 1)
+    if program.pid in result or threads == 1:
+        assert result[program.pid][-1] in (last, last + 1)
     window = process(session).window
     assert window is not None
     if "ns" in limit:
@@ -201,8 +201,8 @@ def test_a_full_disk_makes_the_ring_smaller_and_nothing_else(
 
 def test_a_file_size_limit_does_not_kill_the_program(session: Session, emit: Emit) -> None:
     emit("file-size", 200_000, 100_000, **{RING: "64000000B"})
-    ((kept,),) = session.rows("SELECT count(*) FROM named")
-    assert 0 < kept < 100_000
+    ((remaining,),) = session.rows("SELECT count(*) FROM named")
+    assert 0 < remaining < 100_000
     assert session.finalise().notes == ()
 
 
@@ -215,23 +215,23 @@ def test_a_dump_among_recording_threads_is_whole_up_to_its_moment(
 ) -> None:
     dumps = tmp_path / "dumps"
     dumps.mkdir()
-    said = [line.split() for line in emit("dumps", 3, count, dumps, **{RING: limit}).stdout.splitlines()]
-    assert [line[-1] for line in said] == ["0"] * count
+    output = [line.split() for line in emit("dumps", 3, count, dumps, **{RING: limit}).stdout.splitlines()]
+    assert [line[-1] for line in output] == ["0"] * count
     seen = 0
-    for number, line in enumerate(said):
+    for number, line in enumerate(output):
         dump = new_session(tmp_path / f"run{number}")
         (dumps / str(number)).rename(dump.run_dir / "recording")
         window = process(dump).window
         assert window is not None
         assert (window.dumped, window.dumped_by) == (True, "the emitter")
         assert dump.finalise().notes == ()
-        found = numbers_by_thread(dump)
-        for numbers in found.values():
+        result = numbers_by_thread(dump)
+        for numbers in result.values():
             assert numbers == list(range(numbers[0], numbers[-1] + 1))
         # A thread that did not run within what is shown is not there.
         ended = dict(zip(map(int, line[:-1:2]), map(int, line[1:-1:2]), strict=True))
-        assert all(numbers[-1] >= ended[tid] for tid, numbers in found.items())
-        seen += len(found)
+        assert all(numbers[-1] >= ended[tid] for tid, numbers in result.items())
+        seen += len(result)
     assert seen > 0
     assert session.finalise().database is not None, "the recorder went on"
 

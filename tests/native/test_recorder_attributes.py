@@ -85,10 +85,10 @@ def test_domains_categories_and_threads_have_the_names_they_were_given(session: 
         (33, 1, 1, "tokens"),
         (33, 1, 2, "日本"),
     ]
-    named = "SELECT s.value, t.globalTid & 0xFFFFFF FROM ThreadNames t JOIN StringIds s ON s.id = t.nameId"
+    names = "SELECT s.value, t.globalTid & 0xFFFFFF FROM ThreadNames t JOIN StringIds s ON s.id = t.nameId"
     ((pid,),) = session.rows("SELECT pid FROM PROCESSES")
-    assert set(session.rows(named)) == {("the main one", pid), ("gewählt", 12345)}
-    assert set(session.rows("SELECT name, tid FROM named WHERE eventType = 39")) == set(session.rows(named))
+    assert set(session.rows(names)) == {("the main one", pid), ("gewählt", 12345)}
+    assert set(session.rows("SELECT name, tid FROM named WHERE eventType = 39")) == set(session.rows(names))
 
 
 def test_each_domain_of_a_thread_has_its_own_stack(session: Session, emit: Emit) -> None:

@@ -93,15 +93,15 @@ def test_every_range_entered_before_kill_9_is_found(session: Session, emitter: s
     entered = random.Random(seed).randrange(1, 60_000)
     with subprocess.Popen([emitter, "endless"], env=session.environment(), stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
-        said = b""
-        while len(said) < entered * 8:
-            said += os.read(program.stdout.fileno(), 65536)
+        output = b""
+        while len(output) < entered * 8:
+            output += os.read(program.stdout.fileno(), 65536)
         program.kill()
-        said += program.stdout.read()
-    last = len(said) // 8
-    ((found, closed),) = session.rows("SELECT count(*), count(end) FROM named")
-    assert last <= found <= last + 1, "the next range may have been entered when the signal came"
-    assert found - 1 <= closed <= found
+        output += program.stdout.read()
+    last = len(output) // 8
+    ((result, closed),) = session.rows("SELECT count(*), count(end) FROM named")
+    assert last <= result <= last + 1, "the next range may have been entered when the signal came"
+    assert result - 1 <= closed <= result
 
 
 def test_a_signal_handler_may_call_nvtx_at_any_moment(session: Session, emit: Emit) -> None:
@@ -129,8 +129,8 @@ def test_a_program_that_closes_every_descriptor_keeps_its_own_files(
 
 
 def _dropped(session: Session) -> int:
-    said = session.rows("SELECT text FROM DIAGNOSTIC_EVENT WHERE text LIKE '%[events_dropped]'")
-    return sum(int(str(text).split()[0]) for (text,) in said)
+    output = session.rows("SELECT text FROM DIAGNOSTIC_EVENT WHERE text LIKE '%[events_dropped]'")
+    return sum(int(str(text).split()[0]) for (text,) in output)
 
 
 @pytest.mark.parametrize("cap", [0, 4096, 100_000, 1_000_000])
@@ -144,10 +144,10 @@ def test_the_size_cap_holds_and_what_it_dropped_is_counted_exactly(session: Sess
         assert cap < 20_000
         assert lost.startswith("200000 ")
     else:
-        ((kept,),) = session.rows("SELECT count(*) FROM named")
-        assert 0 < kept < 200_000
-        assert kept + _dropped(session) == 200_000
-        assert lost.startswith(f"{200_000 - kept} ")
+        ((remaining,),) = session.rows("SELECT count(*) FROM named")
+        assert 0 < remaining < 200_000
+        assert remaining + _dropped(session) == 200_000
+        assert lost.startswith(f"{200_000 - remaining} ")
         assert sum(sizes) > cap * 0.8, "the cap is used"
 
 
@@ -160,9 +160,9 @@ def test_threads_share_the_cap(session: Session, emit: Emit) -> None:
 
 def test_a_file_size_limit_does_not_kill_the_program(session: Session, emit: Emit) -> None:
     emit("file-size", 200_000, 100_000)  # SIGXFSZ would
-    ((kept,),) = session.rows("SELECT count(*) FROM named")
-    assert 0 < kept < 100_000
-    assert kept + _dropped(session) == 100_000
+    ((remaining,),) = session.rows("SELECT count(*) FROM named")
+    assert 0 < remaining < 100_000
+    assert remaining + _dropped(session) == 100_000
 
 
 def test_a_full_disk_costs_events_and_nothing_else(
@@ -174,16 +174,16 @@ def test_a_full_disk_costs_events_and_nothing_else(
     # The finaliser has no room on that disk either; the recording is read elsewhere.
     elsewhere = new_session(tmp_path / "elsewhere")
     shutil.copytree(full_disk / "recording", elsewhere.run_dir / "recording")
-    ((kept,),) = elsewhere.rows("SELECT count(*) FROM named")
-    assert 0 < kept < 300_000
-    assert kept + _dropped(elsewhere) == 300_000
+    ((remaining,),) = elsewhere.rows("SELECT count(*) FROM named")
+    assert 0 < remaining < 300_000
+    assert remaining + _dropped(elsewhere) == 300_000
 
 
 # ---- nothing can be recorded
 
 
 @pytest.mark.parametrize(
-    ("directory", "said", "code"),
+    ("directory", "output", "code"),
     [
         ("", "TRACEABLE_RECORDING_DIR", "recording_dir_invalid"),
         ("relative/place", "relative/place", "recording_dir_invalid"),
@@ -193,12 +193,12 @@ def test_a_full_disk_costs_events_and_nothing_else(
     ],
 )
 def test_without_a_place_to_write_it_says_so_once_and_the_program_runs(
-    session: Session, emitter: str, directory: str, said: str, code: str
+    session: Session, emitter: str, directory: str, output: str, code: str
 ) -> None:
     done = session.run(emitter, "fork", "3", "10", TRACEABLE_RECORDING_DIR=directory)
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert said in line
+    assert output in line
     assert line.startswith("traceable: ")
     assert line.endswith(f" [{code}]")
     assert session.finalise().database is None

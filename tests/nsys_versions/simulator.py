@@ -42,8 +42,8 @@ class RefusedError(Exception):
 
 def versions() -> list[str]:
     """The versions that have a file, the oldest first."""
-    found = (path.stem for path in HERE.glob("*.json"))
-    return sorted(found, key=lambda version: [int(number) for number in version.split(".")])
+    result = (path.stem for path in HERE.glob("*.json"))
+    return sorted(result, key=lambda version: [int(number) for number in version.split(".")])
 
 
 def read(version: str) -> dict[str, Any]:
@@ -91,14 +91,14 @@ def help_text(known: dict[str, Any]) -> str:
     for name, option in known["options"].items():
         short = f"{option['short']}, " if "short" in option else ""
         form = option.get("form", "=" if option.get("value", True) else "=[<tag>]")
-        said = [f"\t{short}{name}{form}", ""]
+        output = [f"\t{short}{name}{form}", ""]
         if values := option.get("values"):
-            said.append(f"\t   Possible values are {', '.join(map(repr, values))}.")
+            output.append(f"\t   Possible values are {', '.join(map(repr, values))}.")
         if modes := option.get("modes"):
-            said.append(f"\t   After a colon: {', '.join(modes)}.")
+            output.append(f"\t   After a colon: {', '.join(modes)}.")
         if "default" in option:
-            said.append(f"\t   Default is '{option['default']}'.")
-        parts.append("\n".join(said) + "\n")
+            output.append(f"\t   Default is '{option['default']}'.")
+        parts.append("\n".join(output) + "\n")
     return "\n".join(parts)
 
 
@@ -167,8 +167,8 @@ def translated(options_given: Sequence[tuple[str, str]], options: dict[str, Any]
 
 def profile(settings: dict[str, Any], known: dict[str, Any], words: Sequence[str]) -> int:
     """Answer `nsys profile`, or have the real one record."""
-    found, command = parsed(words, known["options"] | {name: {} for name in settings["unlisted"]})
-    given = dict(found)
+    result, command = parsed(words, known["options"] | {name: {} for name in settings["unlisted"]})
+    given = dict(result)
     if "--help" in given:
         print(help_text(known))
         return 0
@@ -176,12 +176,12 @@ def profile(settings: dict[str, Any], known: dict[str, Any], words: Sequence[str
         if given.get(name) == "help":
             print(f"Possible {name} values are:", *settings["gpus"], sep="\n\t")
             return 0
-    check(found, known["options"])
+    check(result, known["options"])
     if given.get("--discard-environment") == "true":
         library = settings["hide_proc_environ"]
         os.environ["LD_PRELOAD"] = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), library)))
         command = ["sh", "-c", WITHOUT + 'exec "$@"', "sh", library, *command]
-    words = [settings["real"], "profile", *translated(found, known["options"]), *command]
+    words = [settings["real"], "profile", *translated(result, known["options"]), *command]
     suffix = known["behavior"]["report_suffix"]
     if suffix == ".nsys-rep":
         os.execv(words[0], words)

@@ -68,8 +68,8 @@ def test_the_causes_of_gaps_stand_in_the_order_in_which_they_are_tried() -> None
     assert section
     assert tuple(re.findall(r"^\| `(\w+)`", section[1], re.MULTILINE)) == gaps.CAUSES
     assert gaps.__doc__
-    said = re.findall(r"^- ([\w, ]+):", gaps.__doc__, re.MULTILINE)
-    assert tuple(", ".join(said).split(", ")) == gaps.CAUSES
+    output = re.findall(r"^- ([\w, ]+):", gaps.__doc__, re.MULTILINE)
+    assert tuple(", ".join(output).split(", ")) == gaps.CAUSES
 
 
 def test_the_rules_of_findings_and_their_thresholds_stand_in_the_document_as_they_are() -> None:

@@ -39,8 +39,8 @@ def test_no_line_is_wider_than_asked(made: list[Cells], width: int) -> None:
 def test_a_column_goes_only_if_none_of_a_higher_rank_stays(made: list[Cells], width: int) -> None:
     heading = layout_columns(made, width)[0][0]
     gone = [column.rank for column in made[1:] if column.heading not in heading]
-    kept = [column.rank for column in made[1:] if column.heading in heading]
-    assert not gone or not kept or min(gone) >= max(kept)
+    remaining = [column.rank for column in made[1:] if column.heading in heading]
+    assert not gone or not remaining or min(gone) >= max(remaining)
 
 
 @settings(deadline=None)

@@ -58,14 +58,14 @@ def passed(done: subprocess.CompletedProcess[str], count: int) -> None:
     assert "traceable: " not in done.stdout + done.stderr
 
 
-def refused(done: subprocess.CompletedProcess[str], code: str, named: str, when_loaded: bool = True) -> None:
+def refused(done: subprocess.CompletedProcess[str], code: str, names: str, when_loaded: bool = True) -> None:
     """The fixture fails with this code, and pytest's header has the line where that is known when it is loaded."""
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 error" in done.stdout
     lines = [line for line in done.stdout.splitlines() if "nvtx_events can't record: " in line]
     errors = [line for line in lines if line.startswith("nvtx_events can't record: ")]
     assert len(errors) == 1, done.stdout
-    assert named in errors[0]
+    assert names in errors[0]
     assert errors[0].endswith(f" [{code}]")
     assert (f"traceable: {errors[0]}" in lines) == when_loaded, done.stdout
 
@@ -322,8 +322,8 @@ def test_a_plugin_that_comes_too_late_says_so(run: Run, backend: str, early: str
 
 
 def test_an_import_that_annotated_nothing_is_not_too_late(run: Run) -> None:
-    heard = "def test_it(nvtx_events):\n    with annotate('x'): pass\n    assert nvtx_events.names() == {'x': 1}\n"
-    passed(run(heard, conftest="import traceable\n" + PLUGIN), 1)
+    nvtx_log = "def test_it(nvtx_events):\n    with annotate('x'): pass\n    assert nvtx_events.names() == {'x': 1}\n"
+    passed(run(nvtx_log, conftest="import traceable\n" + PLUGIN), 1)
 
 
 def test_another_listener_is_named(run: Run) -> None:
@@ -379,9 +379,9 @@ def test_it(nvtx_events):
 def test_under_a_recorded_run_the_recording_is_left_whole(run: Run, tmp_path: Path) -> None:
     recording = tmp_path / "run" / "recording"
     recording.parent.mkdir()
-    heard = "def test_it(nvtx_events):\n    with annotate('x'): pass\n    assert nvtx_events.names() == {'x': 1}\n"
+    nvtx_log = "def test_it(nvtx_events):\n    with annotate('x'): pass\n    assert nvtx_events.names() == {'x': 1}\n"
     done = run(
-        heard,
+        nvtx_log,
         NVTX_INJECTION64_PATH=str(find_recorder_library()),
         TRACEABLE_RECORDING_DIR=str(recording),
         TRACEABLE_RUN_DIR=str(recording.parent),

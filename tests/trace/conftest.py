@@ -44,7 +44,7 @@ def nvtx() -> Callable[..., dict[str, list[Any]]]:
 
     def columns(*rows: tuple[Any, ...], **more: list[Any]) -> dict[str, list[Any]]:
         number = len(rows)
-        found: dict[str, list[Any]] = {
+        result: dict[str, list[Any]] = {
             "start": [row[0] for row in rows],
             "end": [row[1] for row in rows],
             "eventType": [59] * number,
@@ -54,6 +54,6 @@ def nvtx() -> Callable[..., dict[str, list[Any]]]:
             "textId": [None] * number,
             "domainId": [0] * number,
         }
-        return {**found, **more}
+        return {**result, **more}
 
     return columns

@@ -29,8 +29,8 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
 def _of_rows(one: Rows, other: Rows, where: str) -> list[str]:
     if (one.count, set(one.columns), set(one.encoded)) != (other.count, set(other.columns), set(other.encoded)):
         return [f"{where}: {one.count} rows and {other.count}"]
-    found = [d for name in one.columns for d in differences(one[name], other[name], f"{where}.{name}")]
-    return found + [
+    result = [d for name in one.columns for d in differences(one[name], other[name], f"{where}.{name}")]
+    return result + [
         d for name in one.encoded for d in _of_coded(one.encoded[name], other.encoded[name], f"{where}.{name}")
     ]
 

@@ -24,9 +24,9 @@ def microseconds(ns: int) -> Decimal:
 
 
 def event(category: str, name: Any, start: int, length: int, tid: int = 1, pid: Any = PID, **args: Any) -> Event:
-    found = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid}
+    result = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid}
     return {
-        **found,
+        **result,
         "ts": microseconds(start),
         "dur": microseconds(length),
         "args": {k.replace("__", " "): v for k, v in args.items()},
@@ -99,12 +99,12 @@ def rows_of(trace: Trace) -> dict[str, Counter[Row]]:
         "thread": lambda number: threads[number],
         "process": lambda number: trace.processes[number].pid,
     }
-    found: dict[str, Counter[Row]] = {}
+    result: dict[str, Counter[Row]] = {}
     for kind in ("ranges", "calls", "kernels", "copies", "memsets", "synchronizations", "overheads"):
         table = getattr(trace, kind)
         columns = [list(map(turned.get(name, lambda x: x), getattr(table, name).tolist())) for name in COLUMNS[kind]]
-        found[kind] = Counter(zip(*columns, strict=True))
-    return found
+        result[kind] = Counter(zip(*columns, strict=True))
+    return result
 
 
 _OPERATION = ("start_ns", "end_ns", "process", "device", "context", "stream", "correlation", "graph_node")
@@ -137,7 +137,7 @@ def plainly_read(document: dict[str, Any]) -> dict[str, Counter[Row]]:
     pid = next(
         (e["pid"] for e in timed if e["cat"] in ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")), -1
     )
-    found: dict[str, Counter[Row]] = {kind: Counter() for kind in COLUMNS}
+    result: dict[str, Counter[Row]] = {kind: Counter() for kind in COLUMNS}
     for e in timed:
         args, name, category = e.get("args", {}), e["name"], e["cat"]
         start = base + _ns(e["ts"])
@@ -153,15 +153,15 @@ def plainly_read(document: dict[str, Any]) -> dict[str, Counter[Row]]:
             end = last if still_open else end
             clipped = still_open or any(end >= time for time in window_end)
             payload = int(name.partition("#")[2]) if step else NULL
-            found["ranges"][start, end, "ProfilerStep" if step else name, thread, payload, step, clipped, None, 0] += 1
+            result["ranges"][start, end, "ProfilerStep" if step else name, thread, payload, step, clipped, None, 0] += 1
         elif category in ("cuda_runtime", "cuda_driver"):
             driver = int(category == "cuda_driver")
-            found["calls"][start, end, name, thread, args.get("correlation") or NULL, driver, NULL] += 1
+            result["calls"][start, end, name, thread, args.get("correlation") or NULL, driver, NULL] += 1
         elif category == "kernel":
             geometry = None
             if "grid" in args:
                 geometry = (*args["grid"], *args["block"], args["registers per thread"], NULL, args["shared memory"])
-            found["kernels"][(*operation, name, None, geometry)] += 1
+            result["kernels"][(*operation, name, None, geometry)] += 1
         elif category == "gpu_memcpy":
             kind, _, memory = name.removeprefix("Memcpy ").partition(" ")
             source, target = memory.strip("()").split(" -> ")
@@ -173,16 +173,16 @@ def plainly_read(document: dict[str, Any]) -> dict[str, Counter[Row]]:
                 args.get("context", -1),
                 *operation[5:],
             )
-            found["copies"][(*operation, args["bytes"], *kinds, *devices)] += 1
+            result["copies"][(*operation, args["bytes"], *kinds, *devices)] += 1
         elif category == "gpu_memset":
             memory = name.removeprefix("Memset (").removesuffix(")")
-            found["memsets"][(*operation, args["bytes"], _MEMORY.index(memory))] += 1
+            result["memsets"][(*operation, args["bytes"], _MEMORY.index(memory))] += 1
         elif category == "cuda_sync":
             kind = ["Event Sync", "Stream Wait Event", "Stream Sync", "Context Sync"].index(name) + 1
-            found["synchronizations"][(*operation, kind)] += 1
+            result["synchronizations"][(*operation, kind)] += 1
         elif category == "overhead":
-            found["overheads"][start, end, name, pid] += 1
-    return found
+            result["overheads"][start, end, name, pid] += 1
+    return result
 
 
 def _not_negative(number: int) -> int:

@@ -16,9 +16,9 @@ from traceable.trace import load
 def refusal(path: Path) -> TraceError:
     with pytest.raises(TraceError) as caught:
         load(path)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert str(path) in said
+    output = str(caught.value)
+    assert "\n" not in output
+    assert str(path) in output
     return caught.value
 
 

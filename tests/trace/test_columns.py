@@ -35,8 +35,8 @@ def test_columns_end_to_end_hold_what_each_of_them_holds(given: list[Column]) ->
 @given(columns(), st.data())
 def test_parts_in_another_order_or_number_are_not_taken_for_the_whole(given: list[Column], data: st.DataObject) -> None:
     parts = pack_columns(given)
-    chosen = data.draw(st.lists(st.sampled_from(parts), min_size=1, max_size=6))
-    pieces = [part[data.draw(st.integers(0, 1)) :] for part in chosen]
+    choice = data.draw(st.lists(st.sampled_from(parts), min_size=1, max_size=6))
+    pieces = [part[data.draw(st.integers(0, 1)) :] for part in choice]
     assert concatenate_columns(pieces).tolist() == [value for part in pieces for value in part.tolist()]
 
 

@@ -25,20 +25,20 @@ pytestmark = [
 ]
 
 
-def read(path: Path, decode: bool, wanted: ColumnSpec = WANTED) -> Rows | TraceError:
+def read(path: Path, decode: bool, expected: ColumnSpec = WANTED) -> Rows | TraceError:
     """Return the rows of table `events`, or the refusal."""
     try:
         with Database(path, decode=decode) as database:
-            return database.read({"events": wanted})["events"]
+            return database.read({"events": expected})["events"]
     except TraceError as error:
         assert "\n" not in str(error)
         return error
 
 
-def decoded(path: Path, wanted: ColumnSpec = WANTED) -> Rows | None:
+def decoded(path: Path, expected: ColumnSpec = WANTED) -> Rows | None:
     """Return the rows as the decoder alone reads them; None where it leaves the table to SQLite."""
     with Database(path) as database:
-        return database._pages.decode_rows(database._tables["events"], wanted)
+        return database._pages.decode_rows(database._tables["events"], expected)
 
 
 def agree(path: Path) -> str:
@@ -146,9 +146,9 @@ def test_unusual_tables_are_left_to_sqlite(tmp_path: Path, columns: str, why: st
 )
 def test_unusual_files_are_left_to_sqlite(tmp_path: Path, setting: str) -> None:
     path = write(tmp_path / "a", "start INTEGER, text_ TEXT", [(1, "\u00d6")], setting)
-    wanted = ColumnSpec(integers=("start",), texts=("text_",))
-    assert decoded(path, wanted) is None
-    rows = read(path, True, wanted)
+    expected = ColumnSpec(integers=("start",), texts=("text_",))
+    assert decoded(path, expected) is None
+    rows = read(path, True, expected)
     assert not isinstance(rows, TraceError)
     assert (rows["start"].tolist(), len(rows.texts("text_"))) == ([1], 1)
 
@@ -188,8 +188,8 @@ def test_tables_that_are_decoded_at_once_are_all_there(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     assert path.stat().st_size > 4 << 20
-    wanted = ColumnSpec(integers=("start",))
+    expected = ColumnSpec(integers=("start",))
     with Database(path) as database:
-        found = database.read(dict.fromkeys("abcdefg", wanted))
-    assert {name: rows.count for name, rows in found.items()} == {**dict.fromkeys("abcdef", 20_000), "g": 0}
-    assert found["e"]["start"].tolist() == [ord("e") * row for row in range(20_000)]
+        result = database.read(dict.fromkeys("abcdefg", expected))
+    assert {name: rows.count for name, rows in result.items()} == {**dict.fromkeys("abcdef", 20_000), "g": 0}
+    assert result["e"]["start"].tolist() == [ord("e") * row for row in range(20_000)]

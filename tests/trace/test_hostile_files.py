@@ -43,15 +43,15 @@ def written(path: Path, columns: str, rows: Sequence[tuple[object, ...]], tables
     return path
 
 
-def read(path: Path, wanted: ColumnSpec = START) -> Any:
+def read(path: Path, expected: ColumnSpec = START) -> Any:
     with Database(path) as database:
-        return database.read({"a": wanted})["a"]
+        return database.read({"a": expected})["a"]
 
 
-def damage(path: Path, wanted: ColumnSpec = START) -> str:
+def damage(path: Path, expected: ColumnSpec = START) -> str:
     """Return what the decoder calls the damage for which it refuses a file."""
     with pytest.raises(TraceError) as refused:
-        read(path, wanted)
+        read(path, expected)
     assert refused.value.code == "file_damaged"
     cause = refused.value.__cause__
     assert isinstance(cause, sqlite.DamagedPagesError)
@@ -125,9 +125,9 @@ def test_a_row_that_claims_to_be_huge_takes_no_memory(tmp_path: Path, payload: b
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the error comes from /proc/self/mem")
 def test_a_disk_that_fails_is_said_to(tmp_path: Path) -> None:
     """The memory of a process, read where there is none, fails with EIO as a broken disk does."""
-    wanted = ((sqlite._pages.INTEGER, (0,)),)
+    expected = ((sqlite._pages.INTEGER, (0,)),)
     with Path("/proc/self/mem").open("rb") as broken, pytest.raises(OSError) as caught:
-        sqlite._pages.decode_table(broken.fileno(), PAGE, PAGE, 9, 2, -1, wanted, bytearray(1))
+        sqlite._pages.decode_table(broken.fileno(), PAGE, PAGE, 9, 2, -1, expected, bytearray(1))
     assert caught.value.errno == errno.EIO
     path = written(tmp_path / "a", "start INTEGER", [(1,)])
     with Database(path) as database, Path("/proc/self/mem").open("rb") as broken:
@@ -196,10 +196,10 @@ def leading_to(page: bytes, child: int) -> bytes:
     """Return an interior page all pointers of which lead to one page."""
     count = int.from_bytes(page[3:5], "big")
     places = [8, *(int.from_bytes(page[12 + 2 * i : 14 + 2 * i], "big") for i in range(count))]
-    found = bytearray(page)
+    result = bytearray(page)
     for place in places:
-        found[place : place + 4] = child.to_bytes(4, "big")
-    return bytes(found)
+        result[place : place + 4] = child.to_bytes(4, "big")
+    return bytes(result)
 
 
 def test_a_table_may_hold_no_more_rows_than_fit_into_its_file(tmp_path: Path) -> None:
@@ -293,11 +293,11 @@ def test_little_memory_ends_in_one_line(export: Any) -> None:
 def test_progress_says_what_is_read(export: Any, nvtx: Any, decode: bool) -> None:
     calls = {"start": [0], "end": [1], "globalTid": [THREAD], "correlationId": [5]}
     path = export(NVTX_EVENTS=nvtx((1, 2, "r")), CUPTI_ACTIVITY_KIND_RUNTIME=calls)
-    said: list[str] = []
-    trace = load(path, decode, progress=said.append)
+    output: list[str] = []
+    trace = load(path, decode, progress=output.append)
     size = f"{path.stat().st_size / 1000:.1f} kB"
     assert len(trace.ranges) == 1
-    assert [line for line in said if line.endswith(("API calls", "ranges"))] == [
+    assert [line for line in output if line.endswith(("API calls", "ranges"))] == [
         f"reading {size}: API calls",
         f"reading {size}: ranges",
     ]
@@ -305,13 +305,13 @@ def test_progress_says_what_is_read(export: Any, nvtx: Any, decode: bool) -> Non
 
 def test_progress_is_said_in_the_thread_that_asks(tmp_path: Path) -> None:
     path = written(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
-    heard: list[tuple[str, threading.Thread]] = []
+    nvtx_log: list[tuple[str, threading.Thread]] = []
 
     def begun(tables: Sequence[str]) -> None:
         assert 1 <= len(tables) <= 2
-        heard.append((tables[-1], threading.current_thread()))
+        nvtx_log.append((tables[-1], threading.current_thread()))
 
     with Database(path) as database:
         database.read(dict.fromkeys("abcdef", START), on_table_start=begun)
-    assert [name for name, _ in heard] == list("abcdef")
-    assert {thread for _, thread in heard} == {threading.current_thread()}
+    assert [name for name, _ in nvtx_log] == list("abcdef")
+    assert {thread for _, thread in nvtx_log} == {threading.current_thread()}

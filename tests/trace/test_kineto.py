@@ -269,8 +269,8 @@ def test_digits_beyond_the_nanosecond_are_rounded(text: str, ns: int) -> None:
 
 @given(st.one_of(st.floats(), st.text(max_size=9), st.none(), st.booleans(), st.lists(st.integers(), max_size=2)))
 def test_what_is_no_time_is_none(value: Any) -> None:
-    found = to_nanoseconds(str(value) if isinstance(value, float) else value)
-    assert found is None or isinstance(found, int)
+    result = to_nanoseconds(str(value) if isinstance(value, float) else value)
+    assert result is None or isinstance(result, int)
 
 
 @pytest.mark.parametrize("value", [1 << 70, "1e400000", "-1e30", "Infinity", "1.0.0", "²²²²².²²²", True])
@@ -294,8 +294,8 @@ def test_the_same_whatever_the_layout(tmp_path: Path) -> None:
     for number, text in enumerate((as_json(document), "\ufeff \n" + as_json(document, 7) + "\n\0\0")):
         other = tmp_path / f"other{number}.json"
         other.write_text(text, encoding="utf-8")
-        found = load(other)
-        assert [d for d in differences(whole, found) if not d.startswith(".source")] == []
+        result = load(other)
+        assert [d for d in differences(whole, result) if not d.startswith(".source")] == []
 
 
 def test_a_list_of_events_alone_is_read(tmp_path: Path) -> None:
@@ -391,8 +391,12 @@ def test_a_copy_between_gpus_says_which(tmp_path: Path) -> None:
 
 
 def test_what_tells_the_gpu_and_the_stream_where_nothing_else_does_is_the_picture(tmp_path: Path) -> None:
-    told = kernel("told", T, 5, device=2, stream=9)
-    events = [{**told, "pid": 1, "tid": 8}, {**told, "pid": 1, "tid": 8, "args": {}}, {**told, "pid": "x", "args": {}}]
+    messages = kernel("told", T, 5, device=2, stream=9)
+    events = [
+        {**messages, "pid": 1, "tid": 8},
+        {**messages, "pid": 1, "tid": 8, "args": {}},
+        {**messages, "pid": "x", "args": {}},
+    ]
     kernels = load(write(tmp_path / "t.json", events)).kernels
     assert list(zip(kernels.device.tolist(), kernels.stream.tolist(), strict=True)) == [(2, 9), (1, 8), (-1, 9)]
 
@@ -613,10 +617,10 @@ def test_a_file_cut_off_anywhere_is_refused_in_one_line(tmp_path: Path, packed: 
     content = path.read_bytes()
     for length in range(1, len(content) - 1):
         path.write_bytes(content[:length])
-        found = refusal(path)
-        assert str(path) in found.problem
+        result = refusal(path)
+        assert str(path) in result.problem
         if length > 20:
-            assert (found.code, found.remedy) == ("file_cut_off", kineto_json.TRUNCATED_HINT), (length, found)
+            assert (result.code, result.remedy) == ("file_cut_off", kineto_json.TRUNCATED_HINT), (length, result)
 
 
 @settings(max_examples=scale_examples(200), deadline=None)
@@ -724,8 +728,8 @@ def test_what_the_installed_torch_writes(tmp_path: Path) -> None:
     trace = load(path)
     document = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
     assert rows_of(trace) == plainly_read(document)
-    named = Counter(names_of(trace, "ranges"))
-    assert (named["forward"], named["backward"], named["ProfilerStep"]) == (3, 3, 3)
+    names = Counter(names_of(trace, "ranges"))
+    assert (names["forward"], names["backward"], names["ProfilerStep"]) == (3, 3, 3)
     steps = trace.ranges.payload[trace.ranges.has_payload]
     assert steps.tolist() == [2, 3, 4]
     assert trace.utc_epoch_ns is not None

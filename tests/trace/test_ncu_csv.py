@@ -85,14 +85,14 @@ def test_the_long_layout_by_labels_of_two_versions_and_by_names() -> None:
         '"Occupancy","Achieved Occupancy","%","74.45",',
         '"Launch Statistics","Waves Per SM","","78.77",',
     )
-    named = long(
+    names = long(
         f'"Command line profiler metrics","{DURATION}","ns","1205000"',
         f'"Command line profiler metrics","{MEMORY}","%","91.75"',
         f'"Command line profiler metrics","{COMPUTE}","%","46.54"',
         f'"Command line profiler metrics","{OCCUPANCY}","%","74.45"',
         f'"Command line profiler metrics","{WAVES}","","78.77"',
     )
-    for text in (new, old, named):
+    for text in (new, old, names):
         (only,) = ncu_csv.parse(text, "x")
         assert only.values == pytest.approx(
             {DURATION: 1_205_000, MEMORY: 0.9175, COMPUTE: 0.4654, OCCUPANCY: 0.7445, WAVES: 78.77}
@@ -141,7 +141,7 @@ def test_a_table_that_was_saved_anew_without_quotes_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "named"),
+    ("text", "code", "names"),
     [
         ("", "not_an_ncu_csv", ()),
         ("==ERROR== ERR_NVGPUCTRPERM\n==WARNING== No kernels were profiled.\n", "not_an_ncu_csv", ()),
@@ -162,14 +162,14 @@ def test_a_table_that_was_saved_anew_without_quotes_is_read() -> None:
     ],
 )
 def test_what_is_no_table_of_ncus_is_one_clear_error(
-    text: str, code: str, named: tuple[str, ...], tmp_path: Path
+    text: str, code: str, names: tuple[str, ...], tmp_path: Path
 ) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(text)
     with pytest.raises(TraceError) as caught:
         ncu_csv.read(path)
     assert caught.value.code == code
-    assert all(one in caught.value.problem for one in (str(path), *named))
+    assert all(one in caught.value.problem for one in (str(path), *names))
     assert "\n" not in str(caught.value)
 
 

@@ -25,19 +25,19 @@ def packed(number: int, parent: int = 0) -> int:
 
 def read(export: Any, *rows: dict[str, Any]) -> Trace:
     """Rows of NVTX_EVENTS below those that name the domains, and a category, in both processes."""
-    named = [
+    by_name = [
         {"start": 0, "eventType": 75, "text": text, "domainId": domain, "globalTid": thread}
         for domain, text in DOMAINS.items()
         for thread in (HERE, THERE)
     ]
-    named += [
+    by_name += [
         {"start": 0, "eventType": 33, "text": "server", "category": 9, "domainId": COUNTER, "globalTid": thread}
         for thread in (HERE, THERE)
     ]
     names = ("end", "eventType", "text", "textId", "globalTid", "endGlobalTid", "domainId", "category")
     names += ("uint64Value", "int64Value", "doubleValue")
     defaults = {**dict.fromkeys(names), "globalTid": HERE, "domainId": 0}
-    events = [{**defaults, **row} for row in (*named, *rows)]
+    events = [{**defaults, **row} for row in (*by_name, *rows)]
     return load(export(NVTX_EVENTS={name: [row[name] for row in events] for name in ("start", *names)}))
 
 
@@ -57,12 +57,12 @@ def test_samples_are_counters_and_no_marks(export: Any) -> None:
         mark(7, "evicted", int64Value=1),
         mark(8, "big", domainId=COUNTER, int64Value=(1 << 63) - 1),
     )
-    found = trace.counters
-    assert [trace.names[name] for name in found.name] == ["depth", "load", "big"]
-    assert [trace.names[i] if i >= 0 else None for i in found.domain] == ["server", None, None]
-    assert (found.start_ns.tolist(), found.value.tolist()) == ([5, 6, 8], [-3.0, 0.25, 2.0**63])
-    assert [trace.threads[thread].global_id for thread in found.thread] == [HERE, THERE, HERE]
-    assert [trace.processes[process].pid for process in found.process] == [7, 8, 7]
+    result = trace.counters
+    assert [trace.names[name] for name in result.name] == ["depth", "load", "big"]
+    assert [trace.names[i] if i >= 0 else None for i in result.domain] == ["server", None, None]
+    assert (result.start_ns.tolist(), result.value.tolist()) == ([5, 6, 8], [-3.0, 0.25, 2.0**63])
+    assert [trace.threads[thread].global_id for thread in result.thread] == [HERE, THERE, HERE]
+    assert [trace.processes[process].pid for process in result.process] == [7, 8, 7]
     assert [trace.names[name] for name in trace.marks.name] == ["evicted"]
     assert trace.extent_ns() == (5, 8)
 
@@ -109,8 +109,8 @@ def test_what_is_announced_is_the_next_range_of_its_thread(export: Any) -> None:
         mark(10, "{}", domainId=PAYLOAD, int64Value=packed(4)),
         {"eventType": 59, "text": "push", "start": 11, "end": 12, "int64Value": 7},
     )
-    found = dict(zip(trace.ranges.start_ns.tolist(), trace.ranges.identity.tolist(), strict=True))
-    assert found == {4: NULL, 6: NULL, 7: packed(2), 8: packed(3), 9: NULL, 11: packed(4)}
+    result = dict(zip(trace.ranges.start_ns.tolist(), trace.ranges.identity.tolist(), strict=True))
+    assert result == {4: NULL, 6: NULL, 7: packed(2), 8: packed(3), 9: NULL, 11: packed(4)}
     assert texts(trace) == [None] * 6
     assert trace.ranges.payload[trace.ranges.has_payload & (trace.ranges.start_ns != 7)].tolist() == [7] * 5
     assert len(trace.marks) == 0
@@ -167,7 +167,7 @@ def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None
     def column(rows: list[Any], place: int, kind: Any = np.int64) -> Any:
         return np.array([row[place] for row in rows], kind)
 
-    said = PayloadMarks(
+    output = PayloadMarks(
         start_ns=column(marks, 0),
         text=np.arange(len(marks), dtype=np.int32),
         identity_only=column(marks, 3, np.bool_),
@@ -175,13 +175,13 @@ def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None
         process=column(marks, 1) // 2,
         identity=column(marks, 2),
     )
-    found = match_payload_marks(
-        said,
+    result = match_payload_marks(
+        output,
         column(ranges, 0),
         column(ranges, 1, np.int32),
         column(ranges, 1) // 2,
         np.array(stretch, np.bool_),
         column(ranges, 2),
     )
-    assert found[0].tolist() == identity
-    assert found[1].tolist() == fields
+    assert result[0].tolist() == identity
+    assert result[1].tolist() == fields

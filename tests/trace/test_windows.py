@@ -23,9 +23,9 @@ INDEX = {"name", "domain", "category", "fields", "short_name"}
 
 def export_of(export: Any, *rows: dict[str, Any], duration: int = 1000) -> Trace:
     """Rows of NVTX_EVENTS below the one that names the windows' domain, which is 1."""
-    named = {"start": 0, "eventType": 75, "text": WINDOW_DOMAIN, "domainId": 1}
+    by_name = {"start": 0, "eventType": 75, "text": WINDOW_DOMAIN, "domainId": 1}
     names = ("start", "end", "eventType", "text", "globalTid", "domainId", "int64Value")
-    events = [{**dict.fromkeys(names), "globalTid": THREAD, "domainId": 0, **row} for row in (named, *rows)]
+    events = [{**dict.fromkeys(names), "globalTid": THREAD, "domainId": 0, **row} for row in (by_name, *rows)]
     columns = {name: [row[name] for row in events] for name in names}
     return load(export(NVTX_EVENTS=columns, ANALYSIS_DETAILS={"duration": [duration]}))
 
@@ -60,18 +60,18 @@ def test_a_range_left_open_in_a_window_ends_with_it(export):
 
 def events_of(trace: Trace, offset: int) -> dict[str, Counter[Any]]:
     """Every event of every kind, with names for indices, and times moved by the offset."""
-    found: dict[str, Counter[Any]] = {}
+    result: dict[str, Counter[Any]] = {}
     for kind in [field.name for field in fields(trace)]:
         events = getattr(trace, kind)
         if not hasattr(events, "start_ns"):
             continue
         columns = [column.name for column in fields(events)]
         rows = zip(*(getattr(events, column).tolist() for column in columns), strict=True)
-        found[kind] = Counter(
+        result[kind] = Counter(
             tuple(named(trace, column, value, offset) for column, value in zip(columns, row, strict=True))
             for row in rows
         )
-    return found
+    return result
 
 
 def named(trace: Trace, column: str, value: Any, offset: int) -> Any:
@@ -97,8 +97,8 @@ def test_joined_holds_every_event_of_each_part_at_its_own_time(first, second, di
     second = replace(second, names=tuple(f"{name} 2" if more else name for name in second.names))
     parts = [replace(first, utc_epoch_ns=500), replace(second, utc_epoch_ns=500 + distance)]
     whole = join_traces(parts[::-1] if swapped else parts)
-    wanted, later = events_of(first, 0), events_of(second, distance)
-    assert events_of(whole, 0) == {kind: wanted[kind] + later[kind] for kind in wanted}
+    expected, later = events_of(first, 0), events_of(second, distance)
+    assert events_of(whole, 0) == {kind: expected[kind] + later[kind] for kind in expected}
     assert whole.utc_epoch_ns == 500
     for kind in ("ranges", "calls", "kernels", "marks"):
         starts = getattr(whole, kind).start_ns

@@ -84,8 +84,8 @@ def run(tmp_path: Path, backend: str) -> Run:
         result = subprocess.run(plan.argv, env=base, cwd=tmp_path / "code", capture_output=True, text=True, timeout=120)
         assert result.returncode == status, result.stderr
         database = RecorderCollector().finalize(run_dir, "program").database
-        said = collect_warnings(run_dir, targets) if in_run_dir else ()
-        return Ran(result.stdout, result.stderr, _ranges(database), said)
+        output = collect_warnings(run_dir, targets) if in_run_dir else ()
+        return Ran(result.stdout, result.stderr, _ranges(database), output)
 
     return run_it
 

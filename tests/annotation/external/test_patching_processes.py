@@ -62,7 +62,7 @@ SEEN = """
 def test_workers_are_annotated(run: Run, code: Callable[..., Path], method: str) -> None:
     code({"work.py": WORK, "workers.py": WORKERS})
     ran = run(["work:step"], "workers.py", method)
-    # The table and the partial hold the function as it was: their two calls are not heard, and do not fail.
+    # The table and the partial hold the function as it was: their two calls are not recorded, and do not fail.
     assert ran.ranges == {"work.step": 6}
     assert ran.notes == ()
 
@@ -322,13 +322,13 @@ def test_with_a_run_directory_the_launcher_hears_of_it(run: Run, code: Callable[
 def test_a_bad_line_in_the_variable_is_said_once_and_the_others_count(run: Run) -> None:
     value = "json.loads\n\njson:dumps\ttint=red\ntraceable:annotate\njson:loads=fine\tdomain=d"
     ran = run([], "-c", "import json; json.loads('1')", variables=_by_hand(value), in_run_dir=False)
-    said = [Message.parse(line) for line in ran.stderr.splitlines()]
-    assert [one.code for one in said] == ["pattern_invalid", "pattern_invalid", "pattern_not_allowed"]
-    assert "'json.loads'" in said[0]
-    assert said[0].endswith(" json:loads")
-    assert "'json:dumps'" in said[1]
-    assert said[1].endswith(" 'tint'")
-    assert "'traceable:annotate'" in said[2]
+    output = [Message.parse(line) for line in ran.stderr.splitlines()]
+    assert [one.code for one in output] == ["pattern_invalid", "pattern_invalid", "pattern_not_allowed"]
+    assert "'json.loads'" in output[0]
+    assert output[0].endswith(" json:loads")
+    assert "'json:dumps'" in output[1]
+    assert output[1].endswith(" 'tint'")
+    assert "'traceable:annotate'" in output[2]
 
 
 def _by_hand(value: str) -> dict[str, str]:

@@ -53,7 +53,7 @@ def test_good_patterns(text: str, fields: tuple[str, str, str | None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("json.loads", "no ':' between module and name; write it as json:loads"),
         ("loads", "no ':' between module and name; write it as module:name"),
@@ -71,10 +71,10 @@ def test_good_patterns(text: str, fields: tuple[str, str, str | None]) -> None:
         ("traceable:annotate", "traceable can't be annotated"),
     ],
 )
-def test_bad_patterns_are_told_in_one_line_that_quotes_them(text: str, said: str) -> None:
+def test_bad_patterns_are_told_in_one_line_that_quotes_them(text: str, output: str) -> None:
     with pytest.raises(ValueError, match="annotate pattern") as error:
         annotate_targets(text)
-    assert said in str(error.value)
+    assert output in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -126,7 +126,7 @@ def test_a_toml_file_says_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("annotate = [", "end of document"),
         ("", "no array 'annotate'"),
@@ -144,12 +144,12 @@ def test_a_toml_file_says_the_same(tmp_path: Path) -> None:
         ('annotate = [{target = "a:b", level = true}]', "level must be a whole number from 1 to 9, not True"),
     ],
 )
-def test_bad_files_are_told_in_one_line_that_names_file_and_item(tmp_path: Path, text: str, said: str) -> None:
+def test_bad_files_are_told_in_one_line_that_names_file_and_item(tmp_path: Path, text: str, output: str) -> None:
     file = tmp_path / "patterns.toml"
     file.write_text(text)
     with pytest.raises(ValueError, match=r"patterns\.toml") as error:
         load_targets(file)
-    assert said in str(error.value)
+    assert output in str(error.value)
     assert "\n" not in str(error.value)
 
 

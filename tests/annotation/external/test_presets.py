@@ -1,4 +1,4 @@
-"""Each preset against the real package: what it names is there, is heard, and the package works as before."""
+"""Each preset against the real package: what it names is there, is recorded, and the package works as before."""
 
 from __future__ import annotations
 

@@ -44,20 +44,20 @@ class Range:
 
 
 @dataclass
-class Heard:
+class NvtxLog:
     """What one scenario emitted: the outermost ranges of each thread, and what it returned."""
 
     ranges: list[Range]
     answer: Any
 
     def flat(self) -> list[Range]:
-        found = []
+        result = []
         left = list(self.ranges)
         while left:
             one = left.pop(0)
-            found.append(one)
+            result.append(one)
             left = one.inner + left
-        return found
+        return result
 
     def tree(self) -> str:
         return " ".join(map(str, self.ranges))
@@ -74,7 +74,7 @@ class Recording:
         self._rows = rows
         self._answers = answers
 
-    def __call__(self, name: str) -> Heard:
+    def __call__(self, name: str) -> NvtxLog:
         answer = self._answers[name]
         assert "raised" not in answer, answer["raised"]
         (around,) = [one for one in self._rows if one.name == f"scenario {name}"]
@@ -82,7 +82,7 @@ class Recording:
         inside = [
             one for one in self._rows if one is not around and around.start <= one.start and one.start <= around.end
         ]
-        return Heard(_nest(inside), answer["returned"])
+        return NvtxLog(_nest(inside), answer["returned"])
 
 
 def _nest(rows: list[Range]) -> list[Range]:
@@ -115,7 +115,7 @@ def record(scenarios: Path, folder: Path, backend: str) -> Recording:
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def heard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+def nvtx_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """The recording of the scenarios file that the test module names as `SCENARIOS`."""
     require_backend(request.param)
     if not RecorderCollector().availability().available:

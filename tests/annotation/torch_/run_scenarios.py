@@ -21,14 +21,14 @@ def main() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["scenarios"] = module
     spec.loader.exec_module(module)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in names or [one.removeprefix("scenario_") for one in vars(module) if one.startswith("scenario_")]:
         with traceable.annotate(f"scenario {name}"):
             try:
-                found[name] = {"returned": getattr(module, f"scenario_{name}")()}
+                result[name] = {"returned": getattr(module, f"scenario_{name}")()}
             except BaseException:  # noqa: BLE001 - the test that asks for it says so
-                found[name] = {"raised": traceback.format_exc()}
-    Path(answers).write_text(json.dumps(found))
+                result[name] = {"raised": traceback.format_exc()}
+    Path(answers).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -135,8 +135,8 @@ def refusal(wrong: Callable[[], object]) -> str:
 def scenario_refused() -> Any:
     plain = refusals()
     with instrument_copies():
-        named = refusals()
-    return [plain, named]
+        names = refusals()
+    return [plain, names]
 
 
 def scenario_handles() -> Any:
@@ -201,8 +201,8 @@ def scenario_overrides() -> Any:
 
     plain = use()
     with instrument_copies():
-        named = use()
-    return [plain == named, plain]
+        names = use()
+    return [plain == names, plain]
 
 
 def scenario_after_another_patch() -> Any:
@@ -219,6 +219,6 @@ def scenario_after_another_patch() -> Any:
         there.cpu()
     with instrument_copies(), traceable.annotate("again"):
         there.cpu()
-    kept = torch.Tensor.cpu is theirs
+    remaining = torch.Tensor.cpu is theirs
     del torch.Tensor.cpu
-    return kept
+    return remaining

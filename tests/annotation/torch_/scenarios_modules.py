@@ -244,8 +244,8 @@ def scenario_double_backward() -> Any:
 
     plain = penalty()
     with instrument(net):
-        named = penalty()
-    return all(torch.equal(a, b) for a, b in zip(plain, named, strict=True))
+        names = penalty()
+    return all(torch.equal(a, b) for a, b in zip(plain, names, strict=True))
 
 
 @dataclasses.dataclass
@@ -351,10 +351,10 @@ def scenario_twice() -> Any:
         with instrument(net, match="*.mlp", backward=False):
             net(data())
         for model in (net, nn.Sequential(net.layers[0])):
-            said = refusal(model)
+            output = refusal(model)
         with traceable.annotate("after"):
             net(data())
-    return said
+    return output
 
 
 def scenario_added_later() -> Any:
@@ -482,8 +482,8 @@ def scenario_functional() -> Any:
 
     plain = both()
     with instrument(net):
-        named = both()
-    return all(torch.equal(a, b) for a, b in zip(plain, named, strict=True))
+        names = both()
+    return all(torch.equal(a, b) for a, b in zip(plain, names, strict=True))
 
 
 class Noticing(torch.Tensor):
@@ -505,8 +505,8 @@ def scenario_overrides_notice_nothing() -> Any:
 
     plain = noticed()
     with instrument(net):
-        named = noticed()
-    return plain == named and bool(plain)
+        names = noticed()
+    return plain == names and bool(plain)
 
 
 def scenario_quantised_and_meta() -> Any:

@@ -93,7 +93,7 @@ def trained(make: Callable[[], nn.Module], instrumented: bool) -> list[torch.Ten
     random.seed(7)
     torch._dynamo.reset()
     net = make()
-    found = []
+    result = []
     with contextlib.ExitStack() as stack:
         if instrumented:
             stack.enter_context(instrument(net))
@@ -105,17 +105,17 @@ def trained(make: Callable[[], nn.Module], instrumented: bool) -> list[torch.Ten
             loss = net(torch.randn(5, 6, 8)).pow(2).mean()
             loss.backward()
             optimizer.step()
-            found += [loss.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
+            result += [loss.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
         net.eval()
         with torch.inference_mode():
-            found.append(net(torch.randn(5, 6, 8)))
-    return [*found, *net.state_dict().values()]
+            result.append(net(torch.randn(5, 6, 8)))
+    return [*result, *net.state_dict().values()]
 
 
 def compared(name: str) -> Any:
     plain = trained(MODELS[name], instrumented=False)
-    named = trained(MODELS[name], instrumented=True)
-    return [len(plain), len(plain) == len(named) and all(map(torch.equal, plain, named))]
+    names = trained(MODELS[name], instrumented=True)
+    return [len(plain), len(plain) == len(names) and all(map(torch.equal, plain, names))]
 
 
 for _name in MODELS:

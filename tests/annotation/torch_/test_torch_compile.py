@@ -15,8 +15,8 @@ SCENARIOS = "scenarios_compile.py"
 
 
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
-def test_no_graph_break_and_one_range_for_the_compiled_call(heard, compiler):
-    got = heard(compiler)
+def test_no_graph_break_and_one_range_for_the_compiled_call(nvtx_log, compiler):
+    got = nvtx_log(compiler)
     assert got.answer == {"breaks": 0, "graphs": 1, "equal": True, "gradients": True}
     assert got.ranges[-1].name == "then"
     # The "eager" backend runs the graph's operations as ordinary autograd; aot has one node for all of them.
@@ -24,24 +24,24 @@ def test_no_graph_break_and_one_range_for_the_compiled_call(heard, compiler):
     assert all(not one.inner for one in got.ranges[-1].inner)
 
 
-def test_a_model_compiled_before_is_named_by_its_inner_class(heard):
-    got = heard("compiled_before")
+def test_a_model_compiled_before_is_named_by_its_inner_class(nvtx_log):
+    got = nvtx_log("compiled_before")
     assert got.tree() == "Net Net.backward after"
     assert got.answer[:2] == ["Net", "Net.subs"]
 
 
-def test_module_compile_in_place(heard):
-    assert heard("compiled_in_place").tree() == "Net Net.backward"
+def test_module_compile_in_place(nvtx_log):
+    assert nvtx_log("compiled_in_place").tree() == "Net Net.backward"
 
 
-def test_inside_a_compiled_function_nothing_is_emitted(heard):
-    got = heard("compiled_function")
+def test_inside_a_compiled_function_nothing_is_emitted(nvtx_log):
+    got = nvtx_log("compiled_function")
     assert got.tree() == ""
     assert got.answer is True
 
 
-def test_graph_breaks_bring_no_compilation_more_and_balanced_ranges(heard):
-    got = heard("graph_breaks")
+def test_graph_breaks_bring_no_compilation_more_and_balanced_ranges(nvtx_log):
+    got = nvtx_log("graph_breaks")
     bare, instrumented = got.answer
     assert instrumented == bare
     forward, backward = got.ranges[-1].inner
@@ -50,12 +50,12 @@ def test_graph_breaks_bring_no_compilation_more_and_balanced_ranges(heard):
     assert [one.name for one in backward.inner] == [f"{one}.backward" for one in reversed(subs)]
 
 
-def test_a_compiled_training_step_runs(heard):
-    assert heard("train_step_with_backward").answer is True
+def test_a_compiled_training_step_runs(nvtx_log):
+    assert nvtx_log("train_step_with_backward").answer is True
 
 
-def test_compiled_autograd_runs_and_is_equal(heard):
-    assert heard("compiled_autograd").answer is True
+def test_compiled_autograd_runs_and_is_equal(nvtx_log):
+    assert nvtx_log("compiled_autograd").answer is True
 
 
 # --- what is annotated by hand, under every collector

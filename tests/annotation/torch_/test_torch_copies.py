@@ -67,14 +67,14 @@ def test_of_a_sparse_tensor_the_bytes_are_not_claimed():
     assert predict_method_copy("to", FLOATS.to_sparse(), "cuda:0") == Copy("h2d", None, "pageable")
 
 
-def said(got):
+def list_copies(got):
     return [(one.name, one.payload, one.category) for one in got.ranges]
 
 
-def test_to_in_every_form(heard):
-    got = heard("to")
+def test_to_in_every_form(nvtx_log):
+    got = nvtx_log("to")
     assert got.answer is True
-    assert said(got) == [
+    assert list_copies(got) == [
         ("h2d", 24, "pageable"),
         ("h2d", 48, "pageable"),
         ("h2d", 6, "pageable"),
@@ -85,10 +85,10 @@ def test_to_in_every_form(heard):
     ]
 
 
-def test_the_other_methods(heard):
-    got = heard("other_methods")
+def test_the_other_methods(nvtx_log):
+    got = nvtx_log("other_methods")
     assert got.answer == [True, True, [[1.0] * 3] * 2]
-    assert said(got) == [
+    assert list_copies(got) == [
         ("d2h", 24, "pageable"),
         ("d2h", 24, "pageable"),
         ("d2h", 8, None),
@@ -97,32 +97,32 @@ def test_the_other_methods(heard):
     ]
 
 
-def test_what_crosses_nothing_emits_nothing(heard):
-    got = heard("nothing_crosses")
+def test_what_crosses_nothing_emits_nothing(nvtx_log):
+    got = nvtx_log("nothing_crosses")
     assert got.tree() == ""
     assert got.answer == "cpu"
 
 
-def test_what_goes_through_the_methods_is_heard(heard):
-    assert said(heard("through_modules")) == [("h2d", 24, "pageable"), ("h2d", 8, "pageable")]
+def test_what_goes_through_the_methods_is_heard(nvtx_log):
+    assert list_copies(nvtx_log("through_modules")) == [("h2d", 24, "pageable"), ("h2d", 8, "pageable")]
 
 
-def test_what_torch_refuses_is_refused_and_balanced(heard):
-    got = heard("refused")
-    plain, named = got.answer
-    assert named == plain
+def test_what_torch_refuses_is_refused_and_balanced(nvtx_log):
+    got = nvtx_log("refused")
+    plain, names = got.answer
+    assert names == plain
     assert "accepted" not in plain
     assert {one.name for one in got.flat()} <= {"h2d", "d2h"}
 
 
-def test_handles_are_counted_and_give_torch_back(heard):
-    got = heard("handles")
+def test_handles_are_counted_and_give_torch_back(nvtx_log):
+    got = nvtx_log("handles")
     assert got.tree() == "h2d h2d"
     assert got.answer == [True, True, []]
 
 
-def test_overrides_are_handed_torchs_own_methods_as_often_as_ever(heard):
-    got = heard("overrides")
+def test_overrides_are_handed_torchs_own_methods_as_often_as_ever(nvtx_log):
+    got = nvtx_log("overrides")
     same, (tabled, watched) = got.answer
     assert same
     assert [one for one in tabled if one != "other"] == ["to", "to", "copy_"]
@@ -130,7 +130,7 @@ def test_overrides_are_handed_torchs_own_methods_as_often_as_ever(heard):
     assert got.tree() == "h2d h2d"
 
 
-def test_a_patch_of_someone_elses_stays(heard):
-    got = heard("after_another_patch")
+def test_a_patch_of_someone_elses_stays(nvtx_log):
+    got = nvtx_log("after_another_patch")
     assert got.answer is True
     assert got.tree() == "h2d removed again(d2h)"

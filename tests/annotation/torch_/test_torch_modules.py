@@ -25,23 +25,23 @@ def mirrored(ranges):
     )
 
 
-def test_forward_and_backward_are_named_by_path_and_mirror_each_other(heard):
-    got = heard("forward_and_backward")
+def test_forward_and_backward_are_named_by_path_and_mirror_each_other(nvtx_log):
+    got = nvtx_log("forward_and_backward")
     forward, backward = got.ranges
     assert str(forward) == NET_FORWARD
     assert str(backward) == mirrored([forward])
     assert got.answer[:4] == ["Net", "Net.layers", "Net.layers.0", "Net.layers.0.norm"]
 
 
-def test_forward_and_backward_have_categories(heard):
-    assert {(one.category, one.name.endswith(".backward")) for one in heard("forward_and_backward").flat()} == {
+def test_forward_and_backward_have_categories(nvtx_log):
+    assert {(one.category, one.name.endswith(".backward")) for one in nvtx_log("forward_and_backward").flat()} == {
         ("forward", False),
         ("backward", True),
     }
 
 
-def test_payload_is_the_elements_of_the_first_tensor(heard):
-    assert [(one.name, one.payload) for one in heard("payload").ranges] == [
+def test_payload_is_the_elements_of_the_first_tensor(nvtx_log):
+    assert [(one.name, one.payload) for one in nvtx_log("payload").ranges] == [
         ("Linear", 20),
         ("Linear.backward", 20),
         ("Keyword", 21),
@@ -49,33 +49,33 @@ def test_payload_is_the_elements_of_the_first_tensor(heard):
     ]
 
 
-def test_depth_counts_attribute_names_below_the_root(heard):
+def test_depth_counts_attribute_names_below_the_root(nvtx_log):
     layers = "Net(Net.layers.0 Net.layers.1 Net.head)"
-    assert heard("depth").tree() == f"Net Net(Net.head) {layers}"
+    assert nvtx_log("depth").tree() == f"Net Net(Net.head) {layers}"
 
 
-def test_match_takes_a_glob_or_a_predicate(heard):
-    assert heard("match").tree() == (
+def test_match_takes_a_glob_or_a_predicate(nvtx_log):
+    assert nvtx_log("match").tree() == (
         "Net.layers.0.attn Net.layers.1.attn Net.layers.1.attn.backward Net.layers.0.attn.backward Net.head"
     )
 
 
-def test_after_remove_nothing_is_emitted_and_torch_is_as_before(heard):
-    got = heard("removed")
+def test_after_remove_nothing_is_emitted_and_torch_is_as_before(nvtx_log):
+    got = nvtx_log("removed")
     assert got.ranges[-1].name == "after"
     assert got.ranges[-1].inner == []
     assert got.answer == {"call": True, "engine": True, "gradients": True}
 
 
-def test_ranges_close_when_forward_raises_whatever(heard):
-    got = heard("forward_raises")
+def test_ranges_close_when_forward_raises_whatever(nvtx_log):
+    got = nvtx_log("forward_raises")
     once = "Sequential(Sequential.0 Sequential.1(Sequential.1.inner)) after"
     assert got.tree() == " ".join([once] * 3)
     assert got.answer == [True, True, True]
 
 
-def test_ranges_close_when_backward_raises(heard):
-    got = heard("backward_raises")
+def test_ranges_close_when_backward_raises(nvtx_log):
+    got = nvtx_log("backward_raises")
     assert got.tree() == (
         "step(Sequential(Sequential.0 Sequential.1 Sequential.2)"
         " Sequential.backward(Sequential.2.backward Sequential.1.backward)) after"
@@ -83,14 +83,14 @@ def test_ranges_close_when_backward_raises(heard):
     assert got.answer == "no gradient here"
 
 
-def test_only_the_part_of_the_graph_that_runs_is_named(heard):
-    got = heard("part_of_the_graph")
+def test_only_the_part_of_the_graph_that_runs_is_named(nvtx_log):
+    got = nvtx_log("part_of_the_graph")
     assert got.tree() == "Branches(Branches.left Branches.right) Branches.backward(Branches.left.backward)"
     assert got.answer is True
 
 
-def test_each_call_of_a_shared_module_has_its_backward(heard):
-    assert heard("called_twice").tree() == (
+def test_each_call_of_a_shared_module_has_its_backward(nvtx_log):
+    assert nvtx_log("called_twice").tree() == (
         "Twice(Twice.shared Twice.shared) Twice.backward(Twice.shared.backward Twice.shared.backward)"
     )
 
@@ -98,75 +98,77 @@ def test_each_call_of_a_shared_module_has_its_backward(heard):
 BLOCK = "Checkpointed.block(Checkpointed.block.0 Checkpointed.block.1)"
 
 
-def test_checkpoint_recomputes_forward_inside_backward(heard):
-    assert heard("checkpoint").tree() == (
+def test_checkpoint_recomputes_forward_inside_backward(nvtx_log):
+    assert nvtx_log("checkpoint").tree() == (
         f"Checkpointed(Checkpointed.first {BLOCK} Checkpointed.last) Checkpointed.backward(Checkpointed.last.backward"
         f" Checkpointed.block.backward(Checkpointed.block.1.backward({BLOCK}) Checkpointed.block.0.backward)"
         " Checkpointed.first.backward)"
     )
 
 
-def test_reentrant_checkpoint_recomputes_and_runs_its_own_backward(heard):
-    assert heard("checkpoint_reentrant").tree() == (
+def test_reentrant_checkpoint_recomputes_and_runs_its_own_backward(nvtx_log):
+    assert nvtx_log("checkpoint_reentrant").tree() == (
         f"Checkpointed(Checkpointed.first {BLOCK} Checkpointed.last) Checkpointed.backward(Checkpointed.last.backward"
         f" {BLOCK} Checkpointed.block.backward(Checkpointed.block.1.backward Checkpointed.block.0.backward)"
         " Checkpointed.first.backward)"
     )
 
 
-def test_without_gradients_there_is_only_forward(heard):
-    assert heard("without_grad").tree() == " ".join(["Sequential(Sequential.0)"] * 3)
+def test_without_gradients_there_is_only_forward(nvtx_log):
+    assert nvtx_log("without_grad").tree() == " ".join(["Sequential(Sequential.0)"] * 3)
 
 
-def test_double_backward_is_balanced_and_equal(heard):
-    got = heard("double_backward")
+def test_double_backward_is_balanced_and_equal(nvtx_log):
+    got = nvtx_log("double_backward")
     assert got.answer is True
     assert [one.name for one in got.ranges].count("Sequential") == 1
     assert [one.name for one in got.ranges].count("Sequential.backward") == 2
 
 
 @pytest.mark.parametrize("kind", ["dataclass", "dict", "namedtuple"])
-def test_tensors_are_found_in_nested_arguments_and_outputs(heard, kind):
-    (got,) = [one for one in heard("nested_outputs").ranges if one.name == kind]
+def test_tensors_are_found_in_nested_arguments_and_outputs(nvtx_log, kind):
+    (got,) = [one for one in nvtx_log("nested_outputs").ranges if one.name == kind]
     assert str(got) == f"{kind}(Nested(Nested.inner) Nested.backward(Nested.inner.backward))"
     assert got.inner[0].payload == 8
 
 
-def test_in_place_operations_go_on_working(heard):
-    assert heard("in_place").tree() == (
+def test_in_place_operations_go_on_working(nvtx_log):
+    assert nvtx_log("in_place").tree() == (
         "InPlace(InPlace.first InPlace.act InPlace.second)"
         " InPlace.backward(InPlace.second.backward InPlace.act.backward InPlace.first.backward)"
     )
 
 
-def test_outputs_that_leave_by_an_attribute_are_named_by_the_submodule_that_made_them(heard):
+def test_outputs_that_leave_by_an_attribute_are_named_by_the_submodule_that_made_them(nvtx_log):
     assert (
-        heard("identity_and_side_output").tree().endswith("Side(Side.keep Side.body) Side.backward(Side.body.backward)")
+        nvtx_log("identity_and_side_output")
+        .tree()
+        .endswith("Side(Side.keep Side.body) Side.backward(Side.body.backward)")
     )
 
 
-def test_the_first_path_of_a_tied_module_wins_and_the_others_are_listed(heard):
-    got = heard("tied")
+def test_the_first_path_of_a_tied_module_wins_and_the_others_are_listed(nvtx_log):
+    got = nvtx_log("tied")
     assert str(got.ranges[0]) == "Tied(Tied.encode Tied.encode)"
     assert got.answer == [["Tied", "Tied.encode"], {"Tied.encode": ["Tied.decode"]}]
 
 
-def test_a_module_has_one_handle_and_a_second_is_refused_without_effect(heard):
-    got = heard("twice")
+def test_a_module_has_one_handle_and_a_second_is_refused_without_effect(nvtx_log):
+    got = nvtx_log("twice")
     assert got.tree() == "Net.layers.0.norm Net.layers.0.mlp after(Net.layers.0.norm)"
     assert "is already instrumented, as Net.layers.0.norm" in got.answer
 
 
-def test_modules_added_later_are_named_by_update(heard):
-    got = heard("added_later")
+def test_modules_added_later_are_named_by_update(nvtx_log):
+    got = nvtx_log("added_later")
     assert got.tree() == (
         "Sequential(Sequential.0) Sequential(Sequential.0 Sequential.1) Sequential(Sequential.0 Sequential.1)"
     )
     assert got.answer == [["Sequential.1"], ["Sequential.0"], ["Sequential", "Sequential.0", "Sequential.1"]]
 
 
-def test_copies_and_pickles_are_of_the_bare_model(heard):
-    got = heard("copies_and_pickles")
+def test_copies_and_pickles_are_of_the_bare_model(nvtx_log):
+    got = nvtx_log("copies_and_pickles")
     assert got.tree() == "copies"
     assert got.answer == {
         "untouched": True,
@@ -177,15 +179,15 @@ def test_copies_and_pickles_are_of_the_bare_model(heard):
     }
 
 
-def test_a_handle_keeps_no_model_alive(heard):
-    got = heard("freed")
+def test_a_handle_keeps_no_model_alive(nvtx_log):
+    got = nvtx_log("freed")
     assert got.answer is True
     assert got.ranges[-1].name == "after"
     assert got.ranges[-1].inner == []
 
 
-def test_threads_do_not_mix(heard):
-    got = heard("threads")
+def test_threads_do_not_mix(nvtx_log):
+    got = nvtx_log("threads")
     each = {}
     for one in got.ranges:
         each.setdefault(one.thread, []).append(str(one))
@@ -195,19 +197,19 @@ def test_threads_do_not_mix(heard):
         assert len(set(trees)) == 2
 
 
-def test_data_parallel_replicas_keep_the_names(heard):
-    assert heard("replicas").tree() == "Sequential(Sequential.0)"
+def test_data_parallel_replicas_keep_the_names(nvtx_log):
+    assert nvtx_log("replicas").tree() == "Sequential(Sequential.0)"
 
 
-def test_the_users_own_hooks_go_on(heard):
-    got = heard("users_hooks")
+def test_the_users_own_hooks_go_on(nvtx_log):
+    got = nvtx_log("users_hooks")
     assert got.answer == ["pre", "forward", "backward"]
     assert str(got.ranges[0]).startswith("Net(Net.layers.0(")
     assert str(got.ranges[1]).startswith("Net.backward(Net.head.backward Net.layers.0.backward(")
 
 
-def test_of_a_scripted_module_the_outer_call_is_named(heard):
-    got = heard("scripted")
+def test_of_a_scripted_module_the_outer_call_is_named(nvtx_log):
+    got = nvtx_log("scripted")
     assert got.answer == ["Sequential", "Sequential.0", "Sequential.1", "Sequential.2"]
     assert str(got.ranges[0]) == "Sequential(Sequential.0 Sequential.1 Sequential.2)"
     assert str(got.ranges[1]) == (
@@ -215,31 +217,31 @@ def test_of_a_scripted_module_the_outer_call_is_named(heard):
     )
 
 
-def test_fx_and_export_trace_the_model_as_ever(heard):
-    assert heard("fx_and_export").answer == [True, True]
+def test_fx_and_export_trace_the_model_as_ever(nvtx_log):
+    assert nvtx_log("fx_and_export").answer == [True, True]
 
 
-def test_functional_transforms_give_equal_results(heard):
-    assert heard("functional").answer is True
+def test_functional_transforms_give_equal_results(nvtx_log):
+    assert nvtx_log("functional").answer is True
 
 
-def test_overriding_tensors_notice_nothing(heard):
-    assert heard("overrides_notice_nothing").answer is True
+def test_overriding_tensors_notice_nothing(nvtx_log):
+    assert nvtx_log("overrides_notice_nothing").answer is True
 
 
-def test_quantised_and_meta_models(heard):
-    names = [str(one) for one in heard("quantised_and_meta").ranges]
+def test_quantised_and_meta_models(nvtx_log):
+    names = [str(one) for one in nvtx_log("quantised_and_meta").ranges]
     assert names == ["Sequential(Sequential.0)"] * 2 + ["Sequential.backward(Sequential.0.backward)"]
 
 
-def test_gradients_inside_a_forward_are_named_inside_it(heard):
-    first, second = heard("grad_inside_forward").ranges
+def test_gradients_inside_a_forward_are_named_inside_it(nvtx_log):
+    first, second = nvtx_log("grad_inside_forward").ranges
     assert str(first) == "Inner(Inner.energy Inner.energy.backward)"
     assert second.name == "Inner.backward"
 
 
-def test_random_models_have_a_backward_that_mirrors_the_forward(heard):
-    nets = heard("grown").ranges
+def test_random_models_have_a_backward_that_mirrors_the_forward(nvtx_log):
+    nets = nvtx_log("grown").ranges
     assert len(nets) == 60
     for net in nets:
         forward, backward = net.inner

@@ -21,8 +21,8 @@ SCENARIOS = "scenarios_results.py"
         "compiled",
     ],
 )
-def test_training_and_evaluation_are_equal_to_the_last_bit(heard, model):
-    got = heard(model)
+def test_training_and_evaluation_are_equal_to_the_last_bit(nvtx_log, model):
+    got = nvtx_log(model)
     compared, equal = got.answer
     assert compared > 5
     assert equal

@@ -6,7 +6,6 @@ psutil takes longer to import than the launcher may take for a short program: wh
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,16 +25,18 @@ def list_processes() -> list[psutil.Process]:
 def list_descendants(pid: int) -> list[psutil.Process]:
     """Return the children of a process, theirs, and so on.
 
-    `psutil.Process.children` fails if it can't read the parent of every process of the machine (`hidepid=1`).
+    `psutil.Process.children` reads the parent of every process of the machine, of which one with many GPUs has
+    thousands, and fails if one of them is hidden (`hidepid=1`). The kernel lists the children of each thread.
     """
-    children = defaultdict(list)
-    for process in list_processes():
-        with contextlib.suppress(*UNREADABLE):
-            if process.pid != pid:  # so what follows is a tree
-                children[process.ppid()].append(process)
-    descendants = list(children[pid])
-    for process in descendants:  # which grows
-        descendants += children[process.pid]
+    descendants: list[psutil.Process] = []
+    parents = [pid]
+    for parent in parents:  # which grows
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{parent}/task").iterdir():
+                with contextlib.suppress(*UNREADABLE):
+                    for child in map(int, (thread / "children").read_text(encoding="ascii").split()):
+                        descendants.append(psutil.Process(child))
+                        parents.append(child)
     return descendants
 
 

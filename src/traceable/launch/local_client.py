@@ -1,13 +1,13 @@
 """Detect a program that is only a client of a local server which was started without the launcher, such as curl.
 
-Its sockets are compared with the listening ones, in the network namespace of the launcher. A program that ends before
-the launcher polls is recognized by its command line, if that has an address of this machine.
+Its connections are read while it runs, in the network namespace of the launcher. A program that ends before the
+launcher polls is recognized by its command line, if that has an address of this machine.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 _LISTEN = "LISTEN"
@@ -19,26 +19,24 @@ class SocketWatcher:
 
     def __init__(self) -> None:
         self._serves = False
-        self._port: int | None = None
+        self._ports: dict[int, None] = {}
 
-    def poll(self, pids: Collection[int]) -> None:
+    def poll(self, pids: Iterable[int]) -> None:
         """Read the sockets of these processes."""
         if self._serves:
             return
-        connections = _list_connections()
-        listeners = _find_listeners(connections)
-        for one in connections:
-            if one.pid in pids:
+        for pid in pids:
+            for one in _list_connections(pid):
                 self._serves = self._serves or one.status == _LISTEN
-                if one.raddr and one.raddr.port in listeners and _is_local(one):
-                    self._port = one.raddr.port
+                if one.raddr and _is_local(one):
+                    self._ports[one.raddr.port] = None
 
     def find_server(self, command: Sequence[str]) -> dict[str, Any] | None:
         """Return `port`, `pid` and `name` of the server if it still listens; the last two are None where unknown."""
-        ports = list(_parse_local_ports(command)) if self._port is None else [self._port]
+        ports = list(self._ports) or list(_parse_local_ports(command))
         if self._serves or not ports:
-            return None  # reading the sockets of a busy machine takes a while
-        listeners = _find_listeners(_list_connections())
+            return None  # reading the sockets of all processes takes a while
+        listeners = {one.laddr.port: one.pid for one in _list_connections() if one.status == _LISTEN}
         port = next((one for one in ports if one in listeners), None)
         if port is None:
             return None
@@ -54,19 +52,14 @@ def _parse_local_ports(command: Sequence[str]) -> Iterator[int]:
                 yield int(port) if port else 443 if scheme == "https" else 80
 
 
-def _list_connections() -> list[Any]:
-    """Return the TCP sockets of this network namespace; none where they can't be read."""
+def _list_connections(pid: int | None = None) -> list[Any]:
+    """Return the TCP sockets of a process, or of all; none where they can't be read."""
     import psutil
 
     try:
-        return psutil.net_connections("tcp")
+        return psutil.net_connections("tcp") if pid is None else psutil.Process(pid).net_connections("tcp")
     except (psutil.Error, OSError, RuntimeError, ValueError, IndexError):  # its files are missing, or unknown to psutil
         return []
-
-
-def _find_listeners(connections: list[Any]) -> dict[int, int | None]:
-    """Return the process that listens on each port, None where it is unknown."""
-    return {one.laddr.port: one.pid for one in connections if one.status == _LISTEN}
 
 
 def _is_local(connection: Any) -> bool:

@@ -122,8 +122,8 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     used = find_gpus(context)
     worked = compute_timelines(context)
     across = overlaps_any(worked.gaps, *context.trace.windows.find_gaps())
-    found = worked.gaps.take(~across) if across.any() else worked.gaps
-    idle = _idle(found, len(used))
+    idle_gaps = worked.gaps.take(~across) if across.any() else worked.gaps
+    idle = _idle(idle_gaps, len(used))
     out = _idle(worked.gaps.take(across), len(used))
     unseen = check_graphs_recorded(context)
     notes = [*used.notes, *([unseen.message] if unseen else [])]
@@ -135,7 +135,7 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
                 f"range {range_name!r} launched no GPU work",
                 "list the GPU work of each range with `--view ranges`",
             )
-        found = found.take(inside[found.after])
+        idle_gaps = idle_gaps.take(inside[idle_gaps.after])
         notes.append(
             Message(
                 "gaps_of_range_only",
@@ -143,11 +143,11 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
                 "the whole device",
             )
         )
-    cause = classify_gaps(context, found, used.gpu_of_operation, launch_latency_ns)
+    cause = classify_gaps(context, idle_gaps, used.gpu_of_operation, launch_latency_ns)
     others = {
-        "buckets": _buckets(used, found),
-        "largest": _largest(context, used, found, cause, top),
-        "causes": _causes(used, found, cause),
+        "buckets": _buckets(used, idle_gaps),
+        "largest": _largest(context, used, idle_gaps, cause, top),
+        "causes": _causes(used, idle_gaps, cause),
     }
     if context.whole is not None:
         others_used = set(find_gpus(context.whole).number) - {*used.number, -1}
@@ -165,16 +165,16 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
                 "count as idle, but not as gaps",
             )
         )
-    return Table(_devices(context, used, worked, found, idle, out), others, tuple(notes))
+    return Table(_devices(context, used, worked, idle_gaps, idle, out), others, tuple(notes))
 
 
 def _devices(
-    context: Context, used: Gpus, worked: Timelines, found: Gaps, idle: Int64, out: Int64
+    context: Context, used: Gpus, worked: Timelines, idle_gaps: Gaps, idle: Int64, out: Int64
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of each GPU; `idle` is the length of its gaps, `out` how long nothing was recorded."""
     first, last = worked.first_ns - worked.before_ns, worked.last_ns + worked.after_ns
     edges = worked.before_ns + worked.after_ns
-    length = found.end_ns - found.start_ns
+    length = idle_gaps.end_ns - idle_gaps.start_ns
     pids = [process.pid for process in context.trace.processes]
     return {
         "device": used.numbers(),
@@ -186,28 +186,30 @@ def _devices(
         "busy_ns": last - first - out - edges - idle,
         "idle_ns": idle + edges,
         "utilization_share": ratios(last - first - out - edges - idle, last - first - out),
-        "gaps": np.diff(_bounds(found, len(used))),
-        "gap_total_ns": idle if found is worked.gaps else _idle(found, len(used)),
-        **sort_groups(found.lane, length, len(used)).spread("gap"),
+        "gaps": np.diff(_bounds(idle_gaps, len(used))),
+        "gap_total_ns": idle if idle_gaps is worked.gaps else _idle(idle_gaps, len(used)),
+        **sort_groups(idle_gaps.lane, length, len(used)).spread("gap"),
     }
 
 
-def _bounds(found: Gaps, lanes: int) -> Int64:
+def _bounds(idle_gaps: Gaps, lanes: int) -> Int64:
     """Return where the gaps of each lane begin and, at last, end."""
-    return np.searchsorted(found.lane, np.arange(lanes + 1))
+    return np.searchsorted(idle_gaps.lane, np.arange(lanes + 1))
 
 
-def _idle(found: Gaps, lanes: int) -> Int64:
+def _idle(idle_gaps: Gaps, lanes: int) -> Int64:
     """Return the summed length of the gaps of each lane."""
-    bounds = _bounds(found, lanes).tolist()
-    return np.array([int((found.end_ns[a:b] - found.start_ns[a:b]).sum()) for a, b in pairwise(bounds)], np.int64)
+    bounds = _bounds(idle_gaps, lanes).tolist()
+    return np.array(
+        [int((idle_gaps.end_ns[a:b] - idle_gaps.start_ns[a:b]).sum()) for a, b in pairwise(bounds)], np.int64
+    )
 
 
-def _grouped(used: Gpus, found: Gaps, kind: Int64 | Int8, kinds: int) -> dict[str, NDArray[Any]]:
+def _grouped(used: Gpus, idle_gaps: Gaps, kind: Int64 | Int8, kinds: int) -> dict[str, NDArray[Any]]:
     """Return the columns of count and time by GPU and kind, each in order."""
-    group = found.lane * kinds
+    group = idle_gaps.lane * kinds
     group += kind
-    total = sum_groups(group, found.end_ns - found.start_ns, len(used) * kinds)
+    total = sum_groups(group, idle_gaps.end_ns - idle_gaps.start_ns, len(used) * kinds)
     whole = np.repeat(total.reshape(len(used), kinds).sum(axis=1), kinds)
     return {
         "count": np.bincount(group, minlength=len(used) * kinds).astype(np.int64),
@@ -216,40 +218,40 @@ def _grouped(used: Gpus, found: Gaps, kind: Int64 | Int8, kinds: int) -> dict[st
     }
 
 
-def _buckets(used: Gpus, found: Gaps) -> Table:
+def _buckets(used: Gpus, idle_gaps: Gaps) -> Table:
     lower = np.array([low for _, low, _ in BUCKETS], np.int64)
-    bucket = np.searchsorted(lower, found.end_ns - found.start_ns, "right") - 1
+    bucket = np.searchsorted(lower, idle_gaps.end_ns - idle_gaps.start_ns, "right") - 1
     return Table(
         {
             "device": np.repeat(used.numbers(), len(BUCKETS)),
             "bucket": objects([label for label, _, _ in BUCKETS] * len(used)),
             "from_ns": np.tile(lower, len(used)),
             "until_ns": np.tile(np.array([high for _, _, high in BUCKETS], np.int64), len(used)),
-            **_grouped(used, found, bucket, len(BUCKETS)),
+            **_grouped(used, idle_gaps, bucket, len(BUCKETS)),
         }
     )
 
 
-def _causes(used: Gpus, found: Gaps, cause: Int8) -> Table:
+def _causes(used: Gpus, idle_gaps: Gaps, cause: Int8) -> Table:
     table = Table(
         {
             "device": np.repeat(used.numbers(), len(CAUSES)),
             "cause": objects(list(CAUSES) * len(used)),
-            **_grouped(used, found, cause, len(CAUSES)),
+            **_grouped(used, idle_gaps, cause, len(CAUSES)),
         }
     )
     return table.take(table.values["count"] > 0)
 
 
-def _largest(context: Context, used: Gpus, found: Gaps, cause: Int8, top: int) -> Table:
+def _largest(context: Context, used: Gpus, idle_gaps: Gaps, cause: Int8, top: int) -> Table:
     """Return the largest gaps, the earlier first of two equals."""
-    length = found.end_ns - found.start_ns
+    length = idle_gaps.end_ns - idle_gaps.start_ns
     # Few are as long as the longest: so many are sorted that there are enough of them.
     limits = (low for _, low, _ in reversed(BUCKETS))
     longest = (np.flatnonzero(length >= low) for low in limits)
-    which = next((rows for rows in longest if len(rows) >= top), np.arange(len(found)))
-    which = which[np.lexsort((found.lane[which], found.start_ns[which], -length[which]))][: max(top, 0)]
-    listed = found.take(which)
+    which = next((rows for rows in longest if len(rows) >= top), np.arange(len(idle_gaps)))
+    which = which[np.lexsort((idle_gaps.lane[which], idle_gaps.start_ns[which], -length[which]))][: max(top, 0)]
+    listed = idle_gaps.take(which)
     gpu, trace = context.gpu, context.trace
     pids = np.array([process.pid for process in trace.processes], np.int64)
     columns: dict[str, NDArray[Any]] = {
@@ -369,10 +371,10 @@ class _Host:
 
 def _another_ended(context: Context, gaps: Gaps, which: Int64, gpu: Int64, within_ns: int) -> Bool:
     """Return where an operation of another GPU ended at most `within_ns` before the gap's end, and in the gap."""
-    found = np.zeros(len(which), np.bool_)
+    has_ended = np.zeros(len(which), np.bool_)
     lanes = distinct(gaps.lane[which])
     if not len(lanes) or (gpu == lanes[0]).all():
-        return found
+        return has_ended
     ends, until = context.gpu.end_ns, gaps.end_ns[which]
     # Exclusive of the gap's begin: what ended then, or before, was no reason to wait.
     since = np.maximum(gaps.start_ns[which], until - within_ns - 1)
@@ -382,8 +384,8 @@ def _another_ended(context: Context, gaps: Gaps, which: Int64, gpu: Int64, withi
     for lane in lanes.tolist():
         here = np.flatnonzero(gaps.lane[which] == lane)
         others = ends[gpu != lane]
-        found[here] = np.searchsorted(others, until[here], "right") > np.searchsorted(others, since[here], "right")
-    return found
+        has_ended[here] = np.searchsorted(others, until[here], "right") > np.searchsorted(others, since[here], "right")
+    return has_ended
 
 
 def _set(cause: Int8, which: Bool | Int64, name: str) -> None:

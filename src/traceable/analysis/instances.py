@@ -274,14 +274,14 @@ def _wholes(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int64:
     key = np.searchsorted(kinds, kind) * len(starts) + np.searchsorted(starts, ranges.start_ns)
     sorted_candidates = candidates[np.argsort(key[candidates], kind="stable")]
     at = np.searchsorted(key[sorted_candidates], key[first], "right") - 1
-    found = sorted_candidates[np.maximum(at, 0)]
-    fits = (at >= 0) & (kind[found] == kind[first]) & (ranges.end_ns[found] >= last_end_ns)
-    known = (ranges.identity[found] != NULL) & (ranges.identity[first] != NULL)
-    fits &= ~known | (ranges.identity[found] == ranges.identity[first])
+    result = sorted_candidates[np.maximum(at, 0)]
+    fits = (at >= 0) & (kind[result] == kind[first]) & (ranges.end_ns[result] >= last_end_ns)
+    known = (ranges.identity[result] != NULL) & (ranges.identity[first] != NULL)
+    fits &= ~known | (ranges.identity[result] == ranges.identity[first])
     groups = np.flatnonzero(fits)
     # One range is of one coroutine: of two that lay claim to it, the first segment came first.
-    _, earliest = np.unique(found[groups], return_index=True)
-    whole[groups[earliest]] = found[groups[earliest]]
+    _, earliest = np.unique(result[groups], return_index=True)
+    whole[groups[earliest]] = result[groups[earliest]]
     return whole
 
 
@@ -299,10 +299,10 @@ def _times(
 ) -> tuple[Int64, Int64, Int64]:
     """Return the parent of each push/pop range (as an index of ranges), and of each instance self and active time."""
     nodes = np.flatnonzero(ranges.style == PUSH_POP)
-    found = find_parents(ranges.thread[nodes], ranges.start_ns[nodes], ranges.end_ns[nodes])
+    result = find_parents(ranges.thread[nodes], ranges.start_ns[nodes], ranges.end_ns[nodes])
     node_parent = np.full(len(ranges), -1, np.int64)
-    inner = found >= 0
-    node_parent[nodes[inner]] = nodes[found[inner]]
+    inner = result >= 0
+    node_parent[nodes[inner]] = nodes[result[inner]]
 
     if within_ns is None:
         duration = ranges.end_ns - ranges.start_ns
@@ -342,15 +342,15 @@ def build_paths(
     """
     number_of = {one: i for i, one in enumerate(paths)}
     known = 0 if path is None else len(path)
-    found = np.full(len(parent) + 1, -2, np.int64)
+    result = np.full(len(parent) + 1, -2, np.int64)
     # What lies in nothing lies in the path -1, which stands at the end.
-    found[-1] = -1
+    result[-1] = -1
     if path is not None:
-        found[:known] = path
+        result[:known] = path
     all_paths = list(paths)
     waiting = np.arange(known, len(parent))
     while len(waiting):
-        above = found[parent[waiting]]
+        above = result[parent[waiting]]
         ready = above > -2
         here = waiting[ready]
         if not len(here):
@@ -365,8 +365,8 @@ def build_paths(
                 number_of[one] = len(all_paths)
                 all_paths.append(one)
             numbers.append(number_of[one])
-        found[here] = np.array(numbers, np.int64)[number.reshape(-1)]
-    return found[:-1], tuple(all_paths)
+        result[here] = np.array(numbers, np.int64)[number.reshape(-1)]
+    return result[:-1], tuple(all_paths)
 
 
 def resolve_parents(*, enclosing: Int64, start_ns: Int64, end_ns: Int64, process: Int64, identity: Int64) -> Int64:
@@ -388,8 +388,8 @@ def resolve_parents(*, enclosing: Int64, start_ns: Int64, end_ns: Int64, process
     nested_rank[nested_rank >= rank] = -1
     named_rank = _named_parents(rank, order, start_ns, end_ns, process, identity)
     by_name = named_rank > nested_rank
-    chosen = np.where(by_name, named_rank, nested_rank)
-    parent: Int64 = np.where(chosen >= 0, order[chosen], -1)
+    choice = np.where(by_name, named_rank, nested_rank)
+    parent: Int64 = np.where(choice >= 0, order[choice], -1)
     if by_name.any():
         parent[by_name & (_above(parent, by_name) % MAX_DEPTH == 0)] = -1
     return parent
@@ -401,11 +401,11 @@ def _named_parents(rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, pr
     Numbers come again after 2**30, and a parent may have ended before its child began: it is the last instance of that
     number and process to begin before the child, if it was still open then.
     """
-    found = np.full(len(rank), -1, np.int64)
+    result = np.full(len(rank), -1, np.int64)
     known = np.flatnonzero(identity != NULL)
     children = known[unpack_parent(identity[known]) > 0]
     if not len(children):
-        return found
+        return result
     processes = int(process.max()) + 1
     who = unpack_instance(identity[known]) * processes + process[known]
     whose = unpack_parent(identity[children]) * processes + process[children]
@@ -416,8 +416,8 @@ def _named_parents(rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, pr
     last = keys[np.maximum(at, 0)]
     parent = order[last % len(rank)]
     fits = (at >= 0) & (kinds[kind] == whose) & (last // len(rank) == kind) & (end_ns[parent] >= start_ns[children])
-    found[children[fits]] = rank[parent[fits]]
-    return found
+    result[children[fits]] = rank[parent[fits]]
+    return result
 
 
 def _above(parent: Int64, counts: Bool) -> Int64:
@@ -448,11 +448,11 @@ def find_parents(thread: Int32, start_ns: Int64, end_ns: Int64) -> Int64:
     bounds = np.flatnonzero(np.diff(thread[order], prepend=-1, append=-1))
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         here = order[first:last]
-        found = _parents_when_nested(start_ns[here], end_ns[here])
-        if found is None:
-            found = _parents_when_crossing(start_ns[here], end_ns[here])
-        inside = found >= 0
-        parent[here[inside]] = here[found[inside]]
+        result = _parents_when_nested(start_ns[here], end_ns[here])
+        if result is None:
+            result = _parents_when_crossing(start_ns[here], end_ns[here])
+        inside = result >= 0
+        parent[here[inside]] = here[result[inside]]
     return parent
 
 
@@ -479,8 +479,8 @@ def _parents_when_nested(start: Int64, end: Int64) -> Int64 | None:
     at = np.searchsorted(keys, (depth - 1) * stride + index) - 1
     parent: Int64 = np.where(depth > 0, by_level[np.maximum(at, 0)], -1)
     inside = parent >= 0
-    chosen = parent[inside]
-    encloses = (end[chosen] >= end[inside]) & (depth[chosen] == depth[inside] - 1) & (chosen < index[inside])
+    choice = parent[inside]
+    encloses = (end[choice] >= end[inside]) & (depth[choice] == depth[inside] - 1) & (choice < index[inside])
     return parent if encloses.all() else None
 
 

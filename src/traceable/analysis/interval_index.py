@@ -113,11 +113,11 @@ class Reduction:
 
     def __call__(self, reduce: np.ufunc, values: Int64, empty: int) -> Int64:
         """Return `reduce` over each slice of `values`; `empty` for slices without values."""
-        found = np.full(self._count, empty, np.int64)
+        result = np.full(self._count, empty, np.int64)
         if len(self._some):
             # One value more, so that the end of the last slice is an index.
-            found[self._some] = reduce.reduceat(np.append(values, empty), self._bounds)[::2]
-        return found
+            result[self._some] = reduce.reduceat(np.append(values, empty), self._bounds)[::2]
+        return result
 
 
 def iter_pairs(segments: Segments, events: ThreadEvents) -> Iterator[tuple[Int64, Int64]]:

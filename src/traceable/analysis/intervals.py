@@ -118,10 +118,10 @@ def union_by_lane(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Union:
         last.append(0)
     bounds = np.cumsum(sizes)
     # What was latest before an interval is the end of the one before it, but for the first of a lane.
-    found = np.append(np.concatenate(ends)[1:], 0)[: bounds[-1]]
+    result = np.append(np.concatenate(ends)[1:], 0)[: bounds[-1]]
     some = np.flatnonzero(np.diff(bounds))
-    found[bounds[some + 1] - 1] = np.array(last, np.int64)[some]
-    return Union(np.concatenate(starts), found, bounds)
+    result[bounds[some + 1] - 1] = np.array(last, np.int64)[some]
+    return Union(np.concatenate(starts), result, bounds)
 
 
 _ROWS_AT_ONCE = 1 << 15
@@ -204,7 +204,7 @@ class Gaps:
 def find_gaps(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Gaps:
     """Return the gaps between the intervals of each lane."""
     nothing = np.empty(0, np.int64)
-    found: list[tuple[Int64, ...]] = [(nothing,) * 5]
+    result: list[tuple[Int64, ...]] = [(nothing,) * 5]
     for lane, rows in enumerate(lanes):
         longest = -1
         for some, start, end, before in _in_parts(start_ns, end_ns, rows):
@@ -218,10 +218,10 @@ def find_gaps(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Gaps:
             behind = np.flatnonzero((before[after - 1] == begin) | (after == 0))
             reached = np.searchsorted(latest, begin[behind], "left")
             row[behind] = np.where(begin[behind] == before[0], longest, some[np.minimum(reached, len(some) - 1)])
-            found.append((np.full(len(after), lane), row, some[after], begin, start[after]))
+            result.append((np.full(len(after), lane), row, some[after], begin, start[after]))
             if latest[-1] > before[0]:
                 longest = int(some[np.searchsorted(latest, latest[-1], "left")])
-    return Gaps(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    return Gaps(*(np.concatenate(column) for column in zip(*result, strict=True)))
 
 
 def overlaps_any(gaps: Gaps, start_ns: Int64, end_ns: Int64) -> Bool:
@@ -229,15 +229,15 @@ def overlaps_any(gaps: Gaps, start_ns: Int64, end_ns: Int64) -> Bool:
 
     To pass over what needs no closer look: its cost grows with the number of intervals more than with that of gaps.
     """
-    found = np.zeros(len(gaps), np.bool_)
+    result = np.zeros(len(gaps), np.bool_)
     whole = merge_intervals(start_ns, end_ns)
     bounds = np.searchsorted(gaps.lane, np.arange(int(gaps.lane.max(initial=-1)) + 2)).tolist()
     for low, high in pairwise(bounds):
         first = np.searchsorted(gaps.end_ns[low:high], whole.start_ns, "right")
         last = np.searchsorted(gaps.start_ns[low:high], whole.end_ns, "left")
         # Both are disjoint, so that there are hardly more pairs than gaps and intervals.
-        found[low + expand_slices(first, np.maximum(last - first, 0))] = True
-    return found
+        result[low + expand_slices(first, np.maximum(last - first, 0))] = True
+    return result
 
 
 def measure_covered_ns(within: Union, lane: NDArray[np.integer], start_ns: Int64, end_ns: Int64) -> Int64:
@@ -246,8 +246,8 @@ def measure_covered_ns(within: Union, lane: NDArray[np.integer], start_ns: Int64
     An interval of lane -1, and one whose end is not after its start, has 0.
     """
     covered = np.zeros(len(lane), np.int64)
-    asked = np.flatnonzero((end_ns > start_ns) & (lane >= 0))
-    for i, rows in enumerate(build_lanes(lane, len(within), asked)):
+    valid = np.flatnonzero((end_ns > start_ns) & (lane >= 0))
+    for i, rows in enumerate(build_lanes(lane, len(within), valid)):
         starts, ends = within.lane(i)
         if len(starts) and len(rows):
             covered[rows] = _covered(starts, ends, start_ns[rows], end_ns[rows])
@@ -308,8 +308,8 @@ class BlockIndex:
     def find_overlapping(self, begin: int, end: int) -> Int64:
         """Return the rows that start before `end` and end after `begin`, in order."""
         rows = self._rows((self.earliest < end) & (self.latest > begin))
-        found: Int64 = rows[(self.start_ns[rows] < end) & (self.end_ns[rows] > begin)]
-        return found
+        result: Int64 = rows[(self.start_ns[rows] < end) & (self.end_ns[rows] > begin)]
+        return result
 
     def find_near(self, begin_ns: Int64, end_ns: Int64) -> Int64:
         """Return all rows that overlap or touch any of the closed intervals, and some more, in order."""

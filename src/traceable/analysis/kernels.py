@@ -384,8 +384,8 @@ def _require_kernels(context: Context) -> None:
         return
     tables = trace.source.tables
     if len(trace.graph_launches):
-        found = f"no kernel in the trace: its {len(trace.graph_launches)} graph launches were traced as whole graphs"
-        raise MissingDataError("only_whole_graphs", found, _GRAPH_REMEDY)
+        problem = f"no kernel in the trace: its {len(trace.graph_launches)} graph launches were traced as whole graphs"
+        raise MissingDataError("only_whole_graphs", problem, _GRAPH_REMEDY)
     if "CUPTI_ACTIVITY_KIND_KERNEL" in tables:
         raise MissingDataError(
             "no_kernels_selected", "no kernel in the selected part of the trace", "select more of it"
@@ -634,12 +634,12 @@ def _part(context: Context, prefix: str, number: Int64, item: Int64, items: _Ite
     group, first = number_groups(number, items.cell[item])
     groups = len(first)
     number, cell = number[first], items.cell[item[first]]
-    found = sort_groups(group, kernels.end_ns[kernel] - kernels.start_ns[kernel], groups)
+    durations = sort_groups(group, kernels.end_ns[kernel] - kernels.start_ns[kernel], groups)
     columns = {
         f"{prefix}range_instances": seen.counted(number * cells + cell),
         f"{prefix}count": _different(group, item, kernel, groups, len(items.kernel) == len(kernels)),
-        f"{prefix}total_ns": found.totals(),
-        **found.summary(f"{prefix}kernel"),
+        f"{prefix}total_ns": durations.totals(),
+        **durations.summary(f"{prefix}kernel"),
     }
     return np.stack([number - 1, items.thread[cell], items.label[cell]], axis=1), columns
 

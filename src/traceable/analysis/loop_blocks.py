@@ -215,8 +215,8 @@ def _suspensions(context: Context) -> tuple[Int64, Bool]:
 
     These begin with the segment of a coroutine inside their own, which was suspended as well.
     """
-    ran, found = find_loop_segments(context), context.instances
-    resumed = np.flatnonzero(found.task[ran.owner])
+    ran, instances = find_loop_segments(context), context.instances
+    resumed = np.flatnonzero(instances.task[ran.owner])
     by_owner = resumed[np.lexsort((ran.start_ns[resumed], ran.owner[resumed]))]
     suspended_at = np.full(len(ran.owner), -1, np.int64)
     same = ran.owner[by_owner[1:]] == ran.owner[by_owner[:-1]]
@@ -224,5 +224,5 @@ def _suspensions(context: Context) -> tuple[Int64, Bool]:
     awaited = np.zeros(len(ran.owner), np.bool_)
     if len(awaited) > 1:
         inner = (ran.thread[1:] == ran.thread[:-1]) & (ran.end_ns[1:] <= ran.end_ns[:-1]) & (suspended_at[1:] >= 0)
-        awaited[:-1] = inner & (found.parent[ran.owner[1:]] == ran.owner[:-1])
+        awaited[:-1] = inner & (instances.parent[ran.owner[1:]] == ran.owner[:-1])
     return suspended_at, awaited

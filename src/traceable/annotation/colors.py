@@ -52,7 +52,7 @@ r ff0000 g 008000 b 0000ff c 00bfbf m bf00bf y bfbf00 k 000000 w ffffff
 _known: dict[str, int] = {}
 
 
-def _named(name: str) -> int | None:
+def _look_up(name: str) -> int | None:
     """Look a color name up, in any case. The table is parsed at the first name that needs it.
 
     Whole or not at all: memory may run out meanwhile, and half a table would reject names.
@@ -106,7 +106,7 @@ def parse_color(color: object) -> int:
     if isinstance(color, int):
         argb = int(color) if 0 <= color <= 0xFFFFFFFF else None
     elif isinstance(color, str):
-        argb = _hex(color) if color.strip().startswith("#") else _named(color)
+        argb = _hex(color) if color.strip().startswith("#") else _look_up(color)
     elif isinstance(color, tuple):
         argb = _channels(color)
     else:

@@ -350,9 +350,9 @@ class DomainCounter(Counter):
         )
 
 
-def _rebuilt(domain: str | None, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _rebuilt(domain: str | None, arguments: tuple[Any, ...], names: dict[str, Any]) -> Any:
     """Make the counter that was pickled or copied."""
-    return get_domain(domain).get_counter(*arguments, **named)
+    return get_domain(domain).get_counter(*arguments, **names)
 
 
 class Int64Counter(DomainCounter):

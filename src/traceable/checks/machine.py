@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import traceable
 from traceable import _native
 from traceable.collectors import gpu_device
 from traceable.errors import Message
@@ -237,7 +236,7 @@ def inspect_extensions(folder: Path | None = None) -> Extensions:
         except OSError as error:  # e.g. one built for a newer libc
             broken[name] = str(error).removeprefix(f"{library}: ")
     return Extensions(
-        get_package_version("traceable") or f"of {Path(traceable.__file__).parent}",
+        get_package_version("traceable") or f"of {Path(_native.__file__).parents[1]}",
         tuple(missing),
         tuple(name for name in missing if any(folder.glob(f"{name}.*.so"))),
         broken,

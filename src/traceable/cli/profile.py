@@ -85,12 +85,12 @@ def show_profile(
     with Progress() as progress:
         recording = load(path, progress=progress, run_directory=run_directory)
         recording.query_all([("ranges", {}), ("findings", {})])
-        judged = recording.verdicts(expected)
+        verdict = recording.verdicts(expected)
         if save_to is not None:
             why = {} if diagnose is None else {"diagnosis": diagnose(recording)}
-            write_report({**build_bounded_report(recording, judged), **why}, save_to)
-    print_ranges(recording, judged, arguments, parse_row_filter(arguments), title=title, stream=stream)
-    return judged, recording.windows, recording.completeness
+            write_report({**build_bounded_report(recording, verdict), **why}, save_to)
+    print_ranges(recording, verdict, arguments, parse_row_filter(arguments), title=title, stream=stream)
+    return verdict, recording.windows, recording.completeness
 
 
 def print_ranges(
@@ -131,10 +131,10 @@ def print_ranges(
         )
 
         page = Page(stream)
-        said = build_header(recording)
-        write_header(page, said, title)
+        output = build_header(recording)
+        write_header(page, output, title)
         shown = choice.for_terminal(TERMINAL_ROWS)
-        write_ranges(page, recording.profile, recording.counters(), shown, by, said["folded_names"])
+        write_ranges(page, recording.profile, recording.counters(), shown, by, output["folded_names"])
         if choice.match is None and choice.domain is None and choice.name is None:
             write_outside_ranges(page, recording.outside_ranges())
         if recording.has_step_ranges:
@@ -142,7 +142,7 @@ def print_ranges(
                 write_step_rates(page, recording.steps().others["summary"])
         with contextlib.suppress(MissingDataError):
             write_largest_findings(page, recording.findings(thresholds=thresholds))
-        write_notes(page, said)
+        write_notes(page, output)
     stream.flush()
 
 

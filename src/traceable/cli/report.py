@@ -480,9 +480,9 @@ def _report_unread_windows(path: Path) -> bool:
         or not run_dir.is_over(run_dir.load_manifest(path), path)
     ):
         return False
-    found = windows.evaluate_without_recording(path)
-    windows.report_capture(found, log)
-    return found is not None
+    result = windows.evaluate_without_recording(path)
+    windows.report_capture(result, log)
+    return result is not None
 
 
 def _report_lost(path: Path) -> bool:
@@ -519,8 +519,8 @@ def _answers(
     if documented:
         options[RANGES] = {"by": RANGES.by[0]}
         options.setdefault(FINDINGS, {"thresholds": parse_thresholds(arguments)})
-    found = recording.query_all([(view.name, options[view]) for view in options])
-    answers = dict(zip(options, found, strict=True))
+    result = recording.query_all([(view.name, options[view]) for view in options])
+    answers = dict(zip(options, result, strict=True))
     return {view: answers[view] for view in views if not (documented and view is RANGES)}
 
 
@@ -530,28 +530,28 @@ def _add_answers(
     """Return the document with the results of the views."""
     from traceable.report.document import missing_data_to_dict, table_to_dict
 
-    for view, found in answers.items():
+    for view, result in answers.items():
         if view is FINDINGS and FINDINGS.name in report:
             # The list of them, here as in report.json.
             continue
         # `ranges` is the list of the range paths, here as in report.json.
         key = f"ranges_by_{arguments.by}" if view is RANGES else view.name
-        if isinstance(found, MissingDataError):
-            report[key] = missing_data_to_dict(found)
+        if isinstance(result, MissingDataError):
+            report[key] = missing_data_to_dict(result)
         else:
-            report[key] = table_to_dict(found, build_row_filter(arguments, found))
+            report[key] = table_to_dict(result, build_row_filter(arguments, result))
     return report
 
 
-def _select_table(found: ViewResult, arguments: argparse.Namespace) -> tuple[list[Row], Sequence[str]]:
+def _select_table(result: ViewResult, arguments: argparse.Namespace) -> tuple[list[Row], Sequence[str]]:
     """Return the rows and columns of the table that --table names, the view's own by default."""
-    assert not isinstance(found, MissingDataError), "raised before"
-    table = found
+    assert not isinstance(result, MissingDataError), "raised before"
+    table = result
     if arguments.table is not None:
-        if arguments.table not in found.others:
-            there = f"it has {', '.join(found.others)}" if found.others else "it has no further tables"
+        if arguments.table not in result.others:
+            there = f"it has {', '.join(result.others)}" if result.others else "it has no further tables"
             raise UsageError("no_such_table", f"--view {arguments.view} has no table {arguments.table!r}", there)
-        table = found.others[arguments.table]
+        table = result.others[arguments.table]
     return build_row_filter(arguments, table).rows(table), table.columns
 
 
@@ -566,25 +566,25 @@ def _print_tables(
     many = ranges is not None
     report = build_header(recording)
     rows = TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS
-    tables = {view: found for view, found in answers.items() if not isinstance(found, MissingDataError)}
+    tables = {view: result for view, result in answers.items() if not isinstance(result, MissingDataError)}
     # Invalid options are rejected before anything is printed.
     choices = {
-        view: dataclasses.replace(build_row_filter(arguments, found).for_terminal(rows), fold=False)
-        for view, found in tables.items()
+        view: dataclasses.replace(build_row_filter(arguments, result).for_terminal(rows), fold=False)
+        for view, result in tables.items()
     }
     page = Page(sys.stdout)
     write_header(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
     if ranges is not None:
         shown = ranges.for_terminal(rows)
         write_ranges(page, recording.profile, recording.counters(), shown, "path", report["folded_names"])
-    for view, found in answers.items():
+    for view, result in answers.items():
         page.line()
         if many:
             page.line(f"{view.name}: {view.help}")
-        if isinstance(found, MissingDataError):
-            page.line(f"not available: {found}")
+        if isinstance(result, MissingDataError):
+            page.line(f"not available: {result}")
         else:
-            write_view(page, view, found, choices[view], TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
+            write_view(page, view, result, choices[view], TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
     write_notes(page, report)
 
 
@@ -682,11 +682,11 @@ def _comparison_table(recordings: Sequence[Recording], by: str, arguments: argpa
 
     steps_query = ("steps", {"range_name": arguments.step_range, "step_kernel": arguments.step_kernel})
     steps = [recording.query_all([steps_query])[0] for recording in recordings]
-    summaries = [None if isinstance(found, MissingDataError) else found.others["summary"] for found in steps]
+    summaries = [None if isinstance(result, MissingDataError) else result.others["summary"] for result in steps]
     notes = [
-        Message("steps_not_shown", f"{letter} has no steps to show: {found.message}")
-        for letter, found in zip(LETTERS, steps, strict=False)
-        if isinstance(found, MissingDataError)
+        Message("steps_not_shown", f"{letter} has no steps to show: {result.message}")
+        for letter, result in zip(LETTERS, steps, strict=False)
+        if isinstance(result, MissingDataError)
     ]
     ranges = [recording.profile.names if by == "name" else recording.profile.ranges for recording in recordings]
     return dataclasses.replace(

@@ -546,25 +546,25 @@ def _requested_conditions(arguments: argparse.Namespace, *, steps: bool, control
     by_option = {name: getattr(arguments, name) for name in start_conditions.OPTIONS}
     if any(text == "" for text in by_option.values()):
         raise UsageError("value_missing", "a condition has no value", "write one as in --delay 10")
-    found = start_conditions.parse_conditions(by_option)
+    result = start_conditions.parse_conditions(by_option)
     if not environment.read_flag(environment.DISABLE):
         by_variable = start_conditions.parse_conditions(start_conditions.read_environment(), by_option=False)
-        found = start_conditions.merge_conditions(
-            found, by_variable, (name for name, text in by_option.items() if text is None)
+        result = start_conditions.merge_conditions(
+            result, by_variable, (name for name, text in by_option.items() if text is None)
         )
-    if any(found) and controlled and not steps:
+    if any(result) and controlled and not steps:
         raise UsageError(
             "conditions_without_windows",
-            f"{str(found) or f'a duration of {found.duration_s:g} s'}: --control alone has no windows for it",
+            f"{str(result) or f'a duration of {result.duration_s:g} s'}: --control alone has no windows for it",
             "name some with --steps, or leave out --control",
         )
-    return found
+    return result
 
 
-def _condition_variables(found: Conditions, *, steps: bool) -> dict[str, str]:
+def _condition_variables(result: Conditions, *, steps: bool) -> dict[str, str]:
     """Return what to set in the program's environment."""
-    variables = found.to_environment()
-    if variables and not steps and not found.need_steps:
+    variables = result.to_environment()
+    if variables and not steps and not result.need_steps:
         from traceable.capture.bootstrap import make_bootstrap_path
 
         # A window of time is for programs, too, that never import traceable.

@@ -135,10 +135,10 @@ def build_bounded_report(recording: Recording, verdicts: Sequence[ExpectationRes
 def _findings(recording: Recording, thresholds: Mapping[str, float] | None) -> dict[str, Any]:
     """Return all findings and the state of each rule; instead of the rules why the recording supports none."""
     try:
-        found = recording.findings(thresholds=thresholds)
+        result = recording.findings(thresholds=thresholds)
     except MissingDataError as error:
         return {"findings": [], "finding_rules": missing_data_to_dict(error)}
-    return {"findings": list(found.rows()), "finding_rules": list(found.others["rules"].rows())}
+    return {"findings": list(result.rows()), "finding_rules": list(result.others["rules"].rows())}
 
 
 def table_to_dict(table: Table, choice: RowFilter) -> dict[str, Any]:
@@ -187,11 +187,11 @@ def write_file(text: str, path: Path) -> None:
         ) from error
 
 
-def completeness_to_dict(found: Completeness) -> dict[str, Any]:
+def completeness_to_dict(completeness: Completeness) -> dict[str, Any]:
     """Return whether a recording holds what was emitted, as docs/report.md describes it."""
     return {
-        "state": found.state,
-        "reason": found.not_compared,
+        "state": completeness.state,
+        "reason": completeness.not_compared,
         "processes": [
             {
                 "pid": one.pid,
@@ -202,7 +202,7 @@ def completeness_to_dict(found: Completeness) -> dict[str, Any]:
                 "losses": dict(one.losses),
                 "reason": one.reason,
             }
-            for one in found.processes
+            for one in completeness.processes
         ],
     }
 

@@ -110,8 +110,8 @@ def list_trace_files(directory: Path) -> list[Path]:
     try:
         entries = sorted(entry for entry in directory.iterdir() if entry.name.endswith(_SUFFIXES) and entry.is_file())
     except OSError as error:
-        found = f"{directory} can't be read: {error.strerror}"
-        raise TraceError("file_unreadable", found, "check its permissions") from None
+        problem = f"{directory} can't be read: {error.strerror}"
+        raise TraceError("file_unreadable", problem, "check its permissions") from None
     candidates = [entry for entry in entries if entry.name.endswith(_TORCH_SUFFIXES)] or entries
     return [entry for entry in candidates if not entry.name.startswith(".") and is_trace(entry)]
 
@@ -128,8 +128,8 @@ def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
     """
     paths = list_trace_files(path) if path.is_dir() else [path]
     if not paths:
-        found = f"no torch.profiler trace in directory {path}"
-        raise TraceError("no_trace_in_directory", found, "give the trace file itself")
+        problem = f"no torch.profiler trace in directory {path}"
+        raise TraceError("no_trace_in_directory", problem, "give the trace file itself")
     files = sorted(map(read_file, paths), key=lambda file: (file.rank is None, file.rank or 0, str(file.path)))
     _check_distinct(files)
     gpus = number_gpus(files)
@@ -162,8 +162,8 @@ def _check_distinct(files: Sequence[File]) -> None:
         spans.sort()
         for (_, last, path), (first, _, other) in itertools.pairwise(spans):
             if first < last:
-                found = f"{path} and {other} cover the same process and time"
-                raise TraceError("traces_overlap", found, "give only one of them, or remove the other")
+                problem = f"{path} and {other} cover the same process and time"
+                raise TraceError("traces_overlap", problem, "give only one of them, or remove the other")
 
 
 def _check_related(files: Sequence[File], parts: Sequence[Trace]) -> None:

@@ -258,8 +258,8 @@ class Document:
         return TraceError("file_cut_off", f"{self.path} is truncated after {self.events_read} events", TRUNCATED_HINT)
 
     def _rejected(self, problem: Message) -> TraceError:
-        found = f"{self.path} is not a valid profiler trace: {problem}"
-        return TraceError(problem.code, found, untrusted.format_limit_remedy())
+        problem_text = f"{self.path} is not a valid profiler trace: {problem}"
+        return TraceError(problem.code, problem_text, untrusted.format_limit_remedy())
 
     def _damaged(self, problem: Message, at: int | None = None) -> TraceError:
         place = self._before + (self._at if at is None else at)

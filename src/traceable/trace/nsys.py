@@ -366,18 +366,18 @@ class _Reader:
         try:
             version = tuple(int(part) for part in stated.split(".")[:2])
         except ValueError as error:
-            found = f"{path} has an invalid schema version: {stated!r}"
-            raise TraceError("schema_version_invalid", found, RE_EXPORT) from error
+            problem = f"{path} has an invalid schema version: {stated!r}"
+            raise TraceError("schema_version_invalid", problem, RE_EXPORT) from error
         if version[0] > NEWEST_SCHEMA[0]:
-            found = f"{path} has nsys schema {stated}, newer than {NEWEST_SCHEMA[0]}.x"
-            raise TraceError("schema_too_new", found, "upgrade traceable to read it")
+            problem = f"{path} has nsys schema {stated}, newer than {NEWEST_SCHEMA[0]}.x"
+            raise TraceError("schema_too_new", problem, "upgrade traceable to read it")
         if version < OLDEST_SCHEMA:
-            found = f"{path} has nsys schema {stated}, older than 2.x"
-            raise TraceError("schema_too_old", found, "export the report again with nsys 2021 or later")
+            problem = f"{path} has nsys schema {stated}, older than 2.x"
+            raise TraceError("schema_too_old", problem, "export the report again with nsys 2021 or later")
         if version > NEWEST_SCHEMA:
             known = ".".join(map(str, NEWEST_SCHEMA))
-            found = f"schema {stated} is newer than {known}: newer fields are not read"
-            self.notes.append(Message("schema_newer", found))
+            problem = f"schema {stated} is newer than {known}: newer fields are not read"
+            self.notes.append(Message("schema_newer", problem))
         return stated
 
     def _first(self, table: str, column: str) -> int | None:
@@ -407,8 +407,8 @@ class _Reader:
         for table, rows in rows_by_table.items():
             keys = [rows.encoded[key].values for key in ("name", "short name", "textId") if key in rows.encoded]
             if table in TABLES and any((key != NULL).any() for key in keys):
-                found = f"{self.database.path} has no table StringIds, which holds the names of table {table}"
-                raise TraceError("table_missing", found, RE_EXPORT)
+                problem = f"{self.database.path} has no table StringIds, which holds the names of table {table}"
+                raise TraceError("table_missing", problem, RE_EXPORT)
 
     def _prepare(self, table: str, rows: Rows) -> Rows:
         """Return a table of events sorted by start, the longer of two first; equal ones stay in the file's order.

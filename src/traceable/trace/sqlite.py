@@ -248,8 +248,8 @@ class Database:
         changed = self._changed()
         self._close()
         if changed and (kind is None or issubclass(kind, TraceError)):
-            found = f"{self.path} changed while it was read"
-            raise TraceError("written_while_read", found, "wait until the export has finished")
+            problem = f"{self.path} changed while it was read"
+            raise TraceError("written_while_read", problem, "wait until the export has finished")
 
     @property
     def tables(self) -> frozenset[str]:
@@ -263,8 +263,8 @@ class Database:
             TraceError: something else has that name.
         """
         if table in self._others:
-            found = f"{self.path}: {table} is a view or virtual table, which no export has"
-            raise TraceError("not_a_table", found, RE_EXPORT)
+            problem = f"{self.path}: {table} is a view or virtual table, which no export has"
+            raise TraceError("not_a_table", problem, RE_EXPORT)
         return frozenset(self._tables[table].positions) if table in self._tables else frozenset()
 
     def read(
@@ -328,8 +328,8 @@ class Database:
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 count += len(rows)
                 if count > self.size_bytes // _ROW_BYTES:
-                    found = f"{self.path} is damaged in table {table} (it holds more rows than its size allows)"
-                    raise TraceError("too_many_rows", found, RE_EXPORT)
+                    problem = f"{self.path} is damaged in table {table} (it holds more rows than its size allows)"
+                    raise TraceError("too_many_rows", problem, RE_EXPORT)
                 if integers:
                     chunks.append(self._integers(table, rows, len(integers)))
                 for offset, parts in enumerate(floats, start=len(integers)):
@@ -356,8 +356,8 @@ class Database:
     def _floats(self, table: str, rows: list[Any], offset: int) -> NDArray[np.float64]:
         values = [row[offset] for row in rows]
         if not all(value is None or isinstance(value, float | int) for value in values):
-            found = f"{self.path}: table {table} has a column of numbers with other values"
-            raise TraceError("column_not_numeric", found, RE_EXPORT)
+            problem = f"{self.path}: table {table} has a column of numbers with other values"
+            raise TraceError("column_not_numeric", problem, RE_EXPORT)
         return np.array(values, np.float64)
 
     def _integers(self, table: str, rows: list[Any], width: int) -> NDArray[np.int64]:
@@ -366,8 +366,8 @@ class Database:
         except ValueError as error:
             raise self._damaged(error, table) from error
         if values.dtype != np.int64:
-            found = f"{self.path}: table {table} has a column of whole numbers with other values"
-            raise TraceError("column_not_whole_numbers", found, RE_EXPORT)
+            problem = f"{self.path}: table {table} has a column of whole numbers with other values"
+            raise TraceError("column_not_whole_numbers", problem, RE_EXPORT)
         return values
 
     def _layouts(self) -> dict[str, Layout]:
@@ -449,8 +449,8 @@ def _check_size(path: Path) -> int:
         raise TraceError("not_sqlite", f"{path} is not an SQLite file", remedy)
     if unfinished:
         remedy = f"wait until the export has finished; if none is running, it was interrupted: {RE_EXPORT}"
-        found = f"{path} is still being written ({unfinished[0].name} is next to it)"
-        raise TraceError("export_unfinished", found, remedy)
+        problem = f"{path} is still being written ({unfinished[0].name} is next to it)"
+        raise TraceError("export_unfinished", problem, remedy)
     _check_whole(path, size, header)
     return size
 

@@ -703,9 +703,9 @@ def _apply_payloads(
 ) -> None:
     """Write the payloads and range ids in `records` into the columns of the events at `rows`."""
     data, word = records["data"], records["word"]
-    chosen = kinds == _PAYLOAD
-    types = word[chosen] & np.uint64(0xFF)
-    events.payload_type[rows[chosen]] = np.where(types <= _PAYLOAD_TYPES, types, 0)
-    events.payload[rows[chosen]] = data[chosen]
-    chosen = kinds == _RANGE_ID
-    events.range_id[rows[chosen]] = data[chosen]
+    of_kind = kinds == _PAYLOAD
+    types = word[of_kind] & np.uint64(0xFF)
+    events.payload_type[rows[of_kind]] = np.where(types <= _PAYLOAD_TYPES, types, 0)
+    events.payload[rows[of_kind]] = data[of_kind]
+    of_kind = kinds == _RANGE_ID
+    events.range_id[rows[of_kind]] = data[of_kind]

@@ -356,7 +356,7 @@ def parse_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
             raise UsageError(
                 "threshold_malformed",
                 f"--threshold {word[:80]!r} is not RULE.NAME=VALUE",
-                "say for instance low_utilization.utilization=0.8",
+                "for example: low_utilization.utilization=0.8",
             ) from None
     if thresholds:
         # The rules need numpy, which takes a tenth of a second to import.

@@ -72,7 +72,7 @@ class ProcessRecord:
         """Replace sections, and write the file.
 
         Args:
-            silent: whether a failure is not reported: nobody requested what is lost.
+            silent: whether a failure is not reported, since no option requested what is lost.
             sections: by name, each a function that returns its content, as `to_json` takes it. It is called again if a
                 signal handler, or a finalizer, changes the record in the middle: the last content to be written is the
                 newest.

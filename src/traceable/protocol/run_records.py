@@ -278,7 +278,7 @@ def _read_step_counts(stem: Path) -> tuple[int, int] | None:
     return (begun, ended) if all(0 <= count < untrusted.LATEST_NS for count in (begun, ended)) else None
 
 
-# ---- what readers ask of all records
+# ---- labels, ranks and expected names of all processes
 
 
 def load_labels(directory: Path, manifest: Mapping[str, Any]) -> dict[int, str]:

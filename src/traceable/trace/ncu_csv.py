@@ -128,7 +128,7 @@ def parse(text: str, source: str, metrics: Sequence[str] = ()) -> list[Launch]:
         problem = f"{source} has no launch of a kernel"
         raise TraceError("no_kernel_launches", problem, "profile again with other filters")
     if not any(launch.values or launch.requested for launch in launches.values()):
-        problem = f"{source} has none of the metrics that tell what limits its {len(launches)} launches"
+        problem = f"{source} has none of the metrics that show what limits its {len(launches)} launches"
         remedy = "profile with `traceable ncu`, or collect ncu's section SpeedOfLight"
         raise TraceError("no_metrics", problem, remedy)
     return list(launches.values())

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from traceable.protocol import gpu_files
+from traceable.protocol.untrusted import SQLITE_MAGIC
 from traceable.trace import nsys
 from traceable.trace.model import Trace
-from traceable.trace.sqlite import MAGIC
 
 __all__ = ["Trace", "load"]
 
@@ -50,7 +50,7 @@ def load(
 def _is_database(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
     except OSError:
         # The reader raises it with its reason.
         return True

@@ -49,7 +49,6 @@ except ImportError:
 DECODER_AVAILABLE = _pages is not None
 """Whether the decoder is built."""
 
-MAGIC = b"SQLite format 3\x00"
 RE_EXPORT = "export the report again with `nsys export --type sqlite`, or copy the file again from where it was made"
 _GIVE_A_FILE = "give a .sqlite or .nsys-rep file, or a run directory"
 _ROWS_AT_ONCE = 1 << 16
@@ -444,7 +443,7 @@ def _check_size(path: Path) -> int:
     if not size:
         remedy = "the export failed or has not started writing; export the report again"
         raise TraceError("file_empty", f"{path} is empty", remedy)
-    if not header.startswith(MAGIC[: len(header)]):
+    if not header.startswith(untrusted.SQLITE_MAGIC[: len(header)]):
         remedy = "give an nsys .sqlite export, a .nsys-rep or a run directory"
         raise TraceError("not_sqlite", f"{path} is not an SQLite file", remedy)
     if unfinished:

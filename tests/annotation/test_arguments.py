@@ -7,8 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from traceable.annotation.arguments import normalize_payload
-from traceable.annotation.colors import parse_color
+from traceable.annotation.arguments import normalize_payload, parse_color
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ domain.mark(**values)
     ],
 )  # fmt: skip
 def test_colours_are_those_of_the_package_and_of_matplotlib(color: Any, expected: int) -> None:
-    from traceable.annotation.colors import parse_color
+    from traceable.annotation.arguments import parse_color
 
     assert parse_color(color) == expected
 

@@ -13,7 +13,7 @@ import pytest
 from tests.checks.diagnosing import diagnosed
 from tests.skips import skip_unless_ci
 
-from traceable.launch import local_client
+from traceable.launch.process_watcher import SocketWatcher
 
 SERVER = """
 import socketserver
@@ -62,7 +62,7 @@ def test_curl_is_not_without_annotations(environ, server, tmp_path: Path) -> Non
 def test_a_connection_is_seen_and_a_server_is_no_client(server) -> None:
     port, pid = server
     with socket.create_connection(("127.0.0.1", port)):
-        sockets = local_client.SocketWatcher()
+        sockets = SocketWatcher()
         sockets.poll([os.getpid()])
         result = sockets.find_server(())
         assert result is not None
@@ -75,11 +75,11 @@ def test_a_connection_is_seen_and_a_server_is_no_client(server) -> None:
 @pytest.mark.parametrize("where", ["localhost:{}", "http://127.0.0.1:{}/a?b", "--url=http://0.0.0.0:{}", "[::1]:{}"])
 def test_a_command_line_that_names_the_server(server, where: str) -> None:
     port, pid = server
-    result = local_client.SocketWatcher().find_server(("client", where.format(port)))
+    result = SocketWatcher().find_server(("client", where.format(port)))
     assert result is not None
     assert (result["port"], result["pid"]) == (port, pid)
 
 
 @pytest.mark.parametrize("where", ["example.org:{}", "localhost.example.org:{}", "10.0.0.1:{}", "localhost"])
 def test_a_command_line_that_names_another_machine(server, where: str) -> None:
-    assert local_client.SocketWatcher().find_server(("client", where.format(server[0]))) is None
+    assert SocketWatcher().find_server(("client", where.format(server[0]))) is None

@@ -13,8 +13,7 @@ from traceable.capture.counter import StepCounter
 from traceable.capture.process import describe_python_end
 from traceable.capture.schedule import Schedule
 from traceable.capture.status import Publisher
-from traceable.capture.timed_window import TimedWindow
-from traceable.capture.windows import Windows
+from traceable.capture.windows import TimedWindow, Windows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ class Kernel:
     driver: bool = False
 
 
-def kernels_of(batch: int) -> dict[str, Kernel]:
+def make_kernels(batch: int) -> dict[str, Kernel]:
     """Return the kernels of one batch size by what they are for."""
     rows = 64 * batch
     loop = "at::native::vectorized_elementwise_kernel"

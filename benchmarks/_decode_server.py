@@ -6,7 +6,7 @@ eagerly, replays CUDA graphs, or learns: its backward kernels are launched by a 
 
 from __future__ import annotations
 
-from _decode_kernels import ATTENTION, BACKWARD, BATCHES, MLP, Kernel, kernels_of
+from _decode_kernels import ATTENTION, BACKWARD, BATCHES, MLP, Kernel, make_kernels
 from _program import (
     COMPUTE,
     CONTEXT,
@@ -50,7 +50,7 @@ class Server:
         self.memsets: list[Memset] = []
         self._kernel: dict[tuple[int, str], int] = {}
         for batch in BATCHES:
-            for use, kernel in kernels_of(batch).items():
+            for use, kernel in make_kernels(batch).items():
                 self._kernel[batch, use] = len(self.kernels)
                 self.kernels.append(kernel)
 
@@ -83,7 +83,7 @@ class Server:
             program.block(item, [lane])
         return number
 
-    def _memset(self, program: Program, size: int, lane: int, item: int = -1, node: int = 0) -> int:
+    def _call_memset(self, program: Program, size: int, lane: int, item: int = -1, node: int = 0) -> int:
         if item < 0:
             item = program.call("cudaMemsetAsync_v3020", 4900, 1500)
         self.memsets.append(Memset(size))
@@ -106,7 +106,7 @@ class Server:
             program.call("cudaThreadExchangeStreamCaptureMode_v10010", 280, 200)
             program.call("cudaEventRecordWithFlags_v11010", 850, 400)
 
-    def _layer(self, program: Program, layer: int, device: int, batch: int) -> None:
+    def _run_layer(self, program: Program, layer: int, device: int, batch: int) -> None:
         lane = device * LANES + COMPUTE
         with program.range(f"layer {layer}", before=2500):
             with program.range("attention"):
@@ -117,11 +117,11 @@ class Server:
                     last = self._launch(program, lane, batch, use)
             self._reduce(program, device, batch, last)
 
-    def _device_of(self, layer: int) -> int:
+    def _find_device(self, layer: int) -> int:
         return layer * self.devices // self.layers
 
-    def _layers_of(self, device: int) -> list[int]:
-        return [layer for layer in range(self.layers) if self._device_of(layer) == device]
+    def _list_layers(self, device: int) -> list[int]:
+        return [layer for layer in range(self.layers) if self._find_device(layer) == device]
 
     def _hand_over(self, program: Program, device: int) -> None:
         """Send the activations to the next device, which then waits for them; the last one waits for its reductions."""
@@ -135,7 +135,7 @@ class Server:
         program.join()
         self._launch(program, (device + 1) * LANES + COMPUTE, 1, "add", after=sent)
 
-    def _h2d(self, program: Program, pinned: bool) -> None:
+    def _copy_input(self, program: Program, pinned: bool) -> None:
         lane = COPY
         with program.range("h2d"):
             if pinned:
@@ -155,7 +155,7 @@ class Server:
         program.join()
         return last
 
-    def _d2h(self, program: Program, wait: int, pinned: bool, after: int) -> None:
+    def _copy_output(self, program: Program, wait: int, pinned: bool, after: int) -> None:
         """Copy the tokens back and wait: by an event, a stream, the whole device, or in a pageable copy itself."""
         device = self.devices - 1
         lanes = list(range(device * LANES, (device + 1) * LANES))
@@ -192,22 +192,22 @@ class Server:
         with program.range("decode_step"):
             with program.range("pack"):
                 program.work(42000)
-            self._h2d(program, pinned)
+            self._copy_input(program, pinned)
             with program.range("forward"):
                 self._forward(program, batch, grow)
                 self._poll(program)
                 last = self._sample(program, batch)
-            self._d2h(program, wait, pinned, last)
+            self._copy_output(program, wait, pinned, last)
         program.compile()
         return program
 
     def _forward(self, program: Program, batch: int, grow: int = -1) -> None:
         for device in range(self.devices):
-            for layer in self._layers_of(device):
+            for layer in self._list_layers(device):
                 if grow >= 0 and layer == self.layers // 2:
                     self._allocate(program, device, 64 << 20, grow)
-                self._layer(program, layer, device, batch)
-            self._memset(program, 4096, device * LANES + COMPUTE)
+                self._run_layer(program, layer, device, batch)
+            self._call_memset(program, 4096, device * LANES + COMPUTE)
             self._hand_over(program, device)
 
     def _allocate(self, program: Program, device: int, size: int, release: int) -> None:
@@ -223,33 +223,33 @@ class Server:
         with program.range("decode_step"):
             with program.range("pack"):
                 program.work(38000)
-            self._h2d(program, pinned=True)
+            self._copy_input(program, pinned=True)
             with program.range("forward"):
                 for device in range(self.devices):
                     item = program.call("cudaGraphLaunch_v10000", 21000, 1500)
-                    self._nodes(program, device, batch, item)
+                    self._execute_nodes(program, device, batch, item)
                     self._hand_over(program, device)
                 self._poll(program)
                 last = self._sample(program, batch)
-            self._d2h(program, STREAM, True, last)
+            self._copy_output(program, STREAM, True, last)
         program.compile()
         return program
 
-    def _graph(self, device: int, batch: int) -> int:
+    def _number_graph(self, device: int, batch: int) -> int:
         """Return the number of the captured graph; that of the executable one is one more."""
         return 1 + 2 * (device * len(BATCHES) + BATCHES.index(batch))
 
-    def _nodes(self, program: Program, device: int, batch: int, item: int) -> None:
+    def _execute_nodes(self, program: Program, device: int, batch: int, item: int) -> None:
         """Execute the graph's nodes by the launch `item`."""
-        node = (self._graph(device, batch) + 1) << 32
+        node = (self._number_graph(device, batch) + 1) << 32
         compute = device * LANES + COMPUTE
-        for _ in self._layers_of(device):
+        for _ in self._list_layers(device):
             for use in (*ATTENTION, *MLP):
                 node += 1
                 last = self._put(program, item, compute, batch, use, node=node)
             node += 1
             self._put(program, item, device * LANES + NCCL, batch, "reduce", last, node)
-        self._memset(program, 4096, compute, item, node + 1)
+        self._call_memset(program, 4096, compute, item, node + 1)
 
     def capture(self) -> Program:
         """Capture the graphs, inside the ranges of the layers, and make them executable."""
@@ -263,8 +263,8 @@ class Server:
 
     def _capture(self, program: Program, device: int, batch: int) -> None:
         program.call("cudaStreamBeginCapture_v10000", 6000)
-        first = number = self._graph(device, batch) << 32
-        for layer in self._layers_of(device):
+        first = number = self._number_graph(device, batch) << 32
+        for layer in self._list_layers(device):
             with program.range(f"layer {layer}"):
                 for name, uses in (("attention", ATTENTION), ("mlp", MLP), ("ncclAllReduce", ("reduce",))):
                     with program.range(name, NCCL_DOMAIN if name == "ncclAllReduce" else DEFAULT_DOMAIN):
@@ -284,7 +284,7 @@ class Server:
         with program.range("learn_step"):
             with program.range("pack"):
                 program.work(55000)
-            self._h2d(program, pinned=False)
+            self._copy_input(program, pinned=False)
             pooled = program.call("cudaMallocAsync_v11020", 7000, 900)
             program.allocations.append(Allocation(pooled, 0, 256 << 20, 0, True))
             with program.range("forward"):
@@ -292,7 +292,7 @@ class Server:
                 last = self._sample(program, batch)
             with program.range("backward"):
                 for layer in reversed(range(self.layers)):
-                    lane = self._device_of(layer) * LANES + COMPUTE
+                    lane = self._find_device(layer) * LANES + COMPUTE
                     for use in BACKWARD:
                         self._launch(program, lane, batch, use, AUTOGRAD, last)
                     program.join()
@@ -302,7 +302,7 @@ class Server:
                         self._launch(program, device * LANES + COMPUTE, batch, "adam")
             freed = program.call("cudaFreeAsync_v11020", 2400, 900)
             program.allocations.append(Allocation(freed, 0, 256 << 20, 1, True))
-            self._d2h(program, CONTEXT, False, last)
+            self._copy_output(program, CONTEXT, False, last)
         program.compile()
         return program
 
@@ -320,7 +320,7 @@ class Server:
                     # More than there is: after error 2 the server requests less.
                     program.call("cudaMalloc_v3020", 240000, result=2)
                     self._allocate(program, device, 20 << 30, 0)
-                    self._memset(program, 20 << 30, device * LANES + COMPUTE)
+                    self._call_memset(program, 20 << 30, device * LANES + COMPUTE)
             item = program.call("cudaDeviceSynchronize_v3020", 2500)
             lanes = list(range(self.devices * LANES))
             program.block(item, lanes, Sync(item, CONTEXT, 0, -1))

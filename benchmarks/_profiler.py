@@ -172,16 +172,18 @@ class Profiler:
             correlation = correlations[program.item[selected]]
             place = (start, stop, device, device + 1, 0, STREAM_IDS[lane % LANES], correlation, process.global_pid)
             node = np.where(program.node[selected] > 0, program.node[selected], NULL)
-            self._operations(kind, place, device, program.what[selected], node)
+            self._write_operations(kind, place, device, program.what[selected], node)
         if program.syncs:
-            self._syncs(process, program, outcome, correlations)
+            self._write_syncs(process, program, outcome, correlations)
         for allocation in program.allocations:
-            self._allocation(process, allocation, outcome, int(correlations[allocation.item]))
+            self._write_allocation(process, allocation, outcome, int(correlations[allocation.item]))
         if program.nodes:
-            self._nodes(process, program, outcome)
+            self._write_nodes(process, program, outcome)
         process.correlation += len(calls)
 
-    def _operations(self, kind: int, place: tuple[Int64 | int, ...], device: Int64, what: Int64, node: Int64) -> None:
+    def _write_operations(
+        self, kind: int, place: tuple[Int64 | int, ...], device: Int64, what: Int64, node: Int64
+    ) -> None:
         if kind == KERNEL:
             correlation = place[_PLACE.index("correlationId")]
             fixed = (1, 1, 1, 1, 0, 205258752, correlation, 32768)
@@ -196,7 +198,7 @@ class Profiler:
             sizes = np.array([self._server.memsets[number].size for number in what], np.int64)
             self._tables[_CUPTI + "MEMSET"].add(*place, 0, sizes, node, 2)
 
-    def _syncs(self, process: Process, program: Program, outcome: Outcome, correlations: Int64) -> None:
+    def _write_syncs(self, process: Process, program: Program, outcome: Outcome, correlations: Int64) -> None:
         items = np.array([sync.item for sync in program.syncs])
         device = np.array([sync.device for sync in program.syncs])
         kind = np.array([sync.kind for sync in program.syncs])
@@ -207,7 +209,7 @@ class Profiler:
         place = (begin, end, device, device + 1, NULL, stream, correlations[items], process.global_pid)
         self._tables[_CUPTI + "SYNCHRONIZATION"].add(*place, kind, event)
 
-    def _nodes(self, process: Process, program: Program, outcome: Outcome) -> None:
+    def _write_nodes(self, process: Process, program: Program, outcome: Outcome) -> None:
         items = np.array([node.item for node in program.nodes])
         # The copies that make a graph executable come one after the other within the one call.
         turn = np.arange(len(items)) - np.searchsorted(items, items)
@@ -218,7 +220,7 @@ class Profiler:
         who = process.global_tid(MAIN)
         self._tables["CUDA_GRAPH_NODE_EVENTS"].add(begin, begin, _NODE_CREATION, who, name, created, original)
 
-    def _allocation(self, process: Process, allocation: Allocation, outcome: Outcome, correlation: int) -> None:
+    def _write_allocation(self, process: Process, allocation: Allocation, outcome: Outcome, correlation: int) -> None:
         known = process.allocated.setdefault((allocation.device, allocation.size), [])
         if allocation.release:
             address = known.pop()
@@ -263,7 +265,7 @@ class Profiler:
             threads = [(self._strings.id(name), 20, process.global_tid(number)) for number, name in _THREADS.items()]
             self._insert("ThreadNames", threads)
             for device in devices:
-                known = (device, device, process.pid, _uuid(device), GPU["smCount"])
+                known = (device, device, process.pid, _make_uuid(device), GPU["smCount"])
                 self._insert("TARGET_INFO_CUDA_DEVICE", [known])
                 self._insert("TARGET_INFO_CUDA_CONTEXT_INFO", [(7, 0, 1, process.pid, device, device + 1, 0, 0)])
                 flags = zip(STREAM_IDS.tolist(), (3, 2, 2), strict=True)
@@ -271,7 +273,7 @@ class Profiler:
                 self._insert("TARGET_INFO_CUDA_STREAM", streams)
         for device in devices:
             bus = f"0000:{7 + 8 * device:02x}:00.0"
-            facts = {**GPU, "id": device, "busLocation": bus, "uuid": _uuid(device), "pwGpuId": device}
+            facts = {**GPU, "id": device, "busLocation": bus, "uuid": _make_uuid(device), "pwGpuId": device}
             columns, marks = ", ".join(facts), ", ".join("?" * len(facts))
             self._database.execute(f"INSERT INTO TARGET_INFO_GPU ({columns}) VALUES ({marks})", list(facts.values()))
         self._insert("TARGET_INFO_SESSION_START_TIME", [(UTC_EPOCH_NS, *["2026-01-01T00:00:00"] * 2)])
@@ -287,7 +289,7 @@ class Profiler:
             self._database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
 
 
-def _uuid(device: int) -> str:
+def _make_uuid(device: int) -> str:
     return f"00000000-0000-4000-8000-{device:012d}"
 
 

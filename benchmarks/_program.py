@@ -159,7 +159,7 @@ class Program:
 
     # ---- writing
 
-    def _item(self, name: str, cost: float, pause: float, driver: int, thread: int, result: int) -> int:
+    def _add_item(self, name: str, cost: float, pause: float, driver: int, thread: int, result: int) -> int:
         self._name.append(name)
         self._cost.append(cost)
         self._pause.append(pause)
@@ -171,20 +171,20 @@ class Program:
     @contextmanager
     def range(self, name: str, domain: int = 0, thread: int = 0, before: float = 300) -> Iterator[None]:
         """Push the range, `before` ns after what went before, and pop it at the end of the block."""
-        opened = Range(self._item("", 60, before, 0, thread, 0), 0, name, domain, thread)
+        opened = Range(self._add_item("", 60, before, 0, thread, 0), 0, name, domain, thread)
         self.ranges.append(opened)
         yield
-        opened.pop = self._item("", 60, 250, 0, thread, 0)
+        opened.pop = self._add_item("", 60, 250, 0, thread, 0)
 
     def work(self, duration: float) -> None:
         """Pass time on the host without calling CUDA."""
-        self._item("", 1, duration, 0, 0, 0)
+        self._add_item("", 1, duration, 0, 0, 0)
 
     def call(
         self, name: str, cost: float, pause: float = 700, driver: bool = False, thread: int = 0, result: int = 0
     ) -> int:
         """Call `name`, which takes `cost` ns, `pause` ns after what went before; return the item's number."""
-        return self._item(name, cost, pause, int(driver), thread, result)
+        return self._add_item(name, cost, pause, int(driver), thread, result)
 
     def operation(
         self, kind: int, item: int, lane: int, what: int, duration: float, after: int = -1, node: int = 0
@@ -233,9 +233,9 @@ class Program:
         self.thread = np.array(self._thread, np.int64)
         self.result = np.array(self._result, np.int64)
         self.kernels = int((self.kind == KERNEL).sum())
-        self.segments = self._segments()
+        self.segments = self._split_segments()
 
-    def _segments(self) -> list[_Segment]:
+    def _split_segments(self) -> list[_Segment]:
         stops = sorted({*(item + 1 for item in self._waits), len(self._name)})
         segments = []
         for first, last in zip([0, *stops[:-1]], stops, strict=True):

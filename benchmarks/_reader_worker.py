@@ -42,28 +42,28 @@ def main(method: str, path: Path) -> int:
     except ImportError as error:
         print(error)
         return MISSING
-    before = _peak_bytes()
+    before = _read_peak_bytes()
     began = time.perf_counter()
     columns = read()
     seconds = time.perf_counter() - began
-    peak = _peak_bytes()
+    peak = _read_peak_bytes()
     total = sum(int(column.sum()) for column in columns) % (1 << 64)
     print(json.dumps({"seconds": seconds, "peak_bytes": peak - before, "sum": total}))
     return 0
 
 
-def _peak_bytes() -> int:
+def _read_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _queries(quote: str = '"') -> Iterator[tuple[str, int]]:
+def _make_queries(quote: str = '"') -> Iterator[tuple[str, int]]:
     """Return for each table a query for its columns, and their number."""
     for table, names in COLUMNS.items():
         columns = ", ".join(f"coalesce({quote}{name}{quote}, {NULL}) AS c{i}" for i, name in enumerate(names))
         yield f"SELECT {columns} FROM {table}", len(names)
 
 
-def the_file(path: Path) -> Read:
+def read_file(path: Path) -> Read:
     """The control: the file read to its end."""
     block = bytearray(1 << 22)
 
@@ -76,7 +76,7 @@ def the_file(path: Path) -> Read:
     return read
 
 
-def ours(path: Path, decode: bool = True) -> Read:
+def read_with_traceable(path: Path, decode: bool = True) -> Read:
     from traceable.trace.sqlite import ColumnSpec, Database
 
     def read() -> list[Any]:
@@ -87,54 +87,54 @@ def ours(path: Path, decode: bool = True) -> Read:
     return read
 
 
-def ours_by_sqlite(path: Path) -> Read:
-    return ours(path, decode=False)
+def read_with_traceable_sqlite(path: Path) -> Read:
+    return read_with_traceable(path, decode=False)
 
 
-def _by_rows(execute: Callable[[str], Any]) -> list[Any]:
+def _collect_columns(execute: Callable[[str], Any]) -> list[Any]:
     """Return the columns from an iterator of rows."""
     import numpy as np
 
     columns: list[Any] = []
-    for query, width in _queries():
+    for query, width in _make_queries():
         values = np.fromiter(chain.from_iterable(execute(query)), np.int64).reshape(-1, width)
         columns += [values[:, i] for i in range(width)]
     return columns
 
 
-def by_sqlite3(path: Path) -> Read:
+def read_with_sqlite3(path: Path) -> Read:
     import numpy as np  # noqa: F401 - before the clock starts
 
-    return lambda: _by_rows(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True).execute)
+    return lambda: _collect_columns(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True).execute)
 
 
-def by_apsw(path: Path) -> Read:
+def read_with_apsw(path: Path) -> Read:
     import apsw
     import numpy as np  # noqa: F401
 
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    return lambda: _by_rows(apsw.Connection(f"file:{path}?mode=ro&immutable=1", flags=flags).execute)
+    return lambda: _collect_columns(apsw.Connection(f"file:{path}?mode=ro&immutable=1", flags=flags).execute)
 
 
-def by_pandas(path: Path) -> Read:
+def read_with_pandas(path: Path) -> Read:
     import pandas
 
     def read() -> list[Any]:
         connection = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
-        frames = [pandas.read_sql_query(query, connection) for query, _ in _queries()]
+        frames = [pandas.read_sql_query(query, connection) for query, _ in _make_queries()]
         return [frame[name].to_numpy() for frame in frames for name in frame]
 
     return read
 
 
-def by_adbc(path: Path) -> Read:
+def read_with_adbc(path: Path) -> Read:
     import pyarrow  # noqa: F401
     from adbc_driver_sqlite import dbapi
 
     def read() -> list[Any]:
         tables = []
         with dbapi.connect(str(path)) as connection, connection.cursor() as cursor:
-            for query, _ in _queries():
+            for query, _ in _make_queries():
                 cursor.execute(query)
                 tables.append(cursor.fetch_arrow_table())
         return [column.to_numpy() for table in tables for column in table.columns]
@@ -142,18 +142,20 @@ def by_adbc(path: Path) -> Read:
     return read
 
 
-def by_connectorx(path: Path) -> Read:
+def read_with_connectorx(path: Path) -> Read:
     import connectorx  # noqa: F401
     import polars
 
     def read() -> list[Any]:
-        frames = [polars.read_database_uri(query, f"sqlite://{path}", engine="connectorx") for query, _ in _queries()]
+        frames = [
+            polars.read_database_uri(query, f"sqlite://{path}", engine="connectorx") for query, _ in _make_queries()
+        ]
         return [column.to_numpy() for frame in frames for column in frame]
 
     return read
 
 
-def by_duckdb(path: Path) -> Read:
+def read_with_duckdb(path: Path) -> Read:
     import duckdb
 
     connection = duckdb.connect()
@@ -165,18 +167,18 @@ def by_duckdb(path: Path) -> Read:
     connection.execute("USE trace")
 
     def read() -> list[Any]:
-        tables = [connection.execute(query).fetchnumpy() for query, _ in _queries()]
+        tables = [connection.execute(query).fetchnumpy() for query, _ in _make_queries()]
         return [column for table in tables for column in table.values()]
 
     return read
 
 
-def parquet(path: Path) -> Read:
+def read_parquet(path: Path) -> Read:
     """Another format, for comparison: the same columns, written before by `reader.py`."""
     import pyarrow.parquet
 
     def read() -> list[Any]:
-        tables = [pyarrow.parquet.ParquetFile(parquet_path(path, table)).read() for table in COLUMNS]
+        tables = [pyarrow.parquet.ParquetFile(make_parquet_path(path, table)).read() for table in COLUMNS]
         return [column.to_numpy() for table in tables for column in table.columns]
 
     return read
@@ -187,30 +189,30 @@ def write_parquet(path: Path) -> Read:
     import pyarrow.parquet
 
     def write() -> list[Any]:
-        columns = iter(by_sqlite3(path)())
+        columns = iter(read_with_sqlite3(path)())
         for table, names in COLUMNS.items():
             rows = pyarrow.table({name: next(columns) for name in names})
-            pyarrow.parquet.write_table(rows, parquet_path(path, table))
+            pyarrow.parquet.write_table(rows, make_parquet_path(path, table))
         return []
 
     return write
 
 
-def parquet_path(path: Path, table: str) -> Path:
+def make_parquet_path(path: Path, table: str) -> Path:
     return path.with_name(f"{path.stem}-{table}.parquet")
 
 
 METHODS: dict[str, Callable[[Path], Read]] = {
-    "the file": the_file,
-    "ours": ours,
-    "ours, by sqlite3": ours_by_sqlite,
-    "sqlite3 and np.fromiter": by_sqlite3,
-    "pandas": by_pandas,
-    "apsw and np.fromiter": by_apsw,
-    "adbc-driver-sqlite": by_adbc,
-    "polars and connectorx": by_connectorx,
-    "duckdb": by_duckdb,
-    "parquet, by pyarrow": parquet,
+    "the file": read_file,
+    "ours": read_with_traceable,
+    "ours, by sqlite3": read_with_traceable_sqlite,
+    "sqlite3 and np.fromiter": read_with_sqlite3,
+    "pandas": read_with_pandas,
+    "apsw and np.fromiter": read_with_apsw,
+    "adbc-driver-sqlite": read_with_adbc,
+    "polars and connectorx": read_with_connectorx,
+    "duckdb": read_with_duckdb,
+    "parquet, by pyarrow": read_parquet,
     "write parquet": write_parquet,
 }
 

@@ -34,7 +34,7 @@ def sample_until(done: threading.Event, samples: Samples) -> None:
         sample(samples)
 
 
-def thread(name: str, ranges: int, begin: threading.Barrier, ids: dict[str, int]) -> None:
+def run_thread(name: str, ranges: int, begin: threading.Barrier, ids: dict[str, int]) -> None:
     ids[name] = threading.get_native_id()
     work = annotate(name)
     begin.wait()
@@ -48,7 +48,7 @@ def run_threads(threads: int, ranges: int, samples: Samples) -> list[int]:
     ids: dict[str, int] = {}
     begin, done = threading.Barrier(threads), threading.Event()
     names = [f"thread-{i}" for i in range(threads)]
-    running = [threading.Thread(target=thread, args=(name, ranges, begin, ids)) for name in names]
+    running = [threading.Thread(target=run_thread, args=(name, ranges, begin, ids)) for name in names]
     sampler = threading.Thread(target=sample_until, args=(done, samples))
     sample(samples)
     sampler.start()
@@ -66,12 +66,12 @@ async def run_tasks(tasks: int, suspensions: int, samples: Samples) -> None:
     """Run the tasks so that each is open while all others are, and suspends this often."""
 
     @annotate("task")
-    async def task(turns: list[asyncio.Event]) -> None:
+    async def run_task(turns: list[asyncio.Event]) -> None:
         for turn in turns:
             await turn.wait()
 
     turns = [asyncio.Event() for _ in range(suspensions)]
-    running = [asyncio.create_task(task(turns)) for _ in range(tasks)]
+    running = [asyncio.create_task(run_task(turns)) for _ in range(tasks)]
     for turn in turns:
         await asyncio.sleep(0)  # every task has run as far as it can, and waits for this turn
         sample(samples)

@@ -63,12 +63,12 @@ class Table:
             return
         columns = [np.concatenate(parts) for parts in zip(*self._chunks, strict=True)]
         order = np.argsort(columns[0], kind="stable")
-        cells = [_cells(column[order], texts) for column, texts in zip(columns, self._texts, strict=True)]
+        cells = [_to_cells(column[order], texts) for column, texts in zip(columns, self._texts, strict=True)]
         self._database.executemany(self._insert, zip(*cells, strict=True))
         self._chunks, self._waiting = [], 0
 
 
-def _cells(column: Int64, texts: Mapping[str, int] | None) -> Sequence[object]:
+def _to_cells(column: Int64, texts: Mapping[str, int] | None) -> Sequence[object]:
     """Return the values as Python's."""
     if texts is not None:
         known: dict[int, str | None] = {number: text for text, number in texts.items()}

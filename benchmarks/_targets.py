@@ -38,11 +38,11 @@ def targets(measured: Measured, imports: list[dict[str, Any]], tail: dict[str, d
     checks = []
     if none:
         checks += [
-            _target("inactive `with`, reused / no-op C object", [p[REUSED] / p[FLOOR] for p in none], 1.15),
+            _make_target("inactive `with`, reused / no-op C object", [p[REUSED] / p[FLOOR] for p in none], 1.15),
             *(
-                _target(
+                _make_target(
                     f"{RANGES_PER_SECOND} inactive ranges/s, {what}: share of a core",
-                    [_above(p, name) * RANGES_PER_SECOND / 1e7 for p in none],
+                    [_measure_added_ns(p, name) * RANGES_PER_SECOND / 1e7 for p in none],
                     1,
                     "%",
                 )
@@ -53,32 +53,32 @@ def targets(measured: Measured, imports: list[dict[str, Any]], tail: dict[str, d
         bounds = [4 * p[PLAIN] + p[FLOOR] for p in recorder]
         ratios = [p[DECORATED] / bound for p, bound in zip(recorder, bounds, strict=True)]
         apart = [(p[DECORATED] - p[PAGES]) / bound for p, bound in zip(recorder, bounds, strict=True)]
-        checks.append(_target("decorator under the recorder / (4 x plain call + floor)", ratios, 1))
-        checks.append(_target("the same, less what the kernel takes for new pages of a file", apart, 1))
+        checks.append(_make_target("decorator under the recorder / (4 x plain call + floor)", ratios, 1))
+        checks.append(_make_target("the same, less what the kernel takes for new pages of a file", apart, 1))
     for listener, processes in (("recorder", recorder), ("nsys", nsys)):
         for kind in ("coroutine", "coroutine, one suspension"):
             if processes:
                 above = [(p[f"{kind}: traceable"] - p[f"{kind}: bare"]) / 1e3 for p in processes]
-                checks.append(_target(f"annotated {kind} under {listener}, above the bare one", above, 2, "us"))
+                checks.append(_make_target(f"annotated {kind} under {listener}, above the bare one", above, 2, "us"))
     if none and recorder and nsys:
         shares = [
             (r[REUSED] - n[REUSED]) / (s[REUSED] - n[REUSED]) for n, r, s in zip(none, recorder, nsys, strict=True)
         ]
-        checks.append(_target("cost of the recorder / cost of nsys, same `with`", shares, 1 / 3))
+        checks.append(_make_target("cost of the recorder / cost of nsys, same `with`", shares, 1 / 3))
     for row in imports:
         if "traceable" in row["row"]:
-            checks.append(_target(f"`{row['row']}` / `import nvtx`", [row["import_cost_to_nvtx"]], 1))
+            checks.append(_make_target(f"`{row['row']}` / `import nvtx`", [row["import_cost_to_nvtx"]], 1))
     if tail:
-        checks.append(_target("p99.99 of a recorded range", [tail["range"]["p99.99"] / 1e3], 20, "us"))
+        checks.append(_make_target("p99.99 of a recorded range", [tail["range"]["p99.99"] / 1e3], 20, "us"))
     return checks
 
 
-def _above(process: dict[str, float], name: str) -> float:
+def _measure_added_ns(process: dict[str, float], name: str) -> float:
     """Return what an annotation adds: a decorated function less the function."""
     return process[name] - (process[PLAIN] if name == DECORATED else 0)
 
 
-def _target(name: str, values: list[float], limit: float, unit: str = "") -> dict[str, Any]:
+def _make_target(name: str, values: list[float], limit: float, unit: str = "") -> dict[str, Any]:
     measured = median(values)
     return {
         "target": name,

@@ -47,12 +47,12 @@ async def awaited({parameters}):
 
 def loop(body: str, **subjects: Any) -> Loop:
     """Return a loop over `body`, whose names are `subjects`, as local variables."""
-    return functools.partial(_made("loop", _LOOP, body, subjects), *subjects.values())
+    return functools.partial(_compile_loop("loop", _LOOP, body, subjects), *subjects.values())
 
 
-def awaited(body: str, **subjects: Any) -> Loop:
+def make_coroutine_loop(body: str, **subjects: Any) -> Loop:
     """The same in a coroutine, which is driven here: no event loop's cost is in it."""
-    made = _made("awaited", _AWAITED, body, subjects)
+    made = _compile_loop("awaited", _AWAITED, body, subjects)
 
     def run(n: int) -> int:
         coroutine = made(*subjects.values(), n)
@@ -65,7 +65,7 @@ def awaited(body: str, **subjects: Any) -> Loop:
     return run
 
 
-def in_a_block(run: Loop) -> Loop:
+def wrap_in_block(run: Loop) -> Loop:
     """The same inside of `async with`, which plain ranges name as what they began in."""
     import traceable
 
@@ -83,7 +83,7 @@ def in_a_block(run: Loop) -> Loop:
     return driven
 
 
-def _made(name: str, template: str, body: str, subjects: dict[str, Any]) -> Callable[..., Any]:
+def _compile_loop(name: str, template: str, body: str, subjects: dict[str, Any]) -> Callable[..., Any]:
     namespace: dict[str, Any] = {"repeat": itertools.repeat, "clock": CLOCKS[_clock]}
     exec(template.format(parameters=", ".join([*subjects, "n"]), body=body), namespace)
     return namespace[name]
@@ -139,7 +139,7 @@ class Flagged:
             raise AssertionError
 
 
-def wraps(function: Callable[..., Any]) -> Callable[..., Any]:
+def decorate_with_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
     """The usual decorator that does nothing."""
 
     @functools.wraps(function)
@@ -168,7 +168,7 @@ RANGE_BYTES = 32
 _ZEROS = bytes(64 * 1024)
 
 
-def appender() -> Loop:
+def make_append_loop() -> Loop:
     """Return a loop that appends to a file what `n` recorded ranges take: the kernel's part of any recorder.
 
     The file grows until the process ends, as a recording does: pages that were just given back are cheaper than new
@@ -188,7 +188,7 @@ def appender() -> Loop:
 # ---- the variants, by their group
 
 
-def controls() -> dict[str, Loop]:
+def make_controls() -> dict[str, Loop]:
     import _floor
 
     _floor.use_wall_clock(_clock == "wall")
@@ -199,18 +199,18 @@ def controls() -> dict[str, Loop]:
         "with: Python class, slots and a flag": loop("with a: pass", a=Flagged()),
         "with: contextlib.contextmanager": loop("with a('pack'): pass", a=managed),
         "call: plain function": loop("f()", f=work),
-        "call: functools.wraps wrapper": loop("f()", f=wraps(work)),
-        "coroutine: bare": awaited("await f()", f=coroutine),
-        "coroutine, one suspension: bare": awaited("await f()", f=suspended),
-        "async with: Python class that does nothing": awaited("async with a: pass", a=AsyncNothing()),
+        "call: functools.wraps wrapper": loop("f()", f=decorate_with_nothing(work)),
+        "coroutine: bare": make_coroutine_loop("await f()", f=coroutine),
+        "coroutine, one suspension: bare": make_coroutine_loop("await f()", f=suspended),
+        "async with: Python class that does nothing": make_coroutine_loop("async with a: pass", a=AsyncNothing()),
         "generator of 10: bare": loop("for item in f(): pass", f=items),
-        "async generator of 10: bare": awaited("async for item in f(): pass", f=async_items),
+        "async generator of 10: bare": make_coroutine_loop("async for item in f(): pass", f=async_items),
         "NVTX push and pop in C alone": _floor.push_pop,
-        "file: 32 bytes appended, as a recorded range takes": appender(),
+        "file: 32 bytes appended, as a recorded range takes": make_append_loop(),
     }
 
 
-def ours() -> dict[str, Loop]:
+def make_traceable_variants() -> dict[str, Loop]:
     import traceable
 
     annotate = traceable.annotate
@@ -219,28 +219,30 @@ def ours() -> dict[str, Loop]:
         "with: traceable, built at each use": loop("with a('pack'): pass", a=annotate),
         "with: traceable, built with a domain": loop("with a('pack', domain='bench'): pass", a=annotate),
         "with: traceable, built with a payload": loop("with a('pack', payload=3): pass", a=annotate),
-        "with: traceable, reused, in a block": in_a_block(loop("with a: pass", a=annotate("pack"))),
-        "with: traceable, payload, in a block": in_a_block(loop("with a('pack', payload=3): pass", a=annotate)),
+        "with: traceable, reused, in a block": wrap_in_block(loop("with a: pass", a=annotate("pack"))),
+        "with: traceable, payload, in a block": wrap_in_block(loop("with a('pack', payload=3): pass", a=annotate)),
         "call: traceable, decorated": loop("f()", f=annotate("pack")(work)),
         "mark: traceable": loop("m('here')", m=traceable.mark),
-        "coroutine: traceable": awaited("await f()", f=annotate("pack")(coroutine)),
-        "coroutine, one suspension: traceable": awaited("await f()", f=annotate("pack")(suspended)),
-        "async with: traceable": awaited("async with a: pass", a=annotate("pack")),
+        "coroutine: traceable": make_coroutine_loop("await f()", f=annotate("pack")(coroutine)),
+        "coroutine, one suspension: traceable": make_coroutine_loop("await f()", f=annotate("pack")(suspended)),
+        "async with: traceable": make_coroutine_loop("async with a: pass", a=annotate("pack")),
         "generator of 10: traceable": loop("for item in f(): pass", f=annotate("pack")(items)),
-        "async generator of 10: traceable": awaited("async for item in f(): pass", f=annotate("pack")(async_items)),
+        "async generator of 10: traceable": make_coroutine_loop(
+            "async for item in f(): pass", f=annotate("pack")(async_items)
+        ),
     }
 
 
-def peers() -> dict[str, Loop]:
+def make_peers() -> dict[str, Loop]:
     """The other libraries, as far as they are installed."""
     peer_loops: dict[str, Loop] = {}
-    for group in (_nvtx, _wrapt, _torch, _opentelemetry):
+    for group in (_make_nvtx_variants, _make_wrapt_variants, _make_torch_variants, _make_opentelemetry_variants):
         with contextlib.suppress(ImportError):
             peer_loops |= group()
     return peer_loops
 
 
-def _nvtx() -> dict[str, Loop]:
+def _make_nvtx_variants() -> dict[str, Loop]:
     import nvtx
 
     return {
@@ -250,7 +252,7 @@ def _nvtx() -> dict[str, Loop]:
     }
 
 
-def _wrapt() -> dict[str, Loop]:
+def _make_wrapt_variants() -> dict[str, Loop]:
     import wrapt
 
     def wrapper(wrapped: Any, _instance: Any, args: Any, kwargs: Any) -> Any:
@@ -259,7 +261,7 @@ def _wrapt() -> dict[str, Loop]:
     return {"call: wrapt.FunctionWrapper": loop("f()", f=wrapt.FunctionWrapper(work, wrapper))}
 
 
-def _torch() -> dict[str, Loop]:
+def _make_torch_variants() -> dict[str, Loop]:
     import torch
 
     record = torch.profiler.record_function
@@ -271,7 +273,7 @@ def _torch() -> dict[str, Loop]:
     return peer_loops
 
 
-def _opentelemetry() -> dict[str, Loop]:
+def _make_opentelemetry_variants() -> dict[str, Loop]:
     trace = importlib.import_module("opentelemetry.trace")
     tracer = trace.get_tracer("bench")
     peer_loops = {
@@ -300,7 +302,7 @@ def measure(variants: dict[str, Loop], rounds: int, loops: int) -> dict[str, lis
     return times
 
 
-def tail(ranges: int) -> dict[str, Any]:
+def time_tail(ranges: int) -> dict[str, Any]:
     """Time every single range of `ranges`, and as often the clock alone, in blocks that take turns. Quantiles in ns."""
     import numpy as np
 
@@ -342,9 +344,9 @@ def main() -> None:
     global _clock
     _clock = arguments.clock
     if arguments.tail:
-        arguments.output.write_text(json.dumps(tail(arguments.tail)))
+        arguments.output.write_text(json.dumps(time_tail(arguments.tail)))
         return
-    variants = controls() | ours() | (peers() if arguments.with_peers else {})
+    variants = make_controls() | make_traceable_variants() | (make_peers() if arguments.with_peers else {})
     times = measure(variants, arguments.rounds, arguments.loops)
     import _floor
 

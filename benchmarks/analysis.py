@@ -143,7 +143,7 @@ def _end(pid: int, ended: threading.Event) -> None:
     os.killpg(pid, signal.SIGKILL)
 
 
-def middle(runs: Sequence[Run]) -> Run:
+def take_medians(runs: Sequence[Run]) -> Run:
     """Return the medians of the seconds and of the peaks."""
     return Run(
         median(each.seconds for each in runs),
@@ -167,10 +167,10 @@ def drop_from_cache(path: Path) -> float | None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return _resident_share(file.fileno(), path.stat().st_size)
+        return _read_resident_share(file.fileno(), path.stat().st_size)
 
 
-def _resident_share(descriptor: int, size: int) -> float | None:
+def _read_resident_share(descriptor: int, size: int) -> float | None:
     """Return how much of the file is in the page cache, by mincore(2)."""
     pages = -(-size // mmap.PAGESIZE)
     resident = (ctypes.c_ubyte * pages)()
@@ -184,12 +184,12 @@ def _resident_share(descriptor: int, size: int) -> float | None:
     return None if failed else sum(page & 1 for page in resident) / pages
 
 
-def ours(path: Path, view: str) -> list[str]:
+def make_command(path: Path, view: str) -> list[str]:
     """Return our command for `view`."""
     return [sys.executable, *(word.format(path=path, view=view) for word in OURS)]
 
 
-def with_compiled_modules(folder: Path) -> dict[str, str]:
+def make_compile_environ(folder: Path) -> dict[str, str]:
     """Return the environment in which Python keeps compiled modules below `folder`, and finds them there again."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**own, "PYTHONPYCACHEPREFIX": str(folder / "compiled-modules")}
@@ -205,52 +205,52 @@ def measure(kernels: int, path: Path, rounds: int, reports: Sequence[str], nsys:
     read_cold: list[float] = []
     views: dict[str, list[Run]] = {name: [] for name in VIEWS}
     shares: list[float | None] = []
-    compiled = with_compiled_modules(path.parent)
+    compiled = make_compile_environ(path.parent)
     read(path)
-    run(ours(path, ALL), environment=compiled)  # compiles what was changed since
+    run(make_command(path, ALL), environment=compiled)  # compiles what was changed since
     for _ in range(rounds):
         interpreter.append(run([sys.executable, "-c", "pass"], environment=compiled))
         with_numpy.append(run([sys.executable, "-c", "import numpy"], environment=compiled))
         read_warm.append(read(path))
-        warm.append(run(ours(path, ALL), environment=compiled))
+        warm.append(run(make_command(path, ALL), environment=compiled))
         for name, runs in views.items():
-            runs.append(run(ours(path, name), environment=compiled))
+            runs.append(run(make_command(path, name), environment=compiled))
         shares.append(drop_from_cache(path))
         read_cold.append(read(path))
         shares.append(drop_from_cache(path))
-        cold.append(run(ours(path, ALL), environment=compiled))
+        cold.append(run(make_command(path, ALL), environment=compiled))
         read(path)
     known = [share for share in shares if share is not None]
     found_reports = None
     if nsys is not None:
-        found_reports = {name: run([nsys, *_nsys_words(name, path)], timeout) for name in reports}
+        found_reports = {name: run([nsys, *_make_nsys_words(name, path)], timeout) for name in reports}
     return Size(
         kernels=kernels,
         file_bytes=path.stat().st_size,
         read_warm_s=median(read_warm),
         read_cold_s=median(read_cold),
         resident_share=max(known) if len(known) == len(shares) else None,
-        interpreter=middle(interpreter),
-        numpy=middle(with_numpy),
-        warm=middle(warm),
-        cold=middle(cold),
-        views={name: middle(runs) for name, runs in views.items()},
+        interpreter=take_medians(interpreter),
+        numpy=take_medians(with_numpy),
+        warm=take_medians(warm),
+        cold=take_medians(cold),
+        views={name: take_medians(runs) for name, runs in views.items()},
         reports=found_reports,
     )
 
 
-def _nsys_words(report: str, path: Path) -> list[str]:
+def _make_nsys_words(report: str, path: Path) -> list[str]:
     return [word.format(report=report, path=path) for word in NSYS]
 
 
-def known_reports(nsys: str) -> list[str]:
+def list_reports(nsys: str) -> list[str]:
     """Return the reports that this nsys has, each under the name that it knows."""
     help_text = subprocess.run([nsys, "stats", "--help-reports"], capture_output=True, text=True, check=False).stdout
     words = {word.partition("[")[0] for line in help_text.splitlines() for word in line.split()[:1]}
     return [next(name for name in names if name in words) for names in REPORTS if words & set(names)]
 
 
-def generated(folder: Path, kernels: int) -> Path:
+def ensure_generated(folder: Path, kernels: int) -> Path:
     """Return the file with so many kernels, after generating it if it is not there.
 
     Its name holds what the generator's code is, so that a file of other code is never taken for it.
@@ -269,7 +269,7 @@ _GENERATOR_PARTS = ("decode_kernels", "decode_server", "profiler", "program", "t
 # ---- saying it
 
 
-def machine(nsys: str | None) -> dict[str, str]:
+def describe_machine(nsys: str | None) -> dict[str, str]:
     """Return what the figures depend on."""
     nsys_version = "not installed"
     if nsys is not None:
@@ -285,63 +285,63 @@ def machine(nsys: str | None) -> dict[str, str]:
     }
 
 
-def finished_and_ended(size: Size) -> tuple[list[Run], list[str]]:
+def split_by_timeout(size: Size) -> tuple[list[Run], list[str]]:
     """Return the reports of nsys that finished, and the names of those that were ended at the limit."""
     reports = size.reports or {}
     finished = [each for each in reports.values() if not each.timed_out]
     return finished, [name for name, each in reports.items() if each.timed_out]
 
 
-def markdown(facts: dict[str, str], sizes: Sequence[Size], rounds: int, timeout: float) -> str:
+def render_markdown(facts: dict[str, str], sizes: Sequence[Size], rounds: int, timeout: float) -> str:
     """Render everything as Markdown."""
     lines = [
         ", ".join(f"{name} {value}" for name, value in facts.items()) + ".",
         f"Medians of {rounds} rounds, nsys once with at most {timeout:g} s a report; its file is warm.",
     ]
     for size in sizes:
-        lines += ["", *_size_lines(size)]
+        lines += ["", *_render_size(size)]
     if len(sizes) > 1:
-        lines += ["", *_growth_lines(sizes)]
+        lines += ["", *_render_growth(sizes)]
     return "\n".join(lines)
 
 
-def _size_lines(size: Size) -> list[str]:
+def _render_size(size: Size) -> list[str]:
     lines = [
         f"### {size.kernels:,} kernels, {size.file_bytes / 1e6:.0f} MB",
         "",
         "| command | wall s | CPU s | peak MB | bytes a kernel |",
         "| --- | ---: | ---: | ---: | ---: |",
         f"| reading the file, warm | {size.read_warm_s:.3f} | | | |",
-        f"| reading the file, cold{_doubt(size)} | {size.read_cold_s:.3f} | | | |",
+        f"| reading the file, cold{_explain_doubt(size)} | {size.read_cold_s:.3f} | | | |",
         f"| `python -c pass` | {size.interpreter.seconds:.3f} | {size.interpreter.cpu_seconds:.3f} | | |",
         f"| `python -c 'import numpy'` | {size.numpy.seconds:.3f} | {size.numpy.cpu_seconds:.3f} | | |",
-        _row(f"ours, all {len(VIEWS)} views, warm", size.warm, size.kernels),
-        _row(f"ours, all {len(VIEWS)} views, cold{_doubt(size)}", size.cold, size.kernels),
-        *(_row(f"ours, {name}", each, size.kernels) for name, each in size.views.items()),
-        *(_row(f"nsys, {name}", each, size.kernels) for name, each in (size.reports or {}).items()),
+        _render_row(f"ours, all {len(VIEWS)} views, warm", size.warm, size.kernels),
+        _render_row(f"ours, all {len(VIEWS)} views, cold{_explain_doubt(size)}", size.cold, size.kernels),
+        *(_render_row(f"ours, {name}", each, size.kernels) for name, each in size.views.items()),
+        *(_render_row(f"nsys, {name}", each, size.kernels) for name, each in (size.reports or {}).items()),
         "",
-        *(f"- {line}" for line in _ratio_lines(size)),
+        *(f"- {line}" for line in _render_ratios(size)),
     ]
     return lines
 
 
-def _row(what: str, each: Run, kernels: int) -> str:
+def _render_row(what: str, each: Run, kernels: int) -> str:
     seconds = f"> {each.seconds:.0f}, ended" if each.timed_out else f"{each.seconds:.3f}"
     measured = f"{each.cpu_seconds:.3f} | {each.peak_bytes / 1e6:.0f} | {each.peak_bytes / kernels:,.0f}"
     return f"| {what} | {seconds} | {measured} |"
 
 
-def _doubt(size: Size) -> str:
+def _explain_doubt(size: Size) -> str:
     if size.resident_share is None:
         return " (not verified)"
     return f" (up to {size.resident_share:.0%} was cached)" if size.resident_share > 0.005 else ""
 
 
-def _ratio_lines(size: Size) -> list[str]:
+def _render_ratios(size: Size) -> list[str]:
     lines = [f"ours cold / reading cold: {size.cold.seconds / size.read_cold_s:.1f}"]
     if size.reports is None:
         return lines
-    finished, ended = finished_and_ended(size)
+    finished, ended = split_by_timeout(size)
     ratio = sum(each.seconds for each in finished) / size.warm.seconds
     of_cpu = sum(each.cpu_seconds for each in finished) / size.warm.cpu_seconds
     lines.append(f"nsys, the {len(finished)} reports that finished / ours warm: {ratio:.1f} (wall), {of_cpu:.1f} (CPU)")
@@ -351,7 +351,7 @@ def _ratio_lines(size: Size) -> list[str]:
     return lines
 
 
-def _growth_lines(sizes: Sequence[Size]) -> list[str]:
+def _render_growth(sizes: Sequence[Size]) -> list[str]:
     lines = [
         "### Growth",
         "",
@@ -384,17 +384,17 @@ def main() -> int:
     folder = options.folder or Path(tempfile.gettempdir()) / "traceable-benchmark"
     folder.mkdir(parents=True, exist_ok=True)
     nsys = None if options.no_nsys else os.environ.get("TRACEABLE_NSYS") or shutil.which("nsys")
-    facts = machine(nsys)
-    reports = known_reports(nsys) if nsys else []
+    facts = describe_machine(nsys)
+    reports = list_reports(nsys) if nsys else []
     sizes = []
     for kernels in sorted({START_UP_KERNELS, *kernel_counts}):
-        path = generated(folder, kernels)
+        path = ensure_generated(folder, kernels)
         print(f"measuring {path}", file=sys.stderr)
         sizes.append(measure(kernels, path, options.rounds, reports, nsys, options.timeout))
     if options.json:
         print(json.dumps({"machine": facts, "sizes": [asdict(size) for size in sizes]}, indent=2))
     else:
-        print(markdown(facts, sizes, options.rounds, options.timeout))
+        print(render_markdown(facts, sizes, options.rounds, options.timeout))
     return 0
 
 

@@ -66,7 +66,7 @@ def run_worker(listener: str, form: str, folder: Path, words: list[str]) -> dict
         environment |= plan.environment
     if listener == "nsys":
         profile = [
-            str(nsys()),
+            str(find_nsys()),
             "profile",
             "-t",
             "nvtx",
@@ -91,11 +91,11 @@ def run_worker(listener: str, form: str, folder: Path, words: list[str]) -> dict
     return measured
 
 
-def nsys() -> str | None:
+def find_nsys() -> str | None:
     return os.environ.get("TRACEABLE_NSYS") or shutil.which("nsys")
 
 
-def net(times: dict[str, list[float]]) -> dict[str, float]:
+def subtract_loop(times: dict[str, list[float]]) -> dict[str, float]:
     """Return ns an iteration of each variant in one process: the median round less the empty loop's."""
     empty = median(times[EMPTY])
     in_c = {name: median(values) for name, values in times.items() if name.startswith(("NVTX", "file"))}
@@ -113,11 +113,11 @@ def measure(folder: Path, options: argparse.Namespace) -> Measured:
             words = ["--rounds", str(options.rounds), "--loops", str(loops), "--clock", options.clock]
             if form == "native":
                 words.append("--with-peers")
-            measured[listener, form].append(net(run_worker(listener, form, folder, words)))
+            measured[listener, form].append(subtract_loop(run_worker(listener, form, folder, words)))
     return measured
 
 
-def rows(measured: Measured) -> list[dict[str, Any]]:
+def make_rows(measured: Measured) -> list[dict[str, Any]]:
     """Return the table: a row for each profiler and variant. Controls and peers come from the native processes."""
     table = []
     for (listener, form), processes in measured.items():
@@ -157,7 +157,7 @@ def summarise(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "processes": options.processes,
         "rounds": options.rounds,
         "loops": options.loops,
-        "rows": rows(measured),
+        "rows": make_rows(measured),
         "imports": imports,
         "tail_millions": options.tail,
         "tail": tail,
@@ -165,14 +165,14 @@ def summarise(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def markdown(summary: dict[str, Any]) -> str:
+def render_markdown(summary: dict[str, Any]) -> str:
     load = summary["load_average"]
     lines = [
         f"Python {summary['python']}, {summary['cpus']} CPUs, load average {load['begin'][0]:.1f} before and "
         f"{load['end'][0]:.1f} after; {summary['processes']} processes of {summary['rounds']} rounds of "
         f"{summary['loops']} iterations. ns of {CLOCK_NAMES[summary['clock']]} an iteration, less the empty loop.",
     ]
-    lines += ["", *_table(summary["rows"])]
+    lines += ["", *_render_table(summary["rows"])]
     lines += ["", "### Targets", "", "| | measured | processes | limit | met |", "| --- | ---: | ---: | ---: | --- |"]
     for target in summary["targets"]:
         spread = f"{target['lowest']:.3g} to {target['highest']:.3g}"
@@ -188,7 +188,7 @@ def markdown(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table(measurements: list[dict[str, Any]]) -> list[str]:
+def _render_table(measurements: list[dict[str, Any]]) -> list[str]:
     """Return the rows as Markdown, one a variant, the profilers side by side."""
     listeners = list(dict.fromkeys(row["listener"] for row in measurements))
     titles = {"none": "no profiler", "recorder": "recorder", "nsys": "nsys"}
@@ -211,7 +211,7 @@ def _table(measurements: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def parsed() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=5, help="for each profiler and form (default: 5)")
     parser.add_argument("--rounds", type=int, default=15, help="in each process (default: 15)")
@@ -228,7 +228,7 @@ def parsed() -> argparse.Namespace:
         parser.error(f"--listeners takes {', '.join(LISTENERS)}, not {','.join(options.listeners)}")
     if "recorder" in options.listeners and not RecorderCollector().availability().available:
         parser.error(RecorderCollector().availability().reason)
-    if "nsys" in options.listeners and nsys() is None:
+    if "nsys" in options.listeners and find_nsys() is None:
         print("nsys not found: its rows are skipped", file=sys.stderr)
         options.listeners.remove("nsys")
     if options.quick:
@@ -239,11 +239,11 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    options = parsed()
+    options = parse_options()
     with tempfile.TemporaryDirectory(prefix="traceable-bench-") as folder:
         _floor.build(Path(folder))
         summary = summarise(options, Path(folder))
-    print(json.dumps(summary, indent=2) if options.json else markdown(summary))
+    print(json.dumps(summary, indent=2) if options.json else render_markdown(summary))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def run(code: str, folder: Path, limit: str | None, **more: str) -> tuple[dict[s
         return measured, sum(path.stat().st_size for path in Path(place, "recording").rglob("*") if path.is_file())
 
 
-def ranges() -> dict[str, float]:
+def time_ranges() -> dict[str, float]:
     """Return ns a range, over `BENCH_RANGES` of them."""
     (path,) = Path(os.environ["BENCH_FLOOR"]).glob("_floor*.so")
     spec = importlib.util.spec_from_file_location("_floor", path)
@@ -65,7 +65,7 @@ def ranges() -> dict[str, float]:
     return {"ns": floor.push_pop(count) / count}
 
 
-def dumps() -> dict[str, Any]:
+def time_dumps() -> dict[str, Any]:
     """Return how long each dump took, and the longest ranges of another thread while they were made and while not."""
     import traceable
 
@@ -94,11 +94,11 @@ def dumps() -> dict[str, Any]:
     state["over"] = True
     thread.join()
     ring = next(Path(directory).rglob("ring")).stat().st_size
-    tails = {str(dumping): _tail(values) for dumping, values in times.items()}
+    tails = {str(dumping): _take_tail(values) for dumping, values in times.items()}
     return {"took_ns": median(took), "bytes": ring, "tails": tails}
 
 
-def forks() -> dict[str, float]:
+def time_forks() -> dict[str, float]:
     """Return ns from a fork to the child's end, while threads enter ranges; the child enters one."""
     import traceable
 
@@ -130,7 +130,7 @@ def forks() -> dict[str, float]:
     return {"ns": took / count}
 
 
-def _tail(values: list[int]) -> dict[str, float]:
+def _take_tail(values: list[int]) -> dict[str, float]:
     values.sort()
     return {"p50": values[len(values) // 2], "p99": values[len(values) * 99 // 100], "count": len(values)}
 
@@ -185,7 +185,7 @@ def measure(options: argparse.Namespace, floor: Path) -> dict[str, Any]:
     }
 
 
-def markdown(results: dict[str, Any]) -> str:
+def render_markdown(results: dict[str, Any]) -> str:
     lines = [
         f"Python {results['python']}, {results['cpus']} CPUs, load average {results['load_average'][0]:.1f}; "
         f"{results['processes']} processes of {results['ranges']:,} ranges each.",
@@ -230,14 +230,14 @@ def main() -> None:
     parser.add_argument("--work", choices=["ranges", "dumps", "forks"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        print(json.dumps({"ranges": ranges, "dumps": dumps, "forks": forks}[options.work]()))
+        print(json.dumps({"ranges": time_ranges, "dumps": time_dumps, "forks": time_forks}[options.work]()))
         return
     if options.quick:
         options.processes, options.ranges, options.dumps, options.forks = 2, 500_000, 3, 10
     with tempfile.TemporaryDirectory(prefix="traceable-bench-") as folder:
         _floor.build(Path(folder))
         results = measure(options, Path(folder))
-    print(json.dumps(results, indent=2) if options.json else markdown(results))
+    print(json.dumps(results, indent=2) if options.json else render_markdown(results))
 
 
 if __name__ == "__main__":

@@ -88,23 +88,23 @@ class _Generator:
         """Run until `kernels` are recorded."""
         for worker in self._workers:
             self._profiler.begin(worker.process, worker.clock - 1000)
-        done = sum(self._step(worker) for _ in (_LOAD, _CAPTURE) for worker in self._workers)
+        done = sum(self._run_step(worker) for _ in (_LOAD, _CAPTURE) for worker in self._workers)
         # They serve when the last one is ready.
         ready = max(worker.clock for worker in self._workers)
         for worker in self._workers:
             worker.clock = ready
         while done < kernels:
-            done += self._step(min(self._workers, key=lambda each: each.clock))
+            done += self._run_step(min(self._workers, key=lambda each: each.clock))
         for worker in self._workers:
             for start, number in worker.requests:
                 self._profiler.request(worker.process, start, NULL, number, MAIN)
         end = max(worker.clock for worker in self._workers) + 50_000_000
         self._profiler.finish([worker.process for worker in self._workers], end)
 
-    def _step(self, worker: _Worker) -> int:
+    def _run_step(self, worker: _Worker) -> int:
         """Run one step; return how many kernels it has."""
         recorded = self._choose(worker)
-        host, device = _pace(worker)
+        host, device = _advance_pace(worker)
         begin = worker.clock
         outcome = recorded.program.run(begin, worker.lanes, worker.random, host, device)
         self._profiler.record(worker.process, recorded, outcome)
@@ -142,7 +142,7 @@ class _Generator:
             self._profiler.request(worker.process, start, worker.clock + 1000, number, closer)
 
 
-def _pace(worker: _Worker) -> tuple[float, float]:
+def _advance_pace(worker: _Worker) -> tuple[float, float]:
     """Return how slow host and GPU are in this step, after letting the time before it pass."""
     idle, host, device, rare = worker.random.random(4).tolist()
     worker.clock += int(20_000 + 180_000 * idle)
@@ -181,7 +181,7 @@ def generate(
         temporary.unlink(missing_ok=True)
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
@@ -191,10 +191,10 @@ def _positive(text: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, metavar="OUT.sqlite", help="the file to write; replaced if it is there")
-    parser.add_argument("--kernels", type=_positive, required=True, help="how many kernels, at least")
+    parser.add_argument("--kernels", type=_parse_positive, required=True, help="how many kernels, at least")
     parser.add_argument("--seed", type=int, default=0, help="another seed, another trace (default: 0)")
-    parser.add_argument("--processes", type=_positive, default=2, help="(default: 2)")
-    parser.add_argument("--devices", type=_positive, default=2, help="at most as many as layers (default: 2)")
+    parser.add_argument("--processes", type=_parse_positive, default=2, help="(default: 2)")
+    parser.add_argument("--devices", type=_parse_positive, default=2, help="at most as many as layers (default: 2)")
     parser.add_argument("--shape", choices=sorted(LAYERS), default="decode", help="(default: decode)")
     options = parser.parse_args()
     if options.devices > LAYERS[options.shape]:

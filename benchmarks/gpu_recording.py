@@ -23,7 +23,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 ROUNDS = 7
 
 
-def operators(torch: Any, count: int) -> float:
+def time_operators(torch: Any, count: int) -> float:
     """Return the CPU time of one operator in us."""
     tensor = torch.ones(2)
     begun = time.thread_time_ns()
@@ -32,27 +32,27 @@ def operators(torch: Any, count: int) -> float:
     return (time.thread_time_ns() - begun) / count / 1000
 
 
-def recorded_as_gpu(torch: Any, count: int, timings: dict[str, list[float]]) -> None:
+def time_gpu_recording(torch: Any, count: int, timings: dict[str, list[float]]) -> None:
     """Time the operators while Kineto records as with --gpu, and the recording itself."""
     from traceable.capture import gpu_gate, kineto
 
     begun = time.perf_counter_ns()
     kineto.Kineto.start(gpu_gate.profiler)
     started = time.perf_counter_ns()
-    timings["recorded for --gpu"].append(operators(torch, count))
+    timings["recorded for --gpu"].append(time_operators(torch, count))
     stopping = time.perf_counter_ns()
     gpu_gate.profiler.stop()
     timings["start, ms"].append((started - begun) / 1e6)
     timings["stop and write, ms"].append((time.perf_counter_ns() - stopping) / 1e6)
 
 
-def recorded_whole(torch: Any, count: int, timings: dict[str, list[float]]) -> None:
+def time_whole_recording(torch: Any, count: int, timings: dict[str, list[float]]) -> None:
     """Time the operators while torch.profiler records all that it can."""
     with torch.autograd.profiler.profile(use_kineto=True):
-        timings["recorded by torch.profiler"].append(operators(torch, count))
+        timings["recorded by torch.profiler"].append(time_operators(torch, count))
 
 
-def uncertainties(directory: Path) -> list[float]:
+def read_uncertainties(directory: Path) -> list[float]:
     """Return how well the clocks of each recording were matched, in us."""
     from traceable.trace.recorder_gpu import read_clocked_file
 
@@ -71,12 +71,12 @@ def main() -> None:
         os.environ["TRACEABLE_GPU_DIR"] = folder
         import torch
 
-        operators(torch, count)
+        time_operators(torch, count)
         for _ in range(ROUNDS):
-            timings["not recorded"].append(operators(torch, count))
-            recorded_as_gpu(torch, count, timings)
-            recorded_whole(torch, count, timings)
-        matched = uncertainties(Path(folder))
+            timings["not recorded"].append(time_operators(torch, count))
+            time_gpu_recording(torch, count, timings)
+            time_whole_recording(torch, count, timings)
+        matched = read_uncertainties(Path(folder))
     control = statistics.median(timings["not recorded"])
     print(f"torch {torch.__version__}, {count} operators, median of {ROUNDS} rounds")
     for name in names[:3]:

@@ -72,7 +72,7 @@ def summarise(times: dict[str, list[int]]) -> dict[str, Any]:
     }
 
 
-def markdown(summary: dict[str, Any]) -> str:
+def render_markdown(summary: dict[str, Any]) -> str:
     """Render the rows as a Markdown table, times in ms."""
     lines = [
         f"Python {summary['python']}, {summary['rounds']} rounds, medians; "
@@ -97,7 +97,7 @@ def main() -> None:
     if arguments.rounds < 2:
         parser.error("--rounds must be at least 2")
     summary = summarise(measure(arguments.rounds))
-    print(json.dumps(summary, indent=2) if arguments.json else markdown(summary))
+    print(json.dumps(summary, indent=2) if arguments.json else render_markdown(summary))
 
 
 if __name__ == "__main__":

@@ -150,30 +150,30 @@ def run(collector: str, way: str) -> Cell | None:
         variables = {"TRACEABLE_RECORDING_MAX_BYTES": "1000000"} if way == "size cap" else {}
         if (way == "size cap" and collector != "recorder") or (way == "setuid" and os.geteuid()):
             return None
-        with _small_disk(folder) if way == "disk full" else contextlib.nullcontext(folder / "out") as out:
+        with _mount_small_disk(folder) if way == "disk full" else contextlib.nullcontext(folder / "out") as out:
             if out is None:
                 return None
-            words = _words(collector, out, folder / "app.py")
+            words = _make_command(collector, out, folder / "app.py")
             done = subprocess.run(
-                words, cwd=folder, env=_environ(variables), capture_output=True, text=True, check=False
+                words, cwd=folder, env=_make_environ(variables), capture_output=True, text=True, check=False
             )
             if way == "disk full":
                 shutil.copytree(out, folder / "copy")
                 out = folder / "copy"
-            return _cell(collector, way, emitted, done.returncode, out, done.stderr)
+            return _make_cell(collector, way, emitted, done.returncode, out, done.stderr)
 
 
-def _words(collector: str, out: Path, *program: str | Path) -> list[str]:
+def _make_command(collector: str, out: Path, *program: str | Path) -> list[str]:
     start = [sys.executable, "-m", "traceable", "run", "--quiet", "--strict", "--collector", collector]
     return [*start, "-o", str(out), *map(str, program)]
 
 
-def _environ(more: dict[str, str]) -> dict[str, str]:
+def _make_environ(more: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")} | more
 
 
 @contextlib.contextmanager
-def _small_disk(folder: Path) -> Iterator[Path | None]:
+def _mount_small_disk(folder: Path) -> Iterator[Path | None]:
     disk = folder / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
@@ -193,13 +193,13 @@ def _serve(collector: str, way: str, folder: Path, head: str) -> Cell | None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = ["-m", module, *(option.format(port=port) for option in options)]
-    words = _words(collector, folder / "out", *program)
-    with subprocess.Popen(words, cwd=folder, env=_environ({}), stderr=subprocess.PIPE, text=True) as server:
+    words = _make_command(collector, folder / "out", *program)
+    with subprocess.Popen(words, cwd=folder, env=_make_environ({}), stderr=subprocess.PIPE, text=True) as server:
         _wait_for(lambda: _get(port, "/") is not None)
         emitted = sum(_get(port, "/work") == 200 for _ in range(REQUESTS))
         server.send_signal(signal.SIGTERM)
         _, stderr = server.communicate()
-    return _cell(collector, way, emitted, server.returncode, folder / "out", stderr)
+    return _make_cell(collector, way, emitted, server.returncode, folder / "out", stderr)
 
 
 def _get(port: int, path: str) -> int | None:
@@ -218,11 +218,11 @@ def _wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _cell(collector: str, way: str, emitted: int, code: int, out: Path, stderr: str) -> Cell:
+def _make_cell(collector: str, way: str, emitted: int, code: int, out: Path, stderr: str) -> Cell:
     words = [sys.executable, "-m", "traceable", "report", "--strict", "--json", str(out)]
-    done = subprocess.run(words, env=_environ({}), capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=_make_environ({}), capture_output=True, text=True, check=False)
     report = json.loads(done.stdout) if done.stdout else {}
-    complete = report.get("completeness") or _of_nothing(out)
+    complete = report.get("completeness") or _describe_missing_recording(out)
     recorded = sum(row["count"] for row in report.get("names", ()) if row["name"] == RANGE)
     missing = sum(one["missing"] for one in complete["processes"])
     codes = {kind for one in complete["processes"] for kind in (*one["losses"], one["reason"]) if kind}
@@ -230,7 +230,7 @@ def _cell(collector: str, way: str, emitted: int, code: int, out: Path, stderr: 
     return Cell(collector, way, emitted, recorded, missing, tuple(sorted(codes)), strict, stderr)
 
 
-def _of_nothing(out: Path) -> dict[str, object]:
+def _describe_missing_recording(out: Path) -> dict[str, object]:
     """Return the completeness of a run without a recording from its directory, as the report would have it."""
     from traceable.checks.completeness import evaluate_completeness
     from traceable.protocol import run_dir

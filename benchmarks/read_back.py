@@ -117,7 +117,7 @@ WORK = {"record": record, "read_back": read_back, "insert": insert, "load": load
 
 
 @contextmanager
-def limited(limit_bytes: int) -> Iterator[tuple[str, list[str]]]:
+def list_memory_limits(limit_bytes: int) -> Iterator[tuple[str, list[str]]]:
     """Yield how memory is limited, and the start of a command line that does it."""
     shell = ["sh", "-c"]
     for parent, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
@@ -187,7 +187,7 @@ def measure(ranges: int, before: list[str]) -> dict[str, Any]:
     }
 
 
-def markdown(results: dict[str, Any]) -> str:
+def render_markdown(results: dict[str, Any]) -> str:
     lines = [
         f"Python {results['python']}, {results['cpus']} CPUs, load average {results['load_average'][0]:.1f} to "
         f"{results['load_average_after'][0]:.1f}; memory limited to {results['limit_bytes'] / MEGABYTE:.0f} MB by "
@@ -218,7 +218,7 @@ def main() -> None:
         print(json.dumps(WORK[options.work]()))
         return
     load_average = os.getloadavg()
-    with limited(options.limit * MEGABYTE) as (how, before):
+    with list_memory_limits(options.limit * MEGABYTE) as (how, before):
         rows = [measure(int(millions * 1e6), before) for millions in options.millions]
     results = {
         "python": platform.python_version(),
@@ -229,7 +229,7 @@ def main() -> None:
         "limited_by": how,
         "rows": rows,
     }
-    print(json.dumps(results, indent=2) if options.json else markdown(results))
+    print(json.dumps(results, indent=2) if options.json else render_markdown(results))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from _reader_worker import COLUMNS, METHODS, MISSING
-from analysis import drop_from_cache, generated, read
+from analysis import drop_from_cache, ensure_generated, read
 
 WORKER = Path(__file__).with_name("_reader_worker.py")
 CONTROL, OURS, WRITE = "the file", ("ours", "ours, by sqlite3"), "write parquet"
@@ -121,7 +121,7 @@ def describe_machine(peers: str) -> dict[str, str]:
     }
 
 
-def markdown(
+def render_markdown(
     facts: dict[str, str], size: int, rows: int, cold: tuple[float, float | None], readings: list[Reading]
 ) -> str:
     """Render everything as Markdown."""
@@ -160,7 +160,7 @@ def main() -> int:
         parser.error("--kernels and --rounds must be positive")
     folder = options.folder or Path(tempfile.gettempdir()) / "traceable-benchmark"
     folder.mkdir(parents=True, exist_ok=True)
-    path = generated(folder, options.kernels)
+    path = ensure_generated(folder, options.kernels)
     cold = measure_cold_s(path)
     facts, rows = describe_machine(options.peers), count_rows(path)
     readings = measure(path, options.rounds, options.peers)
@@ -168,7 +168,7 @@ def main() -> int:
         report = {"machine": facts, "rows": rows, "cold_s": cold[0], "readings": [asdict(each) for each in readings]}
         print(json.dumps(report, indent=2))
     else:
-        print(markdown(facts, path.stat().st_size, rows, cold, readings))
+        print(render_markdown(facts, path.stat().st_size, rows, cold, readings))
     return 0
 
 

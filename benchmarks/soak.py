@@ -34,7 +34,7 @@ GROWTH_BYTES = 16 << 20
 """Bound on the growth of the program's memory from a tenth of the run on. Each thread maps up to 1 MiB of its file."""
 
 
-def needed_bytes(ranges: int, tasks: int) -> tuple[int, int]:
+def estimate_bytes(ranges: int, tasks: int) -> tuple[int, int]:
     """Return what the recording may take, and what it takes with its export."""
     recording = ranges * RECORDED_BYTES * 11 // 10 + tasks * 1024 + (256 << 20)
     return recording, recording + ranges * EXPORTED_BYTES + tasks * 1024
@@ -45,7 +45,7 @@ def record(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     output = folder / "program.json"
     words = [str(options.threads), str(options.ranges), str(options.tasks), str(options.suspensions), str(output)]
     plan = RecorderCollector().plan([sys.executable, str(PROGRAM), *words], folder, "soak")
-    limit, _ = needed_bytes(options.threads * options.ranges, options.tasks)
+    limit, _ = estimate_bytes(options.threads * options.ranges, options.tasks)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
     variables = {**inherited, **plan.environment, environment.RECORDING_MAX_BYTES: str(limit)}
     subprocess.run(plan.argv, env=variables, check=True)
@@ -78,7 +78,7 @@ def count(database: Path) -> dict[str, Any]:
         }
 
 
-def expected(options: argparse.Namespace, measured: dict[str, Any]) -> dict[str, Any]:
+def make_expected_counts(options: argparse.Namespace, measured: dict[str, Any]) -> dict[str, Any]:
     """Return the expected result of `count`. A task that suspends n times runs in n + 1 segments."""
     return {
         "ranges_by_thread": {f"thread-{i} {tid}": options.ranges for i, tid in enumerate(measured["thread_ids"])},
@@ -89,7 +89,7 @@ def expected(options: argparse.Namespace, measured: dict[str, Any]) -> dict[str,
     }
 
 
-def memory(samples: list[list[float]]) -> dict[str, Any]:
+def summarize_memory(samples: list[list[float]]) -> dict[str, Any]:
     """Return the resident memory in bytes: at a tenth of the run, at its highest after that, and the growth."""
     begin, end = samples[0][0], samples[-1][0]
     later = [int(resident) for when, resident in samples if when >= begin + (end - begin) / 10]
@@ -101,7 +101,7 @@ def memory(samples: list[list[float]]) -> dict[str, Any]:
     } | {"growth_bytes": max(later) - later[0]}
 
 
-def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def run_soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run, export, count; return the report."""
     measured = record(options, folder)
     recording = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -110,8 +110,8 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     if finalized.database is None:
         raise SystemExit(f"nothing was recorded: {'; '.join(finalized.notes)}")
-    recorded, expected_ranges = count(finalized.database), expected(options, measured)
-    growth = {kind: memory(measured[kind]) for kind in ("threads_memory", "tasks_memory")}
+    recorded, expected_ranges = count(finalized.database), make_expected_counts(options, measured)
+    growth = {kind: summarize_memory(measured[kind]) for kind in ("threads_memory", "tasks_memory")}
     return {
         "ranges": options.threads * options.ranges,
         "record_seconds": measured["threads_seconds"],
@@ -130,7 +130,7 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def markdown(report: dict[str, Any]) -> str:
+def render_markdown(report: dict[str, Any]) -> str:
     recorded, threads, tasks = report["recorded"], report["threads_memory"], report["tasks_memory"]
     mib = float(1 << 20)
     of_threads = sum(recorded["ranges_by_thread"].values())
@@ -157,7 +157,7 @@ def markdown(report: dict[str, Any]) -> str:
     )
 
 
-def parsed() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranges", type=int, default=10_000_000, help="of each thread (default: 10 000 000)")
     parser.add_argument("--threads", type=int, default=8)
@@ -170,7 +170,7 @@ def parsed() -> argparse.Namespace:
         parser.error("ranges, threads, tasks and suspensions must be at least 1")
     if not RecorderCollector().availability().available:
         parser.error(RecorderCollector().availability().reason)
-    _, needed = needed_bytes(options.ranges * options.threads, options.tasks)
+    _, needed = estimate_bytes(options.ranges * options.threads, options.tasks)
     free = shutil.disk_usage(options.folder).free
     if free < needed:
         parser.error(f"{options.folder} has {free / 1e9:.1f} GB free and {needed / 1e9:.1f} GB may be needed")
@@ -178,10 +178,10 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    options = parsed()
+    options = parse_options()
     with tempfile.TemporaryDirectory(prefix="traceable-soak-", dir=options.folder) as folder:
-        report = soak(options, Path(folder))
-    print(json.dumps(report, indent=2) if options.json else markdown(report))
+        report = run_soak(options, Path(folder))
+    print(json.dumps(report, indent=2) if options.json else render_markdown(report))
     raise SystemExit(0 if report["complete"] and report["memory_flat"] else 1)
 
 

@@ -36,7 +36,7 @@ class Nothing:
         pass
 
 
-def loops(iterations: int) -> dict[str, Callable[[], None]]:
+def make_loops(iterations: int) -> dict[str, Callable[[], None]]:
     """Return what is measured, by name."""
     import torch
 
@@ -66,9 +66,9 @@ def loops(iterations: int) -> dict[str, Callable[[], None]]:
     return {EMPTY: empty, CONTROL: nothing, OURS: ours, PEER: peer}
 
 
-def measured(iterations: int) -> dict[str, float]:
+def measure_loops(iterations: int) -> dict[str, float]:
     """Return the ns of CPU time that one iteration of each takes, less the empty loop."""
-    variants = loops(iterations)
+    variants = make_loops(iterations)
     times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(ROUNDS):
         for name, loop in variants.items():
@@ -89,7 +89,7 @@ def work(iterations: int, output: Path) -> None:
     for state in traceable.steps((IDLE, RECORDING)):
         if profiler.running != (state == RECORDING):
             raise SystemExit(f"torch.profiler is not in the expected state in the step {state}")
-        results[state] = measured(iterations)
+        results[state] = measure_loops(iterations)
     output.write_text(json.dumps(results))
 
 

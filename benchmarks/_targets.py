@@ -30,7 +30,9 @@ INACTIVE = {
 RANGES_PER_SECOND = 100_000
 
 
-def targets(measured: Measured, imports: list[dict[str, Any]], tail: dict[str, dict[str, float]] | None) -> list[Any]:
+def make_targets(
+    measured: Measured, imports: list[dict[str, Any]], tail: dict[str, dict[str, float]] | None
+) -> list[Any]:
     """Return each target that this run has figures for."""
     none = measured.get(("none", "native"), [])
     recorder = measured.get(("recorder", "native"), [])

@@ -27,7 +27,7 @@ from typing import Any
 
 import _floor
 import import_cost
-from _targets import Measured, targets
+from _targets import Measured, make_targets
 
 from traceable.collectors.recorder.collector import RecorderCollector
 
@@ -161,7 +161,7 @@ def summarise(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "imports": imports,
         "tail_millions": options.tail,
         "tail": tail,
-        "targets": targets(measured, imports, tail),
+        "targets": make_targets(measured, imports, tail),
     }
 
 

@@ -59,28 +59,28 @@ class Site:
     remedy: str = ""
 
 
-def sites(sources: Path = SOURCES) -> list[Site]:
+def list_sites(sources: Path = SOURCES) -> list[Site]:
     """Return every place that makes a message, in the order of the files."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(sources.rglob("*.py"))}
-    errors = _errors(list(trees.values()))
+    errors = _list_error_classes(list(trees.values()))
     python = [
         site
         for path, tree in trees.items()
-        for site in _in(
+        for site in _list_python_sites(
             tree, path, errors, errors | _MAKERS | (_FINDINGS if any(map(path.match, _FINDING_FILES)) else set())
         )
     ]
-    return python + [site for path in sorted((sources / "_native").glob("recorder*.c")) for site in _in_c(path)]
+    return python + [site for path in sorted((sources / "_native").glob("recorder*.c")) for site in _list_c_sites(path)]
 
 
-def _in_c(path: Path) -> Iterator[Site]:
+def _list_c_sites(path: Path) -> Iterator[Site]:
     text = path.read_text(encoding="utf-8")
     for match in _LOG_IN_C.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
         yield Site(f"{path.relative_to(SOURCES.parent)}:{line}", match["code"], match["text"])
 
 
-def _errors(trees: list[ast.Module]) -> set[str]:
+def _list_error_classes(trees: list[ast.Module]) -> set[str]:
     """Return the names of all classes of our errors."""
     bases: dict[str, set[str]] = {}
     for tree in trees:
@@ -93,7 +93,7 @@ def _errors(trees: list[ast.Module]) -> set[str]:
     return known
 
 
-def _in(tree: ast.Module, path: Path, errors: set[str], makers: set[str]) -> Iterator[Site]:
+def _list_python_sites(tree: ast.Module, path: Path, errors: set[str], makers: set[str]) -> Iterator[Site]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -103,7 +103,7 @@ def _in(tree: ast.Module, path: Path, errors: set[str], makers: set[str]) -> Ite
         code, *words = node.args
         if _is_passed_on(code):
             continue
-        texts = [_words(_resolved(word, node, tree)) for word in words[:2]]
+        texts = [_render_text(_resolve_text(word, node, tree)) for word in words[:2]]
         yield Site(
             f"{path.relative_to(SOURCES.parent)}:{node.lineno}",
             _code(code),
@@ -124,16 +124,16 @@ def _code(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _resolved(node: ast.expr, call: ast.Call, tree: ast.Module) -> ast.expr:
+def _resolve_text(node: ast.expr, call: ast.Call, tree: ast.Module) -> ast.expr:
     """Return what a text is that was given a name first, in the same function or at the top of the module.
 
     It is what was last assigned before the call, or, where that is one branch of an `if`, what each branch assigned.
     """
     if not isinstance(node, ast.Name):
         return node
-    around = [one for one in _functions(tree) if one.lineno <= call.lineno <= (one.end_lineno or 0)]
+    around = [one for one in _list_functions(tree) if one.lineno <= call.lineno <= (one.end_lineno or 0)]
     for scope in (*sorted(around, key=lambda one: one.lineno, reverse=True)[:1], tree):
-        values = {one.lineno: one.value for one in _assignments(scope, node.id) if one.lineno < call.lineno}
+        values = {one.lineno: one.value for one in _list_assignments(scope, node.id) if one.lineno < call.lineno}
         if not values:
             continue
         last = max(values)
@@ -147,29 +147,29 @@ def _resolved(node: ast.expr, call: ast.Call, tree: ast.Module) -> ast.expr:
 
 
 @functools.cache
-def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+def _list_functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def _assignments(scope: ast.AST, name: str) -> Iterator[ast.Assign]:
+def _list_assignments(scope: ast.AST, name: str) -> Iterator[ast.Assign]:
     for one in ast.walk(scope):
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name) and one.targets[0].id == name:
             yield one
 
 
-def _words(node: ast.expr) -> str:
+def _render_text(node: ast.expr) -> str:
     """Return a text as it is written, with what is filled in as its source, in braces."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(
-            f"{{{ast.unparse(part.value)}}}" if isinstance(part, ast.FormattedValue) else _words(part)
+            f"{{{ast.unparse(part.value)}}}" if isinstance(part, ast.FormattedValue) else _render_text(part)
             for part in node.values
         )
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _words(node.left) + _words(node.right)
+        return _render_text(node.left) + _render_text(node.right)
     if isinstance(node, ast.IfExp):
-        branches = [words for words in (_words(node.body), _words(node.orelse)) if words]
+        branches = [words for words in (_render_text(node.body), _render_text(node.orelse)) if words]
         return " / ".join(branches) if len(branches) == 2 else f"[{''.join(branches)}]"
     return f"{{{ast.unparse(node)}}}"
 
@@ -179,13 +179,17 @@ def page(result: list[Site]) -> str:
     rows: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
     for site in result:
         rows[site.code][site.text, site.remedy] = None
-    lines = [f"| `{code}` | {_cell(text)} | {_cell(remedy)} |" for code in sorted(rows) for text, remedy in rows[code]]
+    lines = [
+        f"| `{code}` | {_escape_cell(text)} | {_escape_cell(remedy)} |"
+        for code in sorted(rows)
+        for text, remedy in rows[code]
+    ]
     return _HEAD + "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page(sites()))
+    sys.stdout.write(page(list_sites()))

@@ -67,7 +67,7 @@ class House:
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             modules[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
         for module in modules.values():
-            for names, late in _imports(module):
+            for names, late in _list_imports(module):
                 target = next((name for name in names if name in modules), None)
                 if target is not None and target != module.name:
                     (module.late if late else module.early).add(target)
@@ -83,25 +83,25 @@ class House:
         """What each module imports at any time."""
         return {name: module.early | module.late for name, module in self.modules.items()}
 
-    def lines(self, pattern: str) -> tuple[int, int]:
+    def count_lines(self, pattern: str) -> tuple[int, int]:
         """Return how many files match, and how many lines they have."""
         files = sorted(self.package.rglob(pattern))
         return len(files), sum(len(file.read_bytes().splitlines()) for file in files)
 
-    def circles(self) -> list[list[str]]:
+    def list_circles(self) -> list[list[str]]:
         """Return the groups of modules that import each other."""
-        return [sorted(group) for group in groups(self.all) if len(group) > 1]
+        return [sorted(group) for group in group_strongly_connected(self.all) if len(group) > 1]
 
-    def chain(self) -> list[str]:
+    def find_longest_chain(self) -> list[str]:
         """Return the longest chain of imports at the top of modules."""
         longest: dict[str, list[str]] = {}
-        for group in groups(self.early):  # what is imported comes first
+        for group in group_strongly_connected(self.early):  # what is imported comes first
             beyond = [longest[name] for member in group for name in self.early[member] - group]
             best = ["+".join(sorted(group)), *max(beyond, key=len, default=[])]
             longest.update(dict.fromkeys(group, best))
         return max(longest.values(), key=len, default=[])
 
-    def lone_neighbors(self) -> list[tuple[str, str]]:
+    def list_lone_neighbors(self) -> list[tuple[str, str]]:
         """Return the modules that one other module of the same folder alone imports, and that one."""
         users: dict[str, set[str]] = {name: set() for name in self.modules}
         for name, targets in self.all.items():
@@ -115,32 +115,32 @@ class House:
             and "__init__.py" not in {self.modules[user].path.name, self.modules[name].path.name}
         ]
 
-    def upward(self, allowed: Mapping[str, set[str]]) -> list[tuple[str, str]]:
+    def list_upward_imports(self, allowed: Mapping[str, set[str]]) -> list[tuple[str, str]]:
         """Return the imports that the table does not allow, module by module."""
         return [
             (name, target)
             for name, targets in sorted(self.all.items())
             for target in sorted(targets)
-            if (room := _room(name)) in allowed
-            and (other := _room(target)) in allowed
+            if (room := _get_room(name)) in allowed
+            and (other := _get_room(target)) in allowed
             and other != room
             and other not in allowed[room]
         ]
 
-    def drawing(self, allowed: Mapping[str, set[str]]) -> str:
+    def draw_imports(self, allowed: Mapping[str, set[str]]) -> str:
         """Return which room imports which, as a Mermaid flowchart; what the table does not allow is dotted."""
         arrows = sorted(
             {
-                (_room(name), _room(target))
+                (_get_room(name), _get_room(target))
                 for name, targets in self.all.items()
                 for target in targets
-                if {_room(name), _room(target)} <= set(allowed) and _room(name) != _room(target)
+                if {_get_room(name), _get_room(target)} <= set(allowed) and _get_room(name) != _get_room(target)
             }
         )
         lines = [f"    {room} {'-->' if other in allowed[room] else '-.->'} {other}" for room, other in arrows]
         return "\n".join(["flowchart TD", *lines])
 
-    def functions(self) -> tuple[int, int]:
+    def count_functions(self) -> tuple[int, int]:
         """Return how many functions and methods there are, and how many of them are private and used once."""
         total = once = 0
         for module in self.modules.values():
@@ -156,7 +156,7 @@ class House:
         return total, once
 
 
-def groups(graph: Graph) -> list[set[str]]:
+def group_strongly_connected(graph: Graph) -> list[set[str]]:
     """Return the strongly connected groups of a graph, each after those that it leads to (Tarjan 1972)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -193,7 +193,7 @@ def groups(graph: Graph) -> list[set[str]]:
     return result
 
 
-def allowed_imports(table: Path) -> dict[str, set[str]]:
+def read_allowed_imports(table: Path) -> dict[str, set[str]]:
     """Return which rooms each room may import, from the table of a page: names in backquotes in its last column."""
     rows = {}
     for line in table.read_text(encoding="utf-8").splitlines():
@@ -206,12 +206,12 @@ def allowed_imports(table: Path) -> dict[str, set[str]]:
     }
 
 
-def _room(name: str) -> str:
+def _get_room(name: str) -> str:
     parts = name.split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def _imports(module: Module) -> Iterator[tuple[list[str], bool]]:
+def _list_imports(module: Module) -> Iterator[tuple[list[str], bool]]:
     """Yield the modules that each import may mean, the most exact one first, and whether it is inside a function."""
     package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
     waiting: list[tuple[ast.AST, bool]] = [(module.tree, False)]
@@ -222,19 +222,19 @@ def _imports(module: Module) -> Iterator[tuple[list[str], bool]]:
             continue
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield _outward(alias.name), late
+                yield _list_outward(alias.name), late
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([base] if base else [])])
             for alias in node.names:
-                yield [f"{base}.{alias.name}", *_outward(base)], late
+                yield [f"{base}.{alias.name}", *_list_outward(base)], late
         late = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         waiting.extend((child, late) for child in ast.iter_child_nodes(node))
 
 
-def _outward(name: str) -> list[str]:
+def _list_outward(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
 
@@ -248,12 +248,12 @@ def main() -> None:
     arguments = parser.parse_args()
     house = House.read(arguments.package.resolve())
     if arguments.drawing:
-        print(house.drawing(allowed_imports(TABLE)))
+        print(house.draw_imports(read_allowed_imports(TABLE)))
         return
-    files, lines = house.lines("*.py")
-    c_files, c_lines = (sum(of) for of in zip(house.lines("*.c"), house.lines("*.h"), strict=True))
-    chain, circles, lone = house.chain(), house.circles(), house.lone_neighbors()
-    total, once = house.functions()
+    files, lines = house.count_lines("*.py")
+    c_files, c_lines = (sum(of) for of in zip(house.count_lines("*.c"), house.count_lines("*.h"), strict=True))
+    chain, circles, lone = house.find_longest_chain(), house.list_circles(), house.list_lone_neighbors()
+    total, once = house.count_functions()
     print(f"Python files / lines            {files} / {lines}")
     print(f"C files and headers / lines     {c_files} / {c_lines}")
     print(f"longest chain of imports        {len(chain)}")
@@ -261,7 +261,7 @@ def main() -> None:
     lone_lines = sum(len(house.modules[name].path.read_bytes().splitlines()) for name, _ in lone)
     print(f"lone neighbors / lines          {len(lone)} / {lone_lines}")
     print(f"private functions used once     {once} of {total} ({once / max(total, 1):.0%})")
-    upward = house.upward(allowed_imports(TABLE)) if arguments.package == PACKAGE else []
+    upward = house.list_upward_imports(read_allowed_imports(TABLE)) if arguments.package == PACKAGE else []
     if arguments.package == PACKAGE:
         print(f"imports against the table       {len(upward)}")
     if arguments.list:

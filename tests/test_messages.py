@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from traceable.errors import Message, UsageError
 
-SITES = messages.sites()
+SITES = messages.list_sites()
 DOCS = Path(__file__).parent.parent / "docs" / "messages.md"
 
 

@@ -44,31 +44,31 @@ def house(tmp_path: Path) -> structure.House:
 
 
 def test_a_chain_counts_what_is_imported_at_the_top(house):
-    assert house.chain() == ["pack", "pack.cli.main", "pack.cli.words"]
+    assert house.find_longest_chain() == ["pack", "pack.cli.main", "pack.cli.words"]
 
 
 def test_a_circle_may_be_closed_by_a_late_import_and_not_by_one_for_types(house):
-    assert house.circles() == [["pack.late", "pack.low.base"]]
+    assert house.list_circles() == [["pack.late", "pack.low.base"]]
 
 
 def test_a_lone_neighbor_is_imported_by_one_module_of_its_folder(house):
-    assert house.lone_neighbors() == [("pack.cli.words", "pack.cli.main")]
+    assert house.list_lone_neighbors() == [("pack.cli.words", "pack.cli.main")]
 
 
 def test_an_import_against_the_table_is_one_that_its_row_lacks(house, tmp_path):
     table = tmp_path / "table.md"
     table.write_text("| `cli/` | all |\n| `low/` | - |\n| `late` | `low/` |\n")
-    assert house.upward(structure.allowed_imports(table)) == [("pack.low.base", "pack.late")]
+    assert house.list_upward_imports(structure.read_allowed_imports(table)) == [("pack.low.base", "pack.late")]
 
 
 def test_a_private_function_used_once_is_counted_among_all(house):
-    assert house.functions() == (5, 1)
+    assert house.count_functions() == (5, 1)
 
 
 def test_the_drawing_shows_which_room_imports_which(house, tmp_path):
     table = tmp_path / "table.md"
     table.write_text("| `cli/` | all |\n| `low/` | - |\n| `late` | `low/` |\n")
-    drawing = house.drawing(structure.allowed_imports(table))
+    drawing = house.draw_imports(structure.read_allowed_imports(table))
     assert drawing.splitlines() == ["flowchart TD", "    cli --> late", "    late --> low", "    low -.-> late"]
 
 
@@ -78,9 +78,9 @@ def sources() -> structure.House:
 
 
 def test_the_drawing_of_the_architecture_is_that_of_the_sources(sources):
-    drawing = sources.drawing(structure.allowed_imports(structure.TABLE))
+    drawing = sources.draw_imports(structure.read_allowed_imports(structure.TABLE))
     assert drawing in structure.TABLE.read_text(encoding="utf-8"), "python scripts/structure.py --drawing"
 
 
 def test_no_modules_import_each_other_in_a_circle(sources):
-    assert sources.circles() == []
+    assert sources.list_circles() == []

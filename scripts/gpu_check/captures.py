@@ -43,7 +43,7 @@ _NO_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 @cache
-def _private() -> tuple[tuple[re.Pattern[str], str], ...]:
+def _list_private_texts() -> tuple[tuple[re.Pattern[str], str], ...]:
     """Return the patterns of private texts with their replacements, the longest first."""
     folders = {
         str(REPOSITORY): "/repository",
@@ -53,7 +53,7 @@ def _private() -> tuple[tuple[re.Pattern[str], str], ...]:
         str(Path.home()): "/home/user",
         tempfile.gettempdir(): "/tmp",
     }
-    names = {socket.gethostname(): "host", platform.node(): "host", socket.getfqdn(): "host", _user(): "user"}
+    names = {socket.gethostname(): "host", platform.node(): "host", socket.getfqdn(): "host", _find_user_name(): "user"}
     secrets = {
         value: redact.REDACTED for name, value in os.environ.items() if redact.is_secret(name) and len(value) >= 8
     }
@@ -68,7 +68,7 @@ def _private() -> tuple[tuple[re.Pattern[str], str], ...]:
     return tuple((re.compile(pattern), by) for _, pattern, by in replacements)
 
 
-def _user() -> str:
+def _find_user_name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
@@ -77,7 +77,7 @@ def _user() -> str:
 
 def clean(text: str) -> str:
     """Return a text without private data of this machine."""
-    for pattern, by in _private():
+    for pattern, by in _list_private_texts():
         text = pattern.sub(by, text)
     return _UUID.sub(_NO_UUID, text)
 
@@ -113,7 +113,7 @@ def keep(bench: Bench, source: Path, name: str, what: str) -> None:
         content = part.read_bytes()
         content = gzip.decompress(content) if source.suffix == ".gz" else content
         left = content.decode("utf-8", "replace")
-        if any(pattern.search(left) for pattern, _ in _private()):
+        if any(pattern.search(left) for pattern, _ in _list_private_texts()):
             raise Failed(f"{name} still has private data of this machine and is not kept")
         part.replace(target)
     finally:

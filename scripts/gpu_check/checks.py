@@ -61,7 +61,7 @@ class Ran:
         """The one database of the run."""
         databases = sorted(self.directory.glob("*.sqlite"))
         if len(databases) != 1:
-            raise Failed(f"the run left {len(databases)} databases instead of one; {_last(self.output)}")
+            raise Failed(f"the run left {len(databases)} databases instead of one; {_shorten_output(self.output)}")
         return databases[0]
 
     @property
@@ -69,7 +69,9 @@ class Ran:
         """The one trace of torch.profiler."""
         traces = sorted((self.directory / "torch").glob("*.json.gz"))
         if len(traces) != 1:
-            raise Failed(f"the run left {len(traces)} traces of torch.profiler instead of one; {_last(self.output)}")
+            raise Failed(
+                f"the run left {len(traces)} traces of torch.profiler instead of one; {_shorten_output(self.output)}"
+            )
         return traces[0]
 
 
@@ -102,7 +104,7 @@ def execute(words: list[str], directory: Path, **variables: str) -> subprocess.C
     return done
 
 
-def program_words(bench: Bench, program: str, out: Path | None = None) -> list[str]:
+def make_program_command(bench: Bench, program: str, out: Path | None = None) -> list[str]:
     """Return the words after the interpreter that start a program."""
     return [str(PROGRAMS), program, "--device", bench.device, *(["--out", str(out)] if out else [])]
 
@@ -115,31 +117,31 @@ def run(bench: Bench, program: str, *options: str, name: str = "run", out: Path 
     """
     directory = bench.work / name
     words = [sys.executable, "-m", "traceable", "run", "-o", str(directory), *options]
-    done = execute([*words, *program_words(bench, program, out)], bench.work, **variables)
-    return _ran(directory, program, done)
+    done = execute([*words, *make_program_command(bench, program, out)], bench.work, **variables)
+    return _parse_result(directory, program, done)
 
 
 def run_alone(bench: Bench, program: str, out: Path | None = None, **variables: str) -> Ran:
     """Run a program without `traceable run`."""
-    done = execute([sys.executable, *program_words(bench, program, out)], bench.work, **variables)
-    return _ran(bench.work, program, done)
+    done = execute([sys.executable, *make_program_command(bench, program, out)], bench.work, **variables)
+    return _parse_result(bench.work, program, done)
 
 
-def _ran(directory: Path, program: str, done: subprocess.CompletedProcess[str]) -> Ran:
+def _parse_result(directory: Path, program: str, done: subprocess.CompletedProcess[str]) -> Ran:
     if done.returncode:
-        raise Failed(f"{program} ended with exit code {done.returncode}: {_last(done.stderr)}")
+        raise Failed(f"{program} ended with exit code {done.returncode}: {_shorten_output(done.stderr)}")
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARKER)]
     if not lines:
-        raise Failed(f"{program} did not run to its end: {_last(done.stderr)}")
+        raise Failed(f"{program} did not run to its end: {_shorten_output(done.stderr)}")
     return Ran(directory, json.loads(lines[-1].removeprefix(MARKER)), done.stdout + done.stderr)
 
 
-def _last(text: str) -> str:
+def _shorten_output(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "no output"
 
 
-def rows_by_name(path: Path) -> dict[str, Row]:
+def index_rows_by_name(path: Path) -> dict[str, Row]:
     """Return traceable's row for the ranges of each name: of the default domain, or else of any."""
     import traceable
 
@@ -165,7 +167,7 @@ def check_window(plain: oracle.Plain) -> str:
     expect(steps, list(range(START, STOP)), "recorded steps")
     kernels = plain.kernels
     expect(len(kernels), STOP - START, "kernels in the window")
-    of_steps = oracle.steps_by_grid(kernels)
+    of_steps = oracle.number_steps_by_grid(kernels)
     if of_steps is None:
         raise Failed(f"grids {[kernel.grid for kernel in kernels]} do not grow by equal amounts from step to step")
     expect(of_steps, list(range(START, STOP)), "steps whose kernels were recorded, by their grids")
@@ -175,21 +177,21 @@ def check_window(plain: oracle.Plain) -> str:
 def window_torch(bench: Bench) -> str:
     """Torch collector: a window records exactly the kernels of its steps."""
     ran = run(bench, "windowed", "--collector", "torch", "--steps", WINDOW)
-    bench.need_gpu()
+    bench.require_gpu()
     return check_window(oracle.read_kineto(ran.trace))
 
 
 def window_gpu(bench: Bench) -> str:
     """--gpu: a window records exactly the kernels of its steps."""
     ran = run(bench, "windowed", "--collector", "recorder", "--gpu", "--steps", WINDOW)
-    bench.need_gpu()
+    bench.require_gpu()
     return check_window(oracle.read_sqlite(ran.database))
 
 
 def window_nsys(bench: Bench) -> str:
     """nsys: a window records exactly the kernels of its steps."""
     ran = run(bench, "windowed", "--collector", "nsys", "--steps", WINDOW)
-    bench.need_gpu()
+    bench.require_gpu()
     plain = oracle.read_sqlite(ran.database)
     _check_nsys_sees_kernels(bench, plain)
     return check_window(plain)
@@ -251,11 +253,11 @@ def gate_calls(bench: Bench) -> str:
     """A window calls cudaProfilerStart and cudaProfilerStop once each, at its boundaries."""
     trace = bench.work / "trace.json"
     ran = run_alone(bench, "profiled", trace, **GATED)
-    bench.need_gpu()
+    bench.require_gpu()
     # A gate that fails logs it, and lets the program go on.
     warnings = [line for line in ran.output.splitlines() if line.startswith("traceable:")]
     expect(warnings, [], "traceable's warnings")
-    return check_profiler_calls(oracle.kineto_events(trace))
+    return check_profiler_calls(oracle.read_kineto_events(trace))
 
 
 def gate_ncu(bench: Bench) -> str:
@@ -263,17 +265,27 @@ def gate_ncu(bench: Bench) -> str:
     from traceable.launch import ncu
     from traceable.trace import ncu_csv
 
-    bench.need_gpu()
+    bench.require_gpu()
     report = bench.work / "gated.ncu-rep"
-    words = [*_ncu_words(report), "--profile-from-start", "off", sys.executable, *program_words(bench, "windowed")]
+    words = [
+        *_make_ncu_command(report),
+        "--profile-from-start",
+        "off",
+        sys.executable,
+        *make_program_command(bench, "windowed"),
+    ]
     done = execute(words, bench.work, **GATED, **ncu.NO_DEPLOYMENT)
     if done.returncode or not report.is_file():
         _check_ncu_works(bench)
-        raise Failed(f"ncu --profile-from-start off left no report: {_last(done.stdout + done.stderr)}")
+        raise Failed(f"ncu --profile-from-start off left no report: {_shorten_output(done.stdout + done.stderr)}")
     launches = ncu_csv.parse(ncu.export_csv(report), str(report))
     grids = [int(one.grid.partition("x")[0]) for one in launches]
     kernels = [oracle.Operation("kernel", "", number, number, 0, None, grid) for number, grid in enumerate(grids)]
-    expect(oracle.steps_by_grid(kernels), list(range(START, STOP)), "steps whose kernels ncu profiled, by their grids")
+    expect(
+        oracle.number_steps_by_grid(kernels),
+        list(range(START, STOP)),
+        "steps whose kernels ncu profiled, by their grids",
+    )
     return f"ncu --profile-from-start off profiled the kernels of steps {START} to {STOP - 1} and no others"
 
 
@@ -285,8 +297,8 @@ def gate_nsys(bench: Bench) -> str:
     report = bench.work / "gated.nsys-rep"
     words = [executable, "profile", "--trace", "cuda,nvtx", "--sample", "none", "--cpuctxsw", "none"]
     words += ["--capture-range", "cudaProfilerApi", "--capture-range-end", "stop", "--output", str(report)]
-    bench.need_gpu()
-    execute([*words, sys.executable, *program_words(bench, "windowed")], bench.work, **GATED)
+    bench.require_gpu()
+    execute([*words, sys.executable, *make_program_command(bench, "windowed")], bench.work, **GATED)
     if not report.is_file():
         _check_nsys_sees_kernels(bench, oracle.Plain())
         raise Failed("nsys left no report: cudaProfilerStart did not start it")
@@ -294,14 +306,14 @@ def gate_nsys(bench: Bench) -> str:
     nsys_install.export_sqlite(report, database)
     plain = oracle.read_sqlite(database)
     _check_nsys_sees_kernels(bench, plain)
-    expect(oracle.steps_by_grid(plain.kernels), list(range(START, STOP)), "steps whose kernels nsys recorded")
+    expect(oracle.number_steps_by_grid(plain.kernels), list(range(START, STOP)), "steps whose kernels nsys recorded")
     return f"nsys -c cudaProfilerApi recorded the kernels of steps {START} to {STOP - 1} and no others"
 
 
 # ---- ncu
 
 
-def _ncu_words(report: Path) -> list[str]:
+def _make_ncu_command(report: Path) -> list[str]:
     from traceable.collectors import tools
 
     words = [str(tools.find_ncu()[0]), "--target-processes", "all", "--clock-control", "none"]
@@ -313,23 +325,25 @@ def _check_ncu_works(bench: Bench) -> None:
     from traceable.launch import ncu
 
     report = bench.work / "control.ncu-rep"
-    words = [*_ncu_words(report), "--launch-count", "1", sys.executable, *program_words(bench, "forward")]
+    words = [*_make_ncu_command(report), "--launch-count", "1", sys.executable, *make_program_command(bench, "forward")]
     done = execute(words, bench.work, **ncu.NO_DEPLOYMENT)
     if done.returncode or not report.is_file():
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("==ERROR", "==WARN"))]
-        raise NotPossible(f"ncu measures no kernel on this machine: {_last(lines[0] if lines else done.stdout)}")
+        raise NotPossible(
+            f"ncu measures no kernel on this machine: {_shorten_output(lines[0] if lines else done.stdout)}"
+        )
 
 
 def ncu_table(bench: Bench) -> str:
     """Command `traceable ncu --range` prints ncu's measurements of the range's kernels."""
-    bench.need_gpu()
+    bench.require_gpu()
     directory = bench.work / "ncu"
     words = [sys.executable, "-m", "traceable", "ncu", "--range", "forward", "--launches", "3"]
     words += ["--clock-control", "none", "-o", str(directory)]
-    done = execute([*words, *program_words(bench, "forward")], bench.work)
+    done = execute([*words, *make_program_command(bench, "forward")], bench.work)
     if done.returncode:
         _check_ncu_works(bench)
-        raise Failed(f"traceable ncu ended with exit code {done.returncode}: {_last(done.stderr)}")
+        raise Failed(f"traceable ncu ended with exit code {done.returncode}: {_shorten_output(done.stderr)}")
     read = execute([sys.executable, "-m", "traceable", "ncu", "--read", str(directory), "--json"], bench.work)
     rows = json.loads(read.stdout)["rows"]
     (table,) = directory.glob("*.csv")
@@ -354,14 +368,14 @@ def ncu_table(bench: Bench) -> str:
 def ncu_from_run(bench: Bench) -> str:
     """Command `traceable ncu --from` profiles the most expensive kernel of a recorded range."""
     recorded = run(bench, "forward", "--collector", "recorder", "--gpu")
-    bench.need_gpu()
+    bench.require_gpu()
     directory = bench.work / "ncu"
     words = [sys.executable, "-m", "traceable", "ncu", "--range", "forward", "--from", str(recorded.directory)]
     words += ["--top", "1", "--launches", "2", "--clock-control", "none", "-o", str(directory)]
-    done = execute([*words, *program_words(bench, "forward")], bench.work)
+    done = execute([*words, *make_program_command(bench, "forward")], bench.work)
     if done.returncode:
         _check_ncu_works(bench)
-        raise Failed(f"traceable ncu --from ended with exit code {done.returncode}: {_last(done.stderr)}")
+        raise Failed(f"traceable ncu --from ended with exit code {done.returncode}: {_shorten_output(done.stderr)}")
     read = execute([sys.executable, "-m", "traceable", "ncu", "--read", str(directory), "--json"], bench.work)
     rows = json.loads(read.stdout)["rows"]
     expect(sum(row["launches"] for row in rows), 2, "launches of the most expensive kernel that ncu profiled")
@@ -373,12 +387,12 @@ def ncu_from_run(bench: Bench) -> str:
 
 def instrument(bench: Bench) -> str:
     """An instrumented model computes the same to the last bit, eager and captured; replays emit nothing."""
-    ran = run(bench, "instrumented", "--collector", "recorder", *_gpu(bench))
+    ran = run(bench, "instrumented", "--collector", "recorder", *_list_gpu_options(bench))
     _check_equal(ran.result)
     if bench.device != CUDA:
         plain = oracle.read_sqlite(ran.database)
         _check_module_ranges(plain, "eager", calls=3, same_thread=True)
-    bench.need_gpu()
+    bench.require_gpu()
     plain = oracle.read_sqlite(ran.database)
     threads = _check_module_ranges(plain, "eager", calls=3, same_thread=False)
     _check_module_ranges(plain, "capturing", calls=1, same_thread=False)
@@ -390,7 +404,7 @@ def instrument(bench: Bench) -> str:
 
 def instrument_compiled(bench: Bench) -> str:
     """An instrumented model compiles to one graph and computes the same to the last bit."""
-    ran = run(bench, "compiled", "--collector", "recorder", *_gpu(bench))
+    ran = run(bench, "compiled", "--collector", "recorder", *_list_gpu_options(bench))
     if ran.result != {"compiled": True}:
         raise Failed("a compiled model computes something else when it is instrumented")
     plain = oracle.read_sqlite(ran.database)
@@ -398,11 +412,11 @@ def instrument_compiled(bench: Bench) -> str:
     inside = [one.name for one in plain.ranges if around.start < one.start and one.end <= around.end]
     if "Net" not in inside or "Net.first" in inside:
         raise Failed(f"inside the compiled call are {sorted(set(inside))}, and Net without its parts was expected")
-    bench.need_gpu()
+    bench.require_gpu()
     return "no graph break, the compiled call is named, results equal to the last bit"
 
 
-def _gpu(bench: Bench) -> tuple[str, ...]:
+def _list_gpu_options(bench: Bench) -> tuple[str, ...]:
     """Return the option that records the GPU, if there is one; the CPU's inductor does not need it."""
     return ("--gpu",) if bench.device == CUDA else ()
 
@@ -437,15 +451,15 @@ def existing_tests(bench: Bench) -> str:
     words += ["-p", "no:cacheprovider", "--import-mode", "importlib", f"--junitxml={results}"]
     done = execute([*words, str(REPOSITORY / "tests/annotation/torch_/test_torch_cuda.py")], REPOSITORY)
     if not results.is_file():
-        raise Failed(f"pytest ended with exit code {done.returncode}: {_last(done.stdout + done.stderr)}")
+        raise Failed(f"pytest ended with exit code {done.returncode}: {_shorten_output(done.stdout + done.stderr)}")
     cases = list(ElementTree.parse(results).iter("testcase"))
     failed = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
-    bench.need_gpu()
+    bench.require_gpu()
     if failed:
         raise Failed(f"{len(failed)} of {len(cases)} tests failed: {', '.join(map(str, failed))}")
     if skipped or not cases:
-        raise NotPossible(f"{len(skipped)} of {len(cases)} tests were skipped: {_last(done.stdout)}")
+        raise NotPossible(f"{len(skipped)} of {len(cases)} tests were skipped: {_shorten_output(done.stdout)}")
     return f"{len(cases)} tests passed"
 
 
@@ -454,7 +468,7 @@ def existing_tests(bench: Bench) -> str:
 
 def check_training(plain: oracle.Plain, rows: Mapping[str, Row]) -> str:
     """Return the evidence that the rows of a training loop's ranges equal the oracle's."""
-    sums = oracle.sums_by_name(plain)
+    sums = oracle.sum_by_name(plain)
     for name in ("step", "forward", "backward", "optimizer"):
         expected, row = sums.get(name, oracle.Sums()), rows[name]
         for column, value in (
@@ -477,25 +491,25 @@ def check_training(plain: oracle.Plain, rows: Mapping[str, Row]) -> str:
 def training_torch(bench: Bench) -> str:
     """Torch collector: kernels by range equal a brute-force reading, autograd's are inherited by backward."""
     ran = run(bench, "training", "--collector", "torch")
-    bench.need_gpu()
-    return check_training(oracle.read_kineto(ran.trace), rows_by_name(ran.directory))
+    bench.require_gpu()
+    return check_training(oracle.read_kineto(ran.trace), index_rows_by_name(ran.directory))
 
 
 def training_gpu(bench: Bench) -> str:
     """--gpu: kernels by range equal a brute-force reading, autograd's are inherited by backward."""
     ran = run(bench, "training", "--collector", "recorder", "--gpu")
-    bench.need_gpu()
+    bench.require_gpu()
     captures.keep(bench, ran.database, "training-recorder.sqlite", "5 training steps, recorder with --gpu")
-    return check_training(oracle.read_sqlite(ran.database), rows_by_name(ran.directory))
+    return check_training(oracle.read_sqlite(ran.database), index_rows_by_name(ran.directory))
 
 
 def training_nsys(bench: Bench) -> str:
     """Under nsys: kernels by range equal a brute-force reading, autograd's are inherited by backward."""
     ran = run(bench, "training", "--collector", "nsys")
-    bench.need_gpu()
+    bench.require_gpu()
     plain = oracle.read_sqlite(ran.database)
     _check_nsys_sees_kernels(bench, plain)
-    return check_training(plain, rows_by_name(ran.directory))
+    return check_training(plain, index_rows_by_name(ran.directory))
 
 
 def check_graphs(plain: oracle.Plain, rows: Mapping[str, Row], result: Row, *, by_node: bool) -> str:
@@ -519,7 +533,7 @@ def check_graphs(plain: oracle.Plain, rows: Mapping[str, Row], result: Row, *, b
             raise Failed("a launch of the graph is outside of every range replay")
     row = rows["replay"]
     expect(row["gpu_count"], result["replays"], "replays with GPU work")
-    in_replays = sums if (sums := oracle.sums_by_name(plain).get("replay")) else oracle.Sums()
+    in_replays = sums if (sums := oracle.sum_by_name(plain).get("replay")) else oracle.Sums()
     expect(row["gpu_operations"], in_replays.operations, "GPU operations of replay")
     if not by_node:
         return f"{expected} kernels of {result['replays']} replays by node, each tied to the launch in its range replay"
@@ -533,24 +547,24 @@ def check_graphs(plain: oracle.Plain, rows: Mapping[str, Row], result: Row, *, b
 def graphs_torch(bench: Bench) -> str:
     """Torch collector: kernels of a replayed CUDA graph by node, in the range of the launch."""
     ran = run(bench, "graphs", "--collector", "torch")
-    bench.need_gpu()
-    return check_graphs(oracle.read_kineto(ran.trace), rows_by_name(ran.directory), ran.result, by_node=False)
+    bench.require_gpu()
+    return check_graphs(oracle.read_kineto(ran.trace), index_rows_by_name(ran.directory), ran.result, by_node=False)
 
 
 def graphs_gpu(bench: Bench) -> str:
     """--gpu: kernels of a replayed CUDA graph by node, in the range of the launch."""
     ran = run(bench, "graphs", "--collector", "recorder", "--gpu")
-    bench.need_gpu()
-    return check_graphs(oracle.read_sqlite(ran.database), rows_by_name(ran.directory), ran.result, by_node=False)
+    bench.require_gpu()
+    return check_graphs(oracle.read_sqlite(ran.database), index_rows_by_name(ran.directory), ran.result, by_node=False)
 
 
 def graphs_nsys(bench: Bench) -> str:
     """Under nsys: kernels of a replayed CUDA graph by node, in the ranges they were captured in as well."""
     ran = run(bench, "graphs", "--collector", "nsys")
-    bench.need_gpu()
+    bench.require_gpu()
     plain = oracle.read_sqlite(ran.database)
     _check_nsys_sees_kernels(bench, plain)
-    return check_graphs(plain, rows_by_name(ran.directory), ran.result, by_node=True)
+    return check_graphs(plain, index_rows_by_name(ran.directory), ran.result, by_node=True)
 
 
 # ---- --gpu
@@ -600,7 +614,7 @@ def gpu_complete(bench: Bench) -> str:
     """--gpu records every kernel from the first use of CUDA on, on the clock of the ranges."""
     bare = run_alone(bench, "launches")
     ran = run(bench, "launches", "--collector", "recorder", "--gpu")
-    bench.need_gpu()
+    bench.require_gpu()
     evidence = check_launches(oracle.read_sqlite(ran.database), ran.result["kernels"], uncertainty_ns(ran.database))
     before, after = bare.result["us_a_launch"], ran.result["us_a_launch"]
     return f"{evidence}; a launch takes {after:.2f} us, and {before:.2f} us without a recording"
@@ -609,8 +623,8 @@ def gpu_complete(bench: Bench) -> str:
 def gpu_identity(bench: Bench) -> str:
     """The recording of --gpu identifies the GPU by its UUID."""
     ran = run(bench, "launches", "--collector", "recorder", "--gpu")
-    bench.need_gpu()
-    documents = [oracle.kineto_document(path) for path in (ran.database.parent / "gpu").glob("*.json.gz")]
+    bench.require_gpu()
+    documents = [oracle.read_kineto_document(path) for path in (ran.database.parent / "gpu").glob("*.json.gz")]
     uuids = {uuid for one in documents for uuid in one["traceable_gpu"]["gpus"].values()}
     names = {str(gpu["name"]) for one in documents for gpu in one["deviceProperties"]}
     if not ran.result["uuid"]:
@@ -629,7 +643,7 @@ def gpu_forked(bench: Bench) -> str:
     """--gpu records children that were forked before CUDA was used."""
     ran = run(bench, "forking", "--collector", "recorder", "--gpu")
     expect(ran.result["exit_codes"], [0, 0], "exit codes of forked children")
-    bench.need_gpu()
+    bench.require_gpu()
     plain = oracle.read_sqlite(ran.database)
     counts = sorted(sum(one.process == pid for one in plain.kernels) for pid in {one.process for one in plain.kernels})
     expect(counts, [ran.result["kernels"]] * 2, "kernels of each forked child")
@@ -639,7 +653,7 @@ def gpu_forked(bench: Bench) -> str:
 def gpu_own_profiler(bench: Bench) -> str:
     """--gpu ends when the program starts its own torch.profiler, and keeps the data so far."""
     ran = run(bench, "own_profiler", "--collector", "recorder", "--gpu")
-    bench.need_gpu()
+    bench.require_gpu()
     plain = oracle.read_sqlite(ran.database)
     expect(len(plain.kernels), ran.result["kernels"], "kernels recorded before the program's own profiler began")
     if ran.result["theirs"] < ran.result["kernels"]:
@@ -653,7 +667,7 @@ def gpu_own_profiler(bench: Bench) -> str:
 def gpu_copies(bench: Bench) -> str:
     """Copies between two GPUs have ranges d2d with their bytes."""
     ran = run(bench, "between_gpus", "--collector", "recorder", "--gpu")
-    bench.need_gpu()
+    bench.require_gpu()
     plain = oracle.read_sqlite(ran.database)
     ranges = plain.named("d2d")
     expect([one.payload for one in ranges], [ran.result["bytes"]] * 5, "ranges d2d by bytes")
@@ -671,7 +685,7 @@ def finding(rule: str, bench: Bench) -> str:
     import traceable
 
     ran = run(bench, rule, "--collector", "recorder", "--gpu", "--steps", FINDING_WINDOW)
-    bench.need_gpu()
+    bench.require_gpu()
     recording = traceable.load(ran.directory)
     table = recording.findings()
     rows = list(table.rows())
@@ -694,7 +708,7 @@ def doctor(bench: Bench) -> str:
     """Command `traceable doctor` identifies the driver and the GPU."""
     done = execute([sys.executable, "-m", "traceable", "doctor", "-o", str(bench.work / "runs"), "--json"], bench.work)
     findings = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
-    bench.need_gpu()
+    bench.require_gpu()
     driver, gpus = findings["cuda driver"], findings.get("gpus")
     if driver["severity"] != "ok":
         raise Failed(f"the CUDA driver is not usable: {driver['message']}")
@@ -721,7 +735,7 @@ def check_everything(plain: oracle.Plain) -> str:
 def capture_gpu(bench: Bench) -> str:
     """--gpu records push/pop and start/end ranges, graph nodes and copies of one program; the capture is kept."""
     ran = run(bench, "everything", "--collector", "recorder", "--gpu")
-    bench.need_gpu()
+    bench.require_gpu()
     what = "start/end ranges, graph nodes, autograd, copies, streams, counters: recorder with --gpu"
     captures.keep(bench, ran.database, "everything-recorder.sqlite", what)
     plain = oracle.read_sqlite(ran.database)
@@ -735,10 +749,10 @@ def capture_gpu(bench: Bench) -> str:
 def capture_torch(bench: Bench) -> str:
     """The torch collector records the same; the capture is kept."""
     ran = run(bench, "everything", "--collector", "torch")
-    bench.need_gpu()
+    bench.require_gpu()
     captures.keep(bench, ran.trace, "everything-torch.pt.trace.json.gz", "the same, torch collector")
     plain = oracle.read_kineto(ran.trace)
-    rows = rows_by_name(ran.directory)
+    rows = index_rows_by_name(ran.directory)
     missing = [name for name in ("session", "request", "replay", "backward", "h2d") if name not in rows]
     if missing:
         raise Failed(f"traceable has no range {', '.join(missing)} in the trace")
@@ -753,7 +767,7 @@ def capture_torch(bench: Bench) -> str:
 def capture_nsys(bench: Bench) -> str:
     """Under nsys the same is recorded; the capture is kept."""
     ran = run(bench, "everything", "--collector", "nsys")
-    bench.need_gpu()
+    bench.require_gpu()
     captures.keep(bench, ran.database, "everything-nsys.sqlite", "the same, nsys with CUDA graphs by node")
     plain = oracle.read_sqlite(ran.database)
     _check_nsys_sees_kernels(bench, plain)
@@ -777,7 +791,7 @@ def _check(function: Callable[[Bench], str], name: str, needs: tuple[str, ...], 
     return Check(name, str(function.__doc__), function, needs, seconds)
 
 
-def _finding(rule: str) -> Check:
+def _make_finding_check(rule: str) -> Check:
     return Check(f"finding-{rule}", f"{rule} is found in a program that has it.", partial(finding, rule), RECORDED)
 
 
@@ -795,7 +809,7 @@ CHECKS: tuple[Check, ...] = (
     _check(instrument, "instrument", RECORDED),
     _check(instrument_compiled, "instrument-compiled", (*RECORDED, "inductor"), 90),
     _check(existing_tests, "tests", (*RECORDED, "pytest"), 120),
-    *map(_finding, FINDINGS),
+    *map(_make_finding_check, FINDINGS),
     _check(ncu_table, "ncu", BY_NCU, 90),
     _check(gate_ncu, "gate-ncu", BY_NCU, 90),
     _check(ncu_from_run, "ncu-from-run", (*RECORDED, "ncu"), 90),

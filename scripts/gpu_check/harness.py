@@ -74,7 +74,7 @@ class Bench:
     captures: Path
     kept: list[dict[str, object]] = field(default_factory=list)
 
-    def need_gpu(self) -> None:
+    def require_gpu(self) -> None:
         """End a rehearsal: the following needs GPU activity."""
         if self.device != CUDA:
             raise Rehearsed
@@ -171,7 +171,7 @@ def main(
     runner = _Runner(entry, arguments.device, arguments.out, start + arguments.deadline, clean)
     results: list[Result] = []
     code = 0
-    with _stoppable():
+    with _allow_stop():
         try:
             for check in selected:
                 results.append(runner.run(check, machine.missing))
@@ -179,7 +179,7 @@ def main(
                 _write_results(arguments.out, machine, results, clean)
         except KeyboardInterrupt:
             code = 130
-            results += [_not_run(check, "interrupted") for check in selected[len(results) :]]
+            results += [_report_not_run(check, "interrupted") for check in selected[len(results) :]]
     _write_results(arguments.out, machine, results, clean)
     print(table(results))
     for result in results:
@@ -270,7 +270,7 @@ class _Runner:
             return Result(check.name, check.shows, NOT_POSSIBLE, reasons[0])
         left = self.ends - time.monotonic()
         if left <= 0:
-            return _not_run(check, "out of time (--deadline)")
+            return _report_not_run(check, "out of time (--deadline)")
         work = Path(tempfile.mkdtemp(prefix=f"gpu-check-{check.name}-"))
         try:
             return self._run_in(work, check, left)
@@ -293,9 +293,9 @@ class _Runner:
             finally:
                 _end_all(process)
         took = time.monotonic() - begun
-        printed = _tail(log, LOG_BYTES)
+        printed = _read_tail(log, LOG_BYTES)
         self._keep_log(check, printed)
-        status, reason, remaining = _outcome(check, work / "result.json", code, limit, printed)
+        status, reason, remaining = _evaluate_outcome(check, work / "result.json", code, limit, printed)
         shown = printed if status == FAILED else ""
         return Result(check.name, check.shows, status, self.clean(reason), round(took, 1), tuple(remaining), shown)
 
@@ -304,7 +304,7 @@ class _Runner:
             file.write(f"==== {check.name}\n{self.clean(printed)}\n")
 
 
-def _outcome(
+def _evaluate_outcome(
     check: Check, result_file: Path, code: int | None, limit: float, printed: str
 ) -> tuple[str, str, list[dict[str, object]]]:
     """Return status, reason and captures of a check whose process ended with this exit code, or was killed (None)."""
@@ -321,12 +321,12 @@ def _outcome(
     return FAILED, f"its process {ending} without a result: {last[:200]}", []
 
 
-def _not_run(check: Check, why: str) -> Result:
+def _report_not_run(check: Check, why: str) -> Result:
     return Result(check.name, check.shows, NOT_POSSIBLE, f"not run: {why}")
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
+def _allow_stop() -> Iterator[None]:
     """Make SIGTERM act as Ctrl+C, and make orphaned processes children of this one."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -339,7 +339,7 @@ def _stoppable() -> Iterator[None]:
 def _end_all(process: subprocess.Popen[bytes]) -> None:
     """Kill a check's process and all its descendants, including other sessions."""
     until = time.monotonic() + _ENDING_S
-    while (running := _descendants(os.getpid())) and time.monotonic() < until:
+    while (running := _list_descendants(os.getpid())) and time.monotonic() < until:
         for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -351,8 +351,8 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-def _descendants(pid: int) -> list[int]:
-    children = _children()
+def _list_descendants(pid: int) -> list[int]:
+    children = _list_children()
     descendants, pending = [], [pid]
     while pending:
         below = children.get(pending.pop(), [])
@@ -361,7 +361,7 @@ def _descendants(pid: int) -> list[int]:
     return descendants
 
 
-def _children() -> dict[int, list[int]]:
+def _list_children() -> dict[int, list[int]]:
     """Return the running processes and zombies, by their parent."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
@@ -373,7 +373,7 @@ def _children() -> dict[int, list[int]]:
     return children
 
 
-def _tail(path: Path, size: int) -> str:
+def _read_tail(path: Path, size: int) -> str:
     with path.open("rb") as file:
         length = file.seek(0, os.SEEK_END)
         file.seek(max(0, length - size))

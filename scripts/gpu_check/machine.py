@@ -12,6 +12,7 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from gpu_check.checks import MARKER, PROGRAMS, environment
 from gpu_check.harness import CUDA, Machine
@@ -30,7 +31,7 @@ def examine(device: str) -> Machine:
     """Return the properties of this machine; takes a second without a GPU. With one the extensions are built first."""
     missing: dict[str, str] = {}
     facts: dict[str, object] = {"python": platform.python_version(), "kernel": platform.release()}
-    if device == CUDA and (reason := _no_gpu(facts)):
+    if device == CUDA and (reason := _explain_missing_gpu(facts)):
         missing["gpu"] = reason
         return Machine(missing, facts)
     print("gpu-check: building the C extensions and trying torch", file=sys.stderr, flush=True)
@@ -41,7 +42,7 @@ def examine(device: str) -> Machine:
     return Machine(missing, facts)
 
 
-def _no_gpu(facts: dict[str, object]) -> str | None:
+def _explain_missing_gpu(facts: dict[str, object]) -> str | None:
     try:
         cuda = probes.probe_cuda()
     except CollectorError as error:
@@ -132,7 +133,7 @@ def _examine_torch(device: str, missing: dict[str, str], facts: dict[str, object
         missing["two gpus"] = "there is only one GPU"
 
 
-def _probe(device: str) -> dict[str, object] | str:
+def _probe(device: str) -> dict[str, Any] | str:
     """Return the facts of torch and the GPU, or why there are none. In its own process, as it may crash or hang."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-probe-") as folder:
         words = [sys.executable, str(PROGRAMS), "probe", "--device", device, "--out", f"{folder}/trace.json"]
@@ -146,7 +147,7 @@ def _probe(device: str) -> dict[str, object] | str:
     if done.returncode or not lines:
         errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return errors[-1][:200] if errors else f"it ended with {done.returncode}"
-    facts: dict[str, object] = json.loads(lines[-1].removeprefix(MARKER))
+    facts: dict[str, Any] = json.loads(lines[-1].removeprefix(MARKER))
     return facts
 
 
@@ -156,7 +157,7 @@ def _examine_tools(missing: dict[str, str], facts: dict[str, object]) -> None:
     if isinstance(ncu, CollectorError):
         missing["ncu"] = ncu.problem
     else:
-        facts["ncu"] = ncu.version
+        facts["ncu"] = ncu[1]
     if isinstance(nsys, CollectorError):
         missing["nsys"] = nsys.problem
         return

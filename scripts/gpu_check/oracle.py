@@ -143,11 +143,13 @@ def _add_gpu_file(plain: Plain, path: Path, process: int, offset: int, threads: 
     """
     trace = read_kineto(path)
     starts = {one.name: one.start for one in trace.ranges}
-    clock = [
+    clock: list[tuple[int, int]] = [
         (starts[f"traceable.clock {number}"], (before + after) // 2)
-        for number, before, after in kineto_document(path)["traceable_gpu"]["markers"]
+        for number, before, after in read_kineto_document(path)["traceable_gpu"]["markers"]
     ]
     ends = [clock[: len(clock) // 2], clock[len(clock) // 2 :]]
+    first: list[int]
+    last: list[int]
     first, last = ([sum(column) // len(column) for column in zip(*end, strict=True)] for end in ends)
 
     def shift(time: int) -> int:
@@ -167,18 +169,18 @@ def _add_gpu_file(plain: Plain, path: Path, process: int, offset: int, threads: 
 
 def read_kineto(path: Path) -> Plain:
     """Read a Kineto trace, of one process."""
-    events = kineto_events(path)
+    events = read_kineto_events(path)
     plain = Plain()
     calls: dict[int, Call] = {}
     for event in events:
         category, args = event.get("cat"), event.get("args", {})
         if event.get("ph") != "X" or "ts" not in event:
             continue
-        start = _ns(event["ts"])
-        end = start + _ns(event.get("dur", 0))
+        start = _to_ns(event["ts"])
+        end = start + _to_ns(event.get("dur", 0))
         if category == "user_annotation":
             name = _BRACKETS.sub("", str(event["name"]))
-            plain.ranges.append(Range(name, start, end, event["tid"], _payload(str(event["name"]))))
+            plain.ranges.append(Range(name, start, end, event["tid"], _parse_payload(str(event["name"]))))
         elif category in ("cuda_runtime", "cuda_driver"):
             call = Call(str(event["name"]), start, end, event["tid"])
             plain.calls.append(call)
@@ -186,7 +188,7 @@ def read_kineto(path: Path) -> Plain:
     for event in events:
         kind, args = _OPERATION_CATEGORIES.get(str(event.get("cat"))), event.get("args", {})
         if kind is not None and event.get("ph") == "X":
-            start = _ns(event["ts"])
+            start = _to_ns(event["ts"])
             node = args.get("graph node id")
             grid = args.get("grid")
             plain.operations.append(
@@ -194,7 +196,7 @@ def read_kineto(path: Path) -> Plain:
                     kind,
                     str(event["name"]),
                     start,
-                    start + _ns(event.get("dur", 0)),
+                    start + _to_ns(event.get("dur", 0)),
                     0,
                     calls.get(int(args.get("correlation", 0))),
                     int(grid[0]) if grid else None,
@@ -204,29 +206,29 @@ def read_kineto(path: Path) -> Plain:
     return plain
 
 
-def kineto_events(path: Path) -> list[dict[str, Any]]:
+def read_kineto_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a Kineto trace, plain or gzip; times keep all their digits."""
-    events: list[dict[str, Any]] = kineto_document(path)["traceEvents"]
+    events: list[dict[str, Any]] = read_kineto_document(path)["traceEvents"]
     return events
 
 
-def kineto_document(path: Path) -> dict[str, Any]:
+def read_kineto_document(path: Path) -> dict[str, Any]:
     """Return the content of a Kineto trace, plain or gzip; times keep all their digits."""
     content = path.read_bytes()
     content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     return dict(json.loads(content, parse_float=Decimal))
 
 
-def _ns(microseconds: Any) -> int:
+def _to_ns(microseconds: Any) -> int:
     return int(Decimal(microseconds) * 1000)
 
 
-def _payload(name: str) -> int | None:
+def _parse_payload(name: str) -> int | None:
     match = re.search(r" \[.*#(-?\d+).*\]$", name)
     return int(match[1]) if match else None
 
 
-def sums_by_name(plain: Plain) -> dict[str, Sums]:
+def sum_by_name(plain: Plain) -> dict[str, Sums]:
     """Return the GPU operations of the push/pop ranges of each name.
 
     An operation belongs to each range around its launch call on the same thread; without one, to each range of the only
@@ -252,7 +254,7 @@ def sums_by_name(plain: Plain) -> dict[str, Sums]:
     return dict(sums_of)
 
 
-def steps_by_grid(kernels: list[Operation]) -> list[int] | None:
+def number_steps_by_grid(kernels: list[Operation]) -> list[int] | None:
     """Return the step of each kernel, by start, if a step's grid grows with its number; else None.
 
     The grid of step n is n + 1 times as large as that of step 0, whatever the block size.

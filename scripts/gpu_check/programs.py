@@ -200,14 +200,14 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def _net(device: str) -> tuple[nn.Module, torch.Tensor]:
+def _make_net(device: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(7)
     model = Net().to(device)
     return model, torch.randn(32, 256, device=device)
 
 
-def _eager(device: str, instrumented: bool) -> list[torch.Tensor]:
-    model, x = _net(device)
+def _run_eager(device: str, instrumented: bool) -> list[torch.Tensor]:
+    model, x = _make_net(device)
     with traceable.instrument(model if instrumented else nn.Identity()):
         with annotate("eager" if instrumented else "bare"):
             for _ in range(INSTRUMENTED_CALLS):
@@ -217,8 +217,8 @@ def _eager(device: str, instrumented: bool) -> list[torch.Tensor]:
     return [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def _captured(instrumented: bool) -> list[torch.Tensor]:
-    model, x = _net("cuda")
+def _run_captured(instrumented: bool) -> list[torch.Tensor]:
+    model, x = _make_net("cuda")
     with traceable.instrument(model if instrumented else nn.Identity()):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -237,9 +237,9 @@ def _captured(instrumented: bool) -> list[torch.Tensor]:
     return [out.detach().clone(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
 
 
-def _compiled(device: str, instrumented: bool) -> list[torch.Tensor]:
+def _run_compiled(device: str, instrumented: bool) -> list[torch.Tensor]:
     torch._dynamo.reset()
-    model, x = _net(device)
+    model, x = _make_net(device)
     # Inductor compiles C++ for the CPU, which takes a minute and shows nothing of a GPU.
     backend = "inductor" if device == "cuda" else "eager"
     with traceable.instrument(model if instrumented else nn.Identity()):
@@ -253,27 +253,27 @@ def _compiled(device: str, instrumented: bool) -> list[torch.Tensor]:
     return [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def _equal(make: Callable[[bool], list[torch.Tensor]]) -> bool:
+def _compute_equally(make: Callable[[bool], list[torch.Tensor]]) -> bool:
     bare, instrumented = make(False), make(True)
     return len(bare) == len(instrumented) and all(map(torch.equal, bare, instrumented))
 
 
 def instrumented(device: str, out: Path | None) -> Result:  # noqa: ARG001
     """Run a model bare and instrumented: call by call, and captured in a CUDA graph."""
-    result: Result = {"eager": _equal(lambda on: _eager(device, on))}
+    result: Result = {"eager": _compute_equally(lambda on: _run_eager(device, on))}
     if device == "cuda":
-        result["captured"] = _equal(_captured)
+        result["captured"] = _compute_equally(_run_captured)
     return result
 
 
 def compiled(device: str, out: Path | None) -> Result:  # noqa: ARG001
     """Run a compiled model bare and instrumented."""
-    return {"compiled": _equal(lambda on: _compiled(device, on))}
+    return {"compiled": _compute_equally(lambda on: _run_compiled(device, on))}
 
 
 def training(device: str, out: Path | None) -> Result:  # noqa: ARG001
     """Train for a few steps: autograd launches the kernels of `backward` from a thread of the device's own."""
-    model, x = _net(device)
+    model, x = _make_net(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in traceable.steps(range(TRAINING_STEPS)):
         with annotate("forward"):
@@ -322,7 +322,7 @@ _LARGE = {"cuda": 16 << 20, "cpu": 1 << 16}
 """Elements of a tensor that is large for a GPU; a CPU is not to spend seconds on it."""
 
 
-def _pageable(device: str) -> Callable[[], None]:
+def _make_pageable(device: str) -> Callable[[], None]:
     host = torch.ones(_LARGE[device])
     there = torch.empty(_LARGE[device], device=device)
 
@@ -333,7 +333,7 @@ def _pageable(device: str) -> Callable[[], None]:
     return step
 
 
-def _small_copies(device: str) -> Callable[[], None]:
+def _make_small_copies(device: str) -> Callable[[], None]:
     hosts = [torch.ones(256) for _ in range(200)]
     hosts = [host.pin_memory() for host in hosts] if device == "cuda" else hosts
     there = torch.empty(256, device=device)
@@ -346,7 +346,7 @@ def _small_copies(device: str) -> Callable[[], None]:
     return step
 
 
-def _waiting(device: str) -> Callable[[], None]:
+def _make_waiting(device: str) -> Callable[[], None]:
     side = 4096 if device == "cuda" else 64
     a = torch.randn(side, side, device=device)
 
@@ -362,7 +362,7 @@ def _waiting(device: str) -> Callable[[], None]:
     return step
 
 
-def _tiny_kernels(device: str) -> Callable[[], None]:
+def _make_tiny_kernels(device: str) -> Callable[[], None]:
     tensor = torch.ones(256, device=device)
 
     def step() -> None:
@@ -373,7 +373,7 @@ def _tiny_kernels(device: str) -> Callable[[], None]:
     return step
 
 
-def _allocating(device: str) -> Callable[[], None]:
+def _make_allocating(device: str) -> Callable[[], None]:
     def step() -> None:
         with annotate("allocate"):
             tensor = torch.empty(_LARGE[device], device=device)
@@ -385,7 +385,7 @@ def _allocating(device: str) -> Callable[[], None]:
     return step
 
 
-def _thinking(device: str) -> Callable[[], None]:
+def _make_thinking(device: str) -> Callable[[], None]:
     tensor = torch.ones(1 << 20, device=device)
 
     def step() -> None:
@@ -397,17 +397,17 @@ def _thinking(device: str) -> Callable[[], None]:
 
 
 FINDINGS: dict[str, Callable[[str], Callable[[], None]]] = {
-    "pageable_copies": _pageable,
-    "small_h2d_copies": _small_copies,
-    "sync_in_hot_range": _waiting,
-    "launch_bound": _tiny_kernels,
-    "allocation_in_steady_state": _allocating,
-    "low_utilization": _thinking,
+    "pageable_copies": _make_pageable,
+    "small_h2d_copies": _make_small_copies,
+    "sync_in_hot_range": _make_waiting,
+    "launch_bound": _make_tiny_kernels,
+    "allocation_in_steady_state": _make_allocating,
+    "low_utilization": _make_thinking,
 }
 """What makes the step of a program of which the rule has something to find."""
 
 
-def _finding(rule: str) -> Callable[[str, Path | None], Result]:
+def _make_finding(rule: str) -> Callable[[str, Path | None], Result]:
     def program(device: str, out: Path | None) -> Result:  # noqa: ARG001
         step = FINDINGS[rule](device)
         for _ in traceable.steps(range(WINDOW_STEPS)):
@@ -471,7 +471,7 @@ async def _serve(device: str) -> None:
 def everything(device: str, out: Path | None) -> Result:
     """Have all kinds of events: what is recorded of it becomes test data."""
     graphs(device, out)
-    model, x = _net(device)
+    model, x = _make_net(device)
     host = torch.ones(1 << 18)
     pinned = host.pin_memory() if device == "cuda" else host
     handle = traceable.start_range("session", domain="server", payload=1)
@@ -511,7 +511,7 @@ PROGRAMS: dict[str, Callable[[str, Path | None], Result]] = {
         *(probe, windowed, profiled, launches, forking, own_profiler, instrumented, compiled, training, graphs),
         *(forward, between_gpus, everything),
     )
-} | {rule: _finding(rule) for rule in FINDINGS}
+} | {rule: _make_finding(rule) for rule in FINDINGS}
 
 
 def main(words: list[str]) -> None:

@@ -92,11 +92,11 @@ def test_grids_tell_steps_only_where_they_grow_evenly():
     def kernels(*grids: int) -> list[oracle.Operation]:
         return [oracle.Operation("kernel", "", number, number, 0, None, grid) for number, grid in enumerate(grids)]
 
-    assert oracle.steps_by_grid(kernels(88, 96, 104)) == [10, 11, 12]
-    assert oracle.steps_by_grid(kernels(104, 88, 96)) == [12, 10, 11]
-    assert oracle.steps_by_grid(kernels(88, 96, 112)) is None
-    assert oracle.steps_by_grid(kernels(88, 88)) is None
-    assert oracle.steps_by_grid(kernels(90, 98)) is None
+    assert oracle.number_steps_by_grid(kernels(88, 96, 104)) == [10, 11, 12]
+    assert oracle.number_steps_by_grid(kernels(104, 88, 96)) == [12, 10, 11]
+    assert oracle.number_steps_by_grid(kernels(88, 96, 112)) is None
+    assert oracle.number_steps_by_grid(kernels(88, 88)) is None
+    assert oracle.number_steps_by_grid(kernels(90, 98)) is None
 
 
 # ---- cudaProfilerStart and Stop
@@ -113,7 +113,7 @@ def profiled(start_in: int = 9, stop_in: int = 19, category: str = "cuda_runtime
 
 
 def evaluate(tmp_path: Path, events: list[Event]) -> str:
-    return checks.check_profiler_calls(oracle.kineto_events(sample_kineto.write(tmp_path / "trace.json", events)))
+    return checks.check_profiler_calls(oracle.read_kineto_events(sample_kineto.write(tmp_path / "trace.json", events)))
 
 
 @pytest.mark.parametrize("category", ["cuda_runtime", "cuda_driver"])
@@ -177,14 +177,14 @@ RIGHT = {
 
 
 def test_the_oracle_gives_a_kernel_to_the_ranges_around_its_launch_or_of_the_one_other_thread(tmp_path):
-    sums = oracle.sums_by_name(plain_of(tmp_path, training()))
+    sums = oracle.sum_by_name(plain_of(tmp_path, training()))
     result = {name: (one.operations, one.total_ns, one.inherited_ns) for name, one in sums.items()}
     assert result == RIGHT
 
 
 def test_two_threads_with_open_ranges_leave_it_to_nobody(tmp_path):
     other = sample_kineto.annotation("other", 0, 4000 * US, tid=3)
-    sums = oracle.sums_by_name(plain_of(tmp_path, training(other)))
+    sums = oracle.sum_by_name(plain_of(tmp_path, training(other)))
     assert "backward" not in sums
     assert sums["forward"].operations == 3
 
@@ -213,8 +213,8 @@ def test_a_backward_that_inherits_nothing_has_failed(tmp_path):
 
 def test_what_a_real_gpu_did_is_summed_as_traceable_sums_it(captures):
     path = captures / "kineto" / "gpu-user-annotation-steps.json.gz"
-    sums = oracle.sums_by_name(oracle.read_kineto(path))
-    rows = checks.rows_by_name(path)
+    sums = oracle.sum_by_name(oracle.read_kineto(path))
+    rows = checks.index_rows_by_name(path)
     # The last range of another name was still open when the profiler stopped, and has no end in the file.
     whole = [name for name in sums if not rows[name]["clipped"]]
     assert whole == ["Optimizer.zero_grad#SGD.zero_grad"]
@@ -388,9 +388,9 @@ def test_a_databases_ranges_are_read_as_traceable_reads_them(on_gpu):
     )
     (session,) = plain.named("session")
     assert (session.start_end, session.other_end) == (True, True)
-    rows = checks.rows_by_name(database)
+    rows = checks.index_rows_by_name(database)
     assert (rows["one"]["kernels"], rows["many"]["kernels"]) == (20, 5)
-    sums = oracle.sums_by_name(plain)
+    sums = oracle.sum_by_name(plain)
     assert (sums["one"].operations, sums["many"].operations) == (20, 5)
 
 
@@ -496,15 +496,15 @@ def private(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What must not be in a kept file: a secret, the host, the checkout."""
     monkeypatch.setenv("SERVICE_API_KEY", "sk-0123456789abcdef")
     monkeypatch.setattr(socket, "gethostname", lambda: "build-node-17")
-    captures._private.cache_clear()
-    monkeypatch.setattr(captures, "_user", lambda: "jdoe")
+    captures._list_private_texts.cache_clear()
+    monkeypatch.setattr(captures, "_find_user_name", lambda: "jdoe")
     return ["sk-0123456789abcdef", "build-node-17", "jdoe", str(captures.REPOSITORY)]
 
 
 @pytest.fixture(autouse=True)
 def forget_private() -> Any:
     yield
-    captures._private.cache_clear()
+    captures._list_private_texts.cache_clear()
 
 
 def test_a_kept_database_has_its_events_and_nothing_private(on_gpu, private, tmp_path):
@@ -530,7 +530,7 @@ def test_a_kept_database_has_its_events_and_nothing_private(on_gpu, private, tmp
     content = remaining.read_bytes() + gzip.decompress(file.read_bytes())
     for text in [*private, "A=B", "12345678-1234", "ProcessStreams", "TARGET_INFO_NETWORK", "Hostname"]:
         assert text.encode() not in content
-    assert checks.rows_by_name(remaining)["one"]["kernels"] == 20
+    assert checks.index_rows_by_name(remaining)["one"]["kernels"] == 20
     assert sorted(at.captures.iterdir()) == [file.parent, remaining]
 
 

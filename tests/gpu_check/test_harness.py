@@ -25,7 +25,7 @@ def passes(bench):
     return "3 of 3"
 
 def rehearses(bench):
-    bench.need_gpu()
+    bench.require_gpu()
     return "done"
 
 def fails(bench):

@@ -16,7 +16,7 @@ from traceable.analysis.overhead import (
     compute_cpu_wait_share,
     compute_overhead,
     compute_step_durations,
-    count_warm_up_steps,
+    find_warm_up_end,
     match_processes,
 )
 from traceable.trace.model import Int64
@@ -181,7 +181,7 @@ def test_steps_that_recording_slows_from_the_first_on_are_no_warm_up():
 
 @given(st.lists(st.integers(0, 20), max_size=30))
 def test_warm_up_is_what_it_is_in_a_trace(steps):
-    result = count_warm_up_steps(np.array(steps, np.int64))
+    result = find_warm_up_end(np.array(steps, np.int64))
     known = [(index, length) for index, length in enumerate(steps) if length]
     half = len(known) // 2
     expected = 0

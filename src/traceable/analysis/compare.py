@@ -7,7 +7,7 @@ given; ratios are relative to A.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,13 @@ def compare_ranges(tables: Sequence[Table]) -> Table:
     """
     by_path = "path" in tables[0].columns
     rows_by_key = [dict(zip(_keys(table, by_path), range(len(table)), strict=True)) for table in tables]
-    keys = _in_order(rows_by_key)
+    keys = list(dict.fromkeys(key for rows in rows_by_key for key in rows))
+    first_seen: dict[tuple[str, ...], int] = {}
+    for path, _, _ in keys:
+        for depth in range(1, len(path) + 1):
+            first_seen.setdefault(path[:depth], len(first_seen))
+    # Inner ranges come after those around them, and otherwise all in order of appearance.
+    keys.sort(key=lambda key: [first_seen[key[0][:depth]] for depth in range(1, len(key[0]) + 1)])
     values: dict[str, NDArray[Any]] = {"path": objects([list(key[0]) for key in keys])} if by_path else {}
     values["name"] = objects([key[0][-1] for key in keys])
     values["domain"] = objects([key[1] for key in keys])
@@ -67,7 +73,10 @@ def compare_ranges(tables: Sequence[Table]) -> Table:
     for letter, table, rows in zip(LETTERS, tables, rows_by_key, strict=False):
         place = np.array([rows.get(key, -1) for key in keys], np.int64)
         for name in (*COUNTS, *MEASURES):
-            values[format_column_name(letter, name)] = _taken(table.values[name], place)
+            column = table.values[name]
+            dtype, absent = (np.int64, NULL) if column.dtype.kind in "iu" else (np.float64, np.nan)
+            # A range that the recording lacks has place -1, the last value.
+            values[format_column_name(letter, name)] = np.append(column.astype(dtype), absent)[place]
         for name in MEASURES if letter != LETTERS[0] else ():
             values[format_ratio_name(letter, name)] = _ratios(
                 values[format_column_name(letter, name)], values[format_column_name(LETTERS[0], name)]
@@ -104,22 +113,6 @@ def _keys(table: Table, by_path: bool) -> Iterator[Key]:
     names = table.column("path") if by_path else [[name] for name in table.column("name")]
     for path, domain, style in zip(names, table.column("domain"), table.column("style"), strict=True):
         yield tuple(path), domain, style
-
-
-def _in_order(tables: Sequence[Mapping[Key, int]]) -> list[Key]:
-    """Return every key once: inner ranges after those around them, otherwise in order of appearance."""
-    keys = list(dict.fromkeys(key for rows in tables for key in rows))
-    comes: dict[tuple[str, ...], int] = {}
-    for path, _, _ in keys:
-        for depth in range(1, len(path) + 1):
-            comes.setdefault(path[:depth], len(comes))
-    return sorted(keys, key=lambda key: [comes[key[0][:depth]] for depth in range(1, len(key[0]) + 1)])
-
-
-def _taken(values: NDArray[Any], place: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the values at these places, absent at -1."""
-    absent = NULL if values.dtype.kind in "iu" else np.nan
-    return np.append(values.astype(np.int64 if absent == NULL else np.float64), absent)[place]
 
 
 def _ratios(values: NDArray[Any], of: NDArray[Any]) -> NDArray[np.float64]:

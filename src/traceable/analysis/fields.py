@@ -46,7 +46,14 @@ def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: 
     for of_group, text, times in zip(*pairs.tolist(), number.tolist(), strict=True):
         parts.setdefault(of_group, []).append((_parsed(names[text]), times))
     for of_group, carried in parts.items():
-        fields_by_group[of_group] = _of_group(carried) or None
+        by_name: dict[str, list[tuple[Any, int]]] = {}
+        for parsed, times in carried:
+            for name, value in parsed.items():
+                by_name.setdefault(name, []).append((value, times))
+        counts = {name: sum(times for _, times in values) for name, values in by_name.items()}
+        commonest = sorted(counts, key=lambda name: (-counts[name], name))[:FIELDS_MAX]
+        summary = {_shortened(name): {"count": counts[name], **_field(by_name[name])} for name in sorted(commonest)}
+        fields_by_group[of_group] = summary or None
     return fields_by_group
 
 
@@ -110,16 +117,6 @@ def _parsed(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
-
-
-def _of_group(carried: list[tuple[dict[str, Any], int]]) -> Fields:
-    by_name: dict[str, list[tuple[Any, int]]] = {}
-    for parsed, times in carried:
-        for name, value in parsed.items():
-            by_name.setdefault(name, []).append((value, times))
-    counts = {name: sum(times for _, times in values) for name, values in by_name.items()}
-    commonest = sorted(counts, key=lambda name: (-counts[name], name))[:FIELDS_MAX]
-    return {_shortened(name): {"count": counts[name], **_field(by_name[name])} for name in sorted(commonest)}
 
 
 def _field(values: Iterable[tuple[Any, int]]) -> dict[str, Any]:

@@ -118,7 +118,16 @@ def kernels(
         table = group_by_range(context, kinds, kernel_names, range_name)
     else:
         table = _VIEWS[by](_select_kernels(context, kinds, kernel_names, range_name))
-    return replace(table, notes=(*table.notes, *_graph_notes(context.trace)))
+    graphs = context.trace.graph_launches
+    if not len(graphs):
+        return table
+    total_ms = int((graphs.end_ns - graphs.start_ns).sum()) / 1e6
+    without = Message(
+        "graphs_traced_whole",
+        f"{len(graphs)} graph launches ({total_ms:.3f} ms) were traced as whole graphs, without "
+        f"their kernels: {_GRAPH_REMEDY}",
+    )
+    return replace(table, notes=(*table.notes, without))
 
 
 @dataclass(frozen=True)
@@ -187,8 +196,12 @@ def _by_kernel(selected: _SelectedKernels) -> Table:
     place, one = number_groups(kernels.process, kernels.device, kernels.context, kernels.stream)
     place[kernels.stream < 0] = -1
     streams, only = find_single_value(group, place, groups)
-    shapes, shape_of = _shapes(selected.trace)
-    geometries, shape, often = find_most_common(group, shape_of[kernels.geometry], groups, selected.times)
+    # The distinct grids and blocks; a kernel whose geometry was not recorded has -1, the last.
+    grid_and_block = selected.trace.geometries[:, :6]
+    shape_of_geometry, first_of_shape = number_groups(*grid_and_block.T)
+    shape_of_geometry = np.append(shape_of_geometry, -1)
+    geometries, shape, often = find_most_common(group, shape_of_geometry[kernels.geometry], groups, selected.times)
+    shapes = grid_and_block[first_of_shape]
     values = {
         **_name_columns(selected, group, first),
         **_times(selected, group, groups),
@@ -352,13 +365,6 @@ def _times(selected: _SelectedKernels, group: Int64, groups: int) -> dict[str, N
     }
 
 
-def _shapes(trace: Trace) -> tuple[Int64, Int64]:
-    """Return the distinct grids and blocks, and the one of each row of `Trace.geometries`; the last is -1, for none."""
-    grid_and_block = trace.geometries[:, :6]
-    shape, first = number_groups(*grid_and_block.T)
-    return grid_and_block[first], np.append(shape, -1)
-
-
 def _geometry_text(row: Int64) -> str:
     grid_and_block = ["?" if value == NULL else str(value) for value in row[:6].tolist()]
     return f"{'x'.join(grid_and_block[:3])} / {'x'.join(grid_and_block[3:])}"
@@ -398,20 +404,6 @@ def _require_kernels(context: Context) -> None:
         )
     raise MissingDataError(
         "cuda_not_recorded", "no kernel in the trace: no CUDA activity was recorded", suggest_gpu_recording(trace)
-    )
-
-
-def _graph_notes(trace: Trace) -> tuple[Message, ...]:
-    graphs = trace.graph_launches
-    if not len(graphs):
-        return ()
-    total = int((graphs.end_ns - graphs.start_ns).sum())
-    return (
-        Message(
-            "graphs_traced_whole",
-            f"{len(graphs)} graph launches ({total / 1e6:.3f} ms) were traced as whole graphs, without "
-            f"their kernels: {_GRAPH_REMEDY}",
-        ),
     )
 
 
@@ -542,11 +534,13 @@ def group_by_range(context: Context, kinds: Kinds, kernel_names: KernelNames, ra
     keys = np.concatenate([key, their_key]).T
     row, one = number_groups(*keys)
     number, thread, of_label = keys[:, one]
+    # Absent where kernels of one name are of several families.
+    family = find_single_value(kernel_names.label, kernel_names.family, len(kernel_names.texts))[1][of_label]
     values = {
         **make_range_style_columns(context.trace, instances, first, number),
         **_thread_columns(context, thread),
         "name": objects(kernel_names.texts[code] for code in of_label.tolist()),
-        "family": _families(kernel_names, of_label),
+        "family": objects(kernel_names.families[one] if one != NULL else None for one in family.tolist()),
         **_spread_out(ours, row[:split], len(one)),
         **_spread_out(theirs, row[split:], len(one)),
     }
@@ -669,9 +663,3 @@ def _thread_columns(context: Context, thread: Int64) -> dict[str, NDArray[Any]]:
         "pid": np.array([NULL if one is None else trace.processes[one.process].pid for one in threads], np.int64),
         "tid": np.array([NULL if one is None else one.tid for one in threads], np.int64),
     }
-
-
-def _families(kernel_names: KernelNames, label: Int64) -> NDArray[np.object_]:
-    """Return the family of each row; absent where kernels of the row's name are of several families."""
-    code = find_single_value(kernel_names.label, kernel_names.family, len(kernel_names.texts))[1][label]
-    return objects(kernel_names.families[one] if one != NULL else None for one in code.tolist())

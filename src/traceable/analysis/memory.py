@@ -25,7 +25,6 @@ torch) takes blocks from CUDA and keeps them: the blocks are counted here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +48,7 @@ from traceable.analysis.select import map_gpu_numbers
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, MissingDataError
 from traceable.trace import model
-from traceable.trace.model import NULL, Bool, Device, Float64, Int8, Int32, Int64, NDArray, Trace
+from traceable.trace.model import NULL, Bool, Float64, Int8, Int32, Int64, NDArray, Trace
 
 BY = ("operation", "range", "process")
 """The kinds of rows of the result."""
@@ -178,7 +177,15 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
     """
     if by not in BY:
         raise ValueError(f"by={by!r}: one of {', '.join(BY)}")
-    allocated = _allocated(context, range_name)
+    # The tables on allocated memory: none where it was not recorded.
+    allocated: dict[str, Table] = {}
+    usage = summarize_usage(context)
+    if usage is not None:
+        further = {
+            "usage_by_range": summarize_usage_by_range(context, range_name=range_name),
+            "usage_over_time": list_usage_changes(context),
+        }
+        allocated = {"usage": usage, **{name: table for name, table in further.items() if len(table)}}
     moves = find_memory_operations(context)
     which = np.arange(len(moves))
     if range_name is not None:
@@ -200,18 +207,6 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
     else:
         table = _by_operation(moves, which)
     return replace(table, others=others, notes=allocated["usage"].notes if allocated else (_NO_ALLOCATIONS,))
-
-
-def _allocated(context: Context, range_name: str | None) -> dict[str, Table]:
-    """Return the tables on allocated memory, none where it was not recorded."""
-    usage = summarize_usage(context)
-    if usage is None:
-        return {}
-    further = {
-        "usage_by_range": summarize_usage_by_range(context, range_name=range_name),
-        "usage_over_time": list_usage_changes(context),
-    }
-    return {"usage": usage, **{name: table for name, table in further.items() if len(table)}}
 
 
 def _by_operation(moves: MemoryOperations, which: Int64) -> Table:
@@ -245,9 +240,12 @@ def _by_range(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     label, first_of_label = number_ranges(instances)
     is_selected = np.zeros(len(context.gpu), np.bool_)
     is_selected[moves.first_operation + which] = True
-    pairs = [(label[instance], operation) for instance, operation in _pairs_of(context, is_selected)]
-    labels = np.concatenate([pair[0] for pair in pairs]) if pairs else np.empty(0, np.int64)
-    move = np.concatenate([pair[1] for pair in pairs]) - moves.first_operation if pairs else np.empty(0, np.int64)
+    of_label, of_move = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for instance, operation in context.iter_operation_pairs():
+        here = np.flatnonzero(is_selected[operation])
+        of_label.append(label[instance[here]])
+        of_move.append(operation[here] - moves.first_operation)
+    labels, move = np.concatenate(of_label), np.concatenate(of_move)
     # Ranges of one name may lie inside one another: what both have counts once.
     once = number_groups(labels, move)[1]
     labels, move = labels[once], move[once]
@@ -263,14 +261,6 @@ def _by_range(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     }
     whole = int(moves.duration_ns[which].sum())
     return _by_time(key, _columns(moves, move, group, len(first), whole))
-
-
-def _pairs_of(context: Context, is_selected: Bool) -> Iterator[tuple[Int64, Int64]]:
-    """Yield the pairs of instance and operation whose operation is selected."""
-    for instance, operation in context.iter_operation_pairs():
-        here = is_selected[operation]
-        if here.any():
-            yield instance[here], operation[here]
 
 
 def _by_call(context: Context, moves: MemoryOperations, which: Int64) -> Table:
@@ -453,19 +443,13 @@ def find_memory_operations(context: Context) -> MemoryOperations:
     )
 
 
-def _copying_calls(trace: Trace, used: Int32) -> Int8:
-    """Return for each of the `used` names SYNCHRONOUS or ASYNCHRONOUS if calls of it copy or set, else OTHER_CALL."""
-    copying = match_names(trace, _COPYING, used)[:-1]
-    asynchronous = match_names(trace, _ASYNCHRONOUS, used)[:-1]
-    kinds: Int8 = np.where(copying, np.where(asynchronous, ASYNCHRONOUS, SYNCHRONOUS), OTHER_CALL).astype(np.int8)
-    return kinds
-
-
 def _call_kinds(trace: Trace, name_of_call: Int32, call: Int64) -> Int8:
+    """Return of each launch call NO_CALL, SYNCHRONOUS or ASYNCHRONOUS if it copies or sets, else OTHER_CALL."""
     kinds = np.full(len(call), NO_CALL, np.int8)
     known = call >= 0
     name = name_of_call[call[known]]
-    kinds[known] = _copying_calls(trace, name)[name]
+    copying, asynchronous = match_names(trace, _COPYING, name), match_names(trace, _ASYNCHRONOUS, name)
+    kinds[known] = np.where(copying, np.where(asynchronous, ASYNCHRONOUS, SYNCHRONOUS), OTHER_CALL)[name]
     return kinds
 
 
@@ -522,15 +506,12 @@ def get_peaks_gb_per_s(trace: Trace, gpu: Int64, link: Int64) -> Float64:
     peaks = np.full(len(gpu), np.nan)
     for device in trace.devices:
         here = gpu == device.number
-        peaks[here] = np.array(_peaks_of_device(device))[link[here]]
+        host = get_host_link_gb_per_s(device.name)
+        # Adapters without CUDA come with a bandwidth of 0.
+        own = device.memory_bytes_per_s / 1e9 if device.memory_bytes_per_s else np.nan
+        peak_of_link = np.array([np.nan if host is None else host, own, own / 2, np.nan])
+        peaks[here] = peak_of_link[link[here]]
     return peaks
-
-
-def _peaks_of_device(device: Device) -> list[float]:
-    host = get_host_link_gb_per_s(device.name)
-    # Adapters without CUDA come with a bandwidth of 0.
-    own = device.memory_bytes_per_s / 1e9 if device.memory_bytes_per_s else np.nan
-    return [np.nan if host is None else host, own, own / 2, np.nan]
 
 
 @dataclass(frozen=True)

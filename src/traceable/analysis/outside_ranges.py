@@ -10,7 +10,6 @@ from traceable.analysis.context import Context, cache_per_context
 from traceable.analysis.intervals import merge_intervals
 from traceable.analysis.table import Table, objects, ratios
 from traceable.protocol.nvtx import LOOP_DOMAIN
-from traceable.trace.model import Int64
 
 
 @cache_per_context
@@ -27,17 +26,23 @@ def measure_outside_ranges(context: Context) -> Table:
     rows = np.flatnonzero(instances.entered & (instances.domain != trace.name_index(LOOP_DOMAIN)))
     rows = rows[np.argsort(instances.thread[rows], kind="stable")]
     bounds = np.flatnonzero(np.diff(instances.thread[rows], prepend=-1, append=-1)).tolist()
-    threads = [int(instances.thread[rows[first]]) for first in bounds[:-1]]
-    values = [outside_ns(instances.start_ns[here], instances.end_ns[here], apart) for here in _parts(rows, bounds)]
+    threads = [trace.threads[int(instances.thread[rows[first]])] for first in bounds[:-1]]
+    values = []
+    for low, high in pairwise(bounds):
+        starts, ends = instances.start_ns[rows[low:high]], instances.end_ns[rows[low:high]]
+        first, last = int(starts.min()), int(ends.max())
+        gone = np.clip(apart[0], first, last), np.clip(apart[1], first, last)
+        unrecorded = int(merge_intervals(*gone).total_ns()[0])
+        covered = int(merge_intervals(np.append(starts, gone[0]), np.append(ends, gone[1])).total_ns()[0])
+        values.append((first, last, last - first - unrecorded, last - first - covered))
     start, end, wall, outside = np.array(values, np.int64).reshape(-1, 4).T
-    of = [trace.threads[thread] for thread in threads]
-    processes = [trace.processes[thread.process] for thread in of]
+    processes = [trace.processes[thread.process] for thread in threads]
     table = Table(
         {
             "pid": np.array([process.pid for process in processes], np.int64),
             "process": objects(process.name or None for process in processes),
-            "tid": np.array([thread.tid for thread in of], np.int64),
-            "thread": objects(thread.name or None for thread in of),
+            "tid": np.array([thread.tid for thread in threads], np.int64),
+            "thread": objects(thread.name or None for thread in threads),
             "start_ns": start,
             "end_ns": end,
             "wall_ns": wall,
@@ -46,21 +51,3 @@ def measure_outside_ranges(context: Context) -> Table:
         }
     )
     return table.take(np.argsort(-outside, kind="stable"))
-
-
-def _parts(rows: Int64, bounds: list[int]) -> list[Int64]:
-    return [rows[first:last] for first, last in pairwise(bounds)]
-
-
-def outside_ns(start_ns: Int64, end_ns: Int64, apart: tuple[Int64, Int64]) -> tuple[int, int, int, int]:
-    """Return the first start and the last end of some ranges, the time between these, and that in none of the ranges.
-
-    Args:
-        start_ns, end_ns: the ranges, one or more.
-        apart: starts and ends of times that do not count.
-    """
-    first, last = int(start_ns.min()), int(end_ns.max())
-    gone = np.clip(apart[0], first, last), np.clip(apart[1], first, last)
-    unseen = int(merge_intervals(*gone).total_ns()[0])
-    covered = int(merge_intervals(np.append(start_ns, gone[0]), np.append(end_ns, gone[1])).total_ns()[0])
-    return first, last, last - first - unseen, last - first - covered

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.steps import MIN_STEPS_FOR_WARM_UP, WARM_UP_FACTOR
+from traceable.analysis.steps import count_warm_up_steps
 from traceable.trace.model import Int64
 
 SEGMENTS = 6
@@ -67,7 +67,7 @@ def compute_overhead(
     """
     pair = match_processes(plain, profiled) or (_NO_PROCESS, _NO_PROCESS)
     before_ns, after_ns = (compute_step_durations(process.step_times) for process in pair)
-    warm_up = count_warm_up_steps(before_ns)
+    warm_up = find_warm_up_end(before_ns)
     both = min(len(before_ns), len(after_ns))
     is_known = (before_ns[:both] > 0) & (after_ns[:both] > 0)
     is_known[:warm_up] = False
@@ -128,14 +128,10 @@ def compute_step_durations(step_times: Int64) -> Int64:
     return np.where((begin > 0) & (end >= begin), np.maximum(end - begin, 1), 0)
 
 
-def count_warm_up_steps(duration_ns: Int64) -> int:
-    """Return how many first steps of the run without a collector are warm-up: as in a trace, without memory."""
+def find_warm_up_end(duration_ns: Int64) -> int:
+    """Return the step at which the warm-up of the run without a collector ends: as in a trace, without allocations."""
     known = np.flatnonzero(duration_ns > 0)
-    half = len(known) // 2
-    if len(known) < MIN_STEPS_FOR_WARM_UP:
-        return 0
-    slow = duration_ns[known[:half]] > WARM_UP_FACTOR * np.median(duration_ns[known[half:]])
-    leading = int(np.logical_and.accumulate(slow).sum())
+    leading = count_warm_up_steps(duration_ns[known])
     return int(known[leading - 1]) + 1 if leading else 0
 
 

@@ -287,35 +287,30 @@ def _expand_folds(folds: dict[str, str], expand: Sequence[str]) -> dict[str, str
 
 def _summarize_folds(folds: Mapping[str, str]) -> dict[str, FoldedName]:
     number = Counter(folds.values())
-    one_of = {whole: name for name, whole in folds.items()}
-    return {whole: FoldedName(number[whole], _field_names(name, whole)) for whole, name in one_of.items()}
-
-
-def _field_names(name: str, whole: str) -> tuple[str, ...]:
-    fields: dict[str, Value] = {}
-    for field, text, other in _split_numbers(name, whole):
-        if text != FOLDED and other == FOLDED:
-            _add_field(fields, field, "")
-    return tuple(fields)
+    summaries: dict[str, FoldedName] = {}
+    # The names that are folded into one have the same fields: any of them shows which.
+    for whole, name in {whole: name for name, whole in folds.items()}.items():
+        fields: dict[str, Value] = {}
+        for field, text, other in _split_numbers(name, whole):
+            if text != FOLDED and other == FOLDED:
+                _add_field(fields, field, "")
+        summaries[whole] = FoldedName(number[whole], tuple(fields))
+    return summaries
 
 
 def _split_numbers(name: str, whole: str) -> list[tuple[str, str, str]]:
     """Return of each number of a name: the field it becomes, itself, and the other name's text in its place."""
-    parts, other = _NUMBER.split(name), _NUMBER.split(whole)
-    return [(_field_name(parts[:place]), parts[place], other[place]) for place in range(1, len(parts), 2)]
-
-
-def _field_name(before: Sequence[str]) -> str:
-    """Return the field that a number becomes: the last word before it, singular and in lower case; else `number`.
-
-    Args:
-        before: the parts before it: text and numbers, in turn.
-    """
-    for text in reversed(before):
+    # Text and numbers, in turn.
+    parts, others = _NUMBER.split(name), _NUMBER.split(whole)
+    numbers = []
+    # The field is the last word before the number, singular and in lower case.
+    field = "number"
+    for text, number, other in zip(parts[::2], parts[1::2], others[1::2], strict=False):
         words = _WORD.findall(text)
         if words:
-            return _singular(words[-1].lower())
-    return "number"
+            field = _singular(words[-1].lower())
+        numbers.append((field, number, other))
+    return numbers
 
 
 def _singular(word: str) -> str:

@@ -101,7 +101,19 @@ def select_part(
     start, until = time_ns or (None, None)
     first = max(first, lowest if start is None else min(start, highest))
     last = min(last, highest if until is None else max(until, lowest))
-    return _cut(trace, Cut(trace, first, last))
+    extent = trace.extent_ns()
+    if extent is not None and (first > extent[1] or last <= max(extent[0], first)):
+        raise MissingDataError(
+            "nothing_selected",
+            "nothing was recorded in the selected time",
+            f"select a part of the recording, which lasts from {extent[0] / 1e9:.3f}s to {extent[1] / 1e9:.3f}s",
+        )
+    cut = Cut(trace, first, last)
+    tables: dict[str, Any] = {name: _clip(getattr(trace, name), cut) for name in _LASTING}
+    for name in _INSTANTS:
+        events: Events = getattr(trace, name)
+        tables[name] = _take(events, is_inside_cut(events.start_ns, events.start_ns, cut))
+    return replace(trace, **tables, cut=cut)
 
 
 def is_inside_cut(start_ns: Int64, end_ns: Int64, cut: Cut) -> Bool:
@@ -182,21 +194,6 @@ def _select_devices(trace: Trace, devices: Sequence[int]) -> Trace:
                 "gpu_not_in_trace", f"no GPU {device} in the trace", f"GPUs in the trace: {there or 'none'}"
             )
     return trace.with_tables(**tables)
-
-
-def _cut(trace: Trace, cut: Cut) -> Trace:
-    extent = trace.extent_ns()
-    if extent is not None and (cut.first_ns > extent[1] or cut.last_ns <= max(extent[0], cut.first_ns)):
-        raise MissingDataError(
-            "nothing_selected",
-            "nothing was recorded in the selected time",
-            f"select a part of the recording, which lasts from {extent[0] / 1e9:.3f}s to {extent[1] / 1e9:.3f}s",
-        )
-    tables: dict[str, Any] = {name: _clip(getattr(trace, name), cut) for name in _LASTING}
-    for name in _INSTANTS:
-        events: Events = getattr(trace, name)
-        tables[name] = _take(events, is_inside_cut(events.start_ns, events.start_ns, cut))
-    return replace(trace, **tables, cut=cut)
 
 
 def _clip(events: _Lasting, cut: Cut) -> _Lasting:

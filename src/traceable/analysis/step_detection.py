@@ -799,13 +799,9 @@ def _describe_end(word: str, context: Context, lane: _Lane, at: Int64, period: t
     end = f"the kernel {name[:80]!r}" if sequence.label[at[0]] < sequence.names else name
     end = "the launch of a CUDA graph" if sequence.label[at[0]] >= sequence.graphs else end
     number = f"every {period[0]} operations" if period[0] > 1 else "all operations"
-    same = f"{_percent(period[1])} are the same one {word} later"
+    # Rounded down: 100% is all.
+    same = f"{int(period[1] * 1000) / 10:g}% are the same one {word} later"
     return f"a {word} ends with {end}, inferred: {number} of a stream {how} ({same})"
-
-
-def _percent(share: float) -> str:
-    """Return a share as percent, rounded down: 100% is all."""
-    return f"{int(share * 1000) / 10:g}%"
 
 
 def _take_most_time(some: list[_Lane], lanes: list[_Lane]) -> bool:

@@ -321,21 +321,34 @@ def is_warm_up(name: str) -> bool:
 def find_warm_up_steps(steps: Steps, wall_ns: Int64, allocations: Int64, excluded: Bool) -> Bool:
     """Return which steps are warm-up by their time and allocations.
 
-    In each lane, of the steps that are neither clipped by the edge of the capture nor excluded: those from the first
-    on, up to half of them, as long as each lasts longer than WARM_UP_FACTOR times the median of the later half, or
-    allocates memory where the later half (by its median) does not. None where there are fewer steps than
-    MIN_STEPS_FOR_WARM_UP.
+    In each lane, of the steps that are neither clipped by the edge of the capture nor excluded: see
+    `count_warm_up_steps`.
     """
     warm_up = np.zeros(len(steps), np.bool_)
     for lane in range(len(steps.process)):
         low, high = np.searchsorted(steps.lane, [lane, lane + 1])
         rows = low + np.flatnonzero(~steps.clipped[low:high] & ~excluded[low:high])
-        half = len(rows) // 2
-        if len(rows) >= MIN_STEPS_FOR_WARM_UP:
-            slow = wall_ns[rows[:half]] > WARM_UP_FACTOR * np.median(wall_ns[rows[half:]])
-            allocates = (allocations[rows[:half]] > 0) & (np.median(np.maximum(allocations[rows[half:]], 0)) == 0)
-            warm_up[rows[:half]] = np.logical_and.accumulate(slow | allocates)
+        warm_up[rows[: count_warm_up_steps(wall_ns[rows], allocations[rows])]] = True
     return warm_up
+
+
+def count_warm_up_steps(wall_ns: Int64, allocations: Int64 | None = None) -> int:
+    """Return how many of the first steps are warm-up by their time and allocations.
+
+    Those from the first on, up to half of all, as long as each lasts longer than WARM_UP_FACTOR times the median of the
+    later half, or allocates memory where the later half (by its median) does not. None where there are fewer steps than
+    MIN_STEPS_FOR_WARM_UP.
+
+    Args:
+        wall_ns, allocations: of each step; None where allocations were not recorded.
+    """
+    if len(wall_ns) < MIN_STEPS_FOR_WARM_UP:
+        return 0
+    half = len(wall_ns) // 2
+    is_warm_up = wall_ns[:half] > WARM_UP_FACTOR * np.median(wall_ns[half:])
+    if allocations is not None and np.median(np.maximum(allocations[half:], 0)) == 0:
+        is_warm_up |= allocations[:half] > 0
+    return int(np.logical_and.accumulate(is_warm_up).sum())
 
 
 def _process_columns(context: Context, steps: Steps, lane: Int64) -> dict[str, NDArray[Any]]:
@@ -525,7 +538,14 @@ def _between(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int64
 
 def _of_ranges(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
     """Return the pairs (step, operation) of the steps' ranges, without building the pairs of all other ranges."""
-    step, segments = _step_segments(context, steps)
+    segments = context.instances.segments
+    step_of_instance = np.full(len(context.instances), -1, np.int64)
+    step_of_instance[steps.instance] = np.arange(len(steps))
+    step = step_of_instance[segments.owner]
+    own = step >= 0
+    step = step[own]
+    segments = Segments(segments.owner[own], segments.thread[own], segments.start_ns[own], segments.end_ns[own])
+    del step_of_instance, own
     events = context.attribution.links.events
     where = find_slices(segments, events)
     event = expand_slices(where.first, where.count)
@@ -569,17 +589,6 @@ def _lane_of_stream(context: Context, steps: Steps) -> Int64:
     return lane
 
 
-def _step_segments(context: Context, steps: Steps) -> tuple[Int64, Segments]:
-    """Return the segments of the ranges that are steps, and the step of each."""
-    segments = context.instances.segments
-    step_of = np.full(len(context.instances), -1, np.int64)
-    step_of[steps.instance] = np.arange(len(steps))
-    step = step_of[segments.owner]
-    here = step >= 0
-    ours = Segments(segments.owner[here], segments.thread[here], segments.start_ns[here], segments.end_ns[here])
-    return step[here], ours
-
-
 def _measure_added_ns(step: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     """Return the ns by which each operation makes the union of those before it in its step longer.
 
@@ -615,7 +624,10 @@ def measure_steps(context: Context, steps: Steps, work: StepOperations) -> dict[
     # Kernels come first among the operations: their number is the rest when all else is counted.
     other = np.flatnonzero(work.operation >= len(trace.kernels))
     kind = gpu.kind[work.operation[other]]
-    idle = wall - _measure_gpu_occupied(context, steps, work)
+    # The GPU is not idle while any operation of the process (and device) runs, whichever step that is of.
+    busy = union_by_lane(gpu.start_ns, gpu.end_ns, work.lanes)
+    idle = wall - measure_covered_ns(busy, steps.lane, steps.start_ns, steps.end_ns)
+    del busy
     columns: dict[str, NDArray[Any]] = {
         "start_ns": steps.start_ns,
         "end_ns": steps.end_ns,
@@ -639,12 +651,6 @@ def measure_steps(context: Context, steps: Steps, work: StepOperations) -> dict[
         "sync_ns": integers(_measure_waiting(context, steps), has_calls),
         "allocations": _count_allocations(context, steps),
     }
-
-
-def _measure_gpu_occupied(context: Context, steps: Steps, work: StepOperations) -> Int64:
-    """Return for how long of each step any operation of its process (and device) ran, whichever step it is of."""
-    busy = union_by_lane(context.gpu.start_ns, context.gpu.end_ns, work.lanes)
-    return measure_covered_ns(busy, steps.lane, steps.start_ns, steps.end_ns)
 
 
 def _nccl(context: Context, work: StepOperations) -> Int64:
@@ -719,7 +725,10 @@ def split_step(context: Context, steps: Steps, work: StepOperations, step: int) 
     innermost = context.innermost[operation]
     path_of_operation = np.where(innermost >= 0, ranges.path[innermost], -1) if len(ranges) else innermost
     inside, alone, waited = _ranges_on_cpu(context, steps, work.waits, step)
-    group, paths = _paths(context, np.concatenate([path_of_operation, ranges.path[inside]]))
+    path, group = np.unique(np.concatenate([path_of_operation, ranges.path[inside]]), return_inverse=True)
+    group = group.reshape(-1)
+    names = context.trace.names
+    paths = [tuple(names[name] for name in ranges.paths[one]) if one >= 0 else None for one in path.tolist()]
     of_operation, of_range = group[: len(operation)], group[len(operation) :]
     count = len(paths)
     has_range = np.bincount(of_range, minlength=count)
@@ -734,15 +743,6 @@ def split_step(context: Context, steps: Steps, work: StepOperations, step: int) 
         kernels=np.bincount(of_operation[gpu.kind[operation] == KERNEL], minlength=count),
         copies=np.bincount(of_operation[gpu.kind[operation] == COPY], minlength=count),
     )
-
-
-def _paths(context: Context, path: Int64) -> tuple[Int64, list[tuple[str, ...] | None]]:
-    """Number the paths that occur: the number of each, and its names."""
-    names, paths = context.trace.names, context.instances.paths
-    distinct, place = np.unique(path, return_inverse=True)
-    return place.reshape(-1), [
-        tuple(names[name] for name in paths[one]) if one >= 0 else None for one in distinct.tolist()
-    ]
 
 
 def _ranges_on_cpu(context: Context, steps: Steps, waits: Union, step: int) -> tuple[Int64, Int64, Int64]:
@@ -828,14 +828,17 @@ def slowest(
     usual = split_step(context, steps, work, median)
     on_cpu = not len(context.gpu)
     usual_wall = split_wall_time(context, steps, work, median) if on_cpu else {}
-    more = {
-        f"{_strip_unit(name)}_delta{_unit(name)}": _subtract_median(columns[name], rows, median) for name in _COMPARED
-    }
+    more: dict[str, Int64] = {}
+    for name in _COMPARED:
+        values = columns[name]
+        unit = "_ns" if name.endswith("_ns") else ""
+        known = (values[rows] != NULL) & (values[median] != NULL)
+        more[f"{name.removesuffix('_ns')}_delta{unit}"] = integers(values[rows] - values[median], known)
     causes: list[str] = []
     ranges: list[Path] = []
     times: list[int] = []
     for i, row in enumerate(rows.tolist()):
-        cause, by_cpu = _cause({name: _known(values[i]) for name, values in more.items()})
+        cause, by_cpu = _cause({name: 0 if values[i] == NULL else int(values[i]) for name, values in more.items()})
         if on_cpu:
             differences = _compare_paths(split_wall_time(context, steps, work, row), usual_wall)
             cause = _cause_in_ranges(context, steps, row, differences, usual_wall, int(wall[row] - wall[median]))
@@ -942,55 +945,33 @@ def _cause_in_ranges(
     return "; ".join(causes) or f"+{format_duration(more_ns)}, and no range took longer than in the median step"
 
 
-def _cause(more: dict[str, int | None]) -> tuple[str, bool]:
+def _cause(more: dict[str, int]) -> tuple[str, bool]:
     """Return in words which part of a step grew most, and whether the range that explains it is one on the CPU.
 
     A step is longer by the additional idle and busy time of the GPU in it. Busy are copies, NCCL and the rest.
     """
-    rest = (more["gpu_busy_delta_ns"] or 0) - (more["copy_delta_ns"] or 0) - (more["nccl_delta_ns"] or 0)
     parts = {
-        "idle": more["idle_delta_ns"] or 0,
-        "copies": more["copy_delta_ns"] or 0,
-        "NCCL": more["nccl_delta_ns"] or 0,
-        "kernels": rest,
+        "idle": more["idle_delta_ns"],
+        "copies": more["copy_delta_ns"],
+        "NCCL": more["nccl_delta_ns"],
+        "kernels": more["gpu_busy_delta_ns"] - more["copy_delta_ns"] - more["nccl_delta_ns"],
     }
     largest = max(parts, key=lambda name: parts[name])
     if parts[largest] <= 0:
         return "the GPU was busy longer with operations of other steps", False
-    return f"{largest} +{format_duration(parts[largest])}{_explain_cause(largest, more)}", largest == "idle"
-
-
-def _explain_cause(largest: str, more: dict[str, int | None]) -> str:
-    allocations, waited = more["allocations_delta"] or 0, more["sync_delta_ns"] or 0
-    kernels = more["kernels_delta"] or 0
-    if largest == "idle" and allocations > 0:
-        return f" ({allocations} more calls that allocate)"
-    if largest == "idle":
-        half = (more["idle_delta_ns"] or 0) / 2
-        launching = more["launch_delta_ns"] or 0
-        if launching > half and waited <= half:
-            return f" (launch calls took +{format_duration(launching)})"
-        return " (the GPU waited for the host)"
+    reason = ""
     if largest == "kernels":
-        return f" ({kernels:+} kernels)" if kernels else " (as many kernels, which took longer)"
-    return ""
-
-
-def _subtract_median(values: NDArray[Any], rows: Int64, median: int) -> Int64:
-    known = (values[rows] != NULL) & (values[median] != NULL)
-    return integers(values[rows] - values[median], known)
-
-
-def _known(value: Any) -> int | None:
-    return None if value == NULL else int(value)
-
-
-def _strip_unit(name: str) -> str:
-    return name.removesuffix("_ns")
-
-
-def _unit(name: str) -> str:
-    return "_ns" if name.endswith("_ns") else ""
+        kernels = more["kernels_delta"]
+        reason = f" ({kernels:+} kernels)" if kernels else " (as many kernels, which took longer)"
+    elif largest == "idle":
+        half, launching_ns = parts["idle"] / 2, more["launch_delta_ns"]
+        if more["allocations_delta"] > 0:
+            reason = f" ({more['allocations_delta']} more calls that allocate)"
+        elif launching_ns > half and more["sync_delta_ns"] <= half:
+            reason = f" (launch calls took +{format_duration(launching_ns)})"
+        else:
+            reason = " (the GPU waited for the host)"
+    return f"{largest} +{format_duration(parts[largest])}{reason}", largest == "idle"
 
 
 def find_loader_wait_instances(context: Context) -> Int64:

@@ -102,7 +102,11 @@ def find_top_kernels(
     short = _functions(context, of_kernel, len(name_codes))
     present = [(place, names[code]) for place, code in enumerate(name_codes.tolist()) if code >= 0 and count[place]]
     known = [(place, name) for place, name in present if not NCCL_KERNEL.match(name)]
-    matches = [place for place, name in known if _matches(pattern, name, short[place])]
+    matches = [
+        place
+        for place, name in known
+        if pattern is None or re.fullmatch(pattern, name) or re.fullmatch(pattern, short[place])
+    ]
     if not matches:
         raise MissingDataError(
             "no_kernel_matches",
@@ -166,10 +170,6 @@ def _functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
             names[short] if short >= 0 else extract_base_name(names[name]).rpartition("::")[2] if name >= 0 else ""
         )
     return functions
-
-
-def _matches(expression: str | None, *names: str) -> bool:
-    return expression is None or any(re.fullmatch(expression, name) for name in names)
 
 
 def _needed(kernel: Int64, start_ns: Int64, launches: int, skip: int) -> int:

@@ -37,25 +37,25 @@ def summarize_counters(trace: Trace) -> Table:
     value = samples.value[in_time]
     first = np.cumsum(number) - number
     low, high = np.minimum.reduceat(value, first), np.maximum.reduceat(value, first)
-    held_ns = _held_ns(group, samples.process.astype(np.int64), samples.start_ns, extent[1])
+    held_ns = _measure_held_ns(group, samples.process.astype(np.int64), samples.start_ns, extent[1])
     table = Table(
         {
-            "domain": _texts(trace, distinct[0]),
-            "name": _texts(trace, distinct[1]),
+            "domain": _get_names(trace, distinct[0]),
+            "name": _get_names(trace, distinct[1]),
             "samples": number,
             "first": value[first],
             "last": value[first + number - 1],
             "min": low,
             "max": high,
-            "mean": _mean(group, samples.value, np.ones(len(group)), low, high),
-            "time_mean": _mean(group, samples.value, held_ns.astype(np.float64), low, high),
+            "mean": _compute_mean(group, samples.value, np.ones(len(group)), low, high),
+            "time_mean": _compute_mean(group, samples.value, held_ns.astype(np.float64), low, high),
         }
     )
     labels = list(zip(table.column("domain"), table.column("name"), strict=True))
     return table.take(sorted(range(len(labels)), key=lambda i: (labels[i][0] or "", labels[i][1])))
 
 
-def _held_ns(group: Int64, process: Int64, time_ns: Int64, until_ns: int) -> Int64:
+def _measure_held_ns(group: Int64, process: Int64, time_ns: Int64, until_ns: int) -> Int64:
     """Return how long each sample was the last of its counter and process."""
     order = np.lexsort((time_ns, process, group))
     following = np.append(time_ns[order][1:], until_ns)
@@ -65,7 +65,7 @@ def _held_ns(group: Int64, process: Int64, time_ns: Int64, until_ns: int) -> Int
     return held
 
 
-def _mean(group: Int64, value: Float64, weight: Float64, low: Float64, high: Float64) -> Float64:
+def _compute_mean(group: Int64, value: Float64, weight: Float64, low: Float64, high: Float64) -> Float64:
     """Return the weighted mean of each group, which lies between `low` and `high`; absent where nothing has weight."""
     # Scaled by a power of two, which is exact, so that the sum of the largest doubles does not overflow.
     scale = np.frexp(np.maximum(np.abs(low), np.abs(high)))[1]
@@ -77,5 +77,5 @@ def _mean(group: Int64, value: Float64, weight: Float64, low: Float64, high: Flo
     return within
 
 
-def _texts(trace: Trace, index: NDArray[np.int32]) -> NDArray[np.object_]:
+def _get_names(trace: Trace, index: NDArray[np.int32]) -> NDArray[np.object_]:
     return np.array([trace.names[i] if i >= 0 else None for i in index.tolist()], object)

@@ -44,7 +44,7 @@ def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: 
     pairs, number = np.unique(np.stack([group[which], fields[which]]), axis=1, return_counts=True)
     parts: dict[int, list[tuple[dict[str, Any], int]]] = {}
     for of_group, text, times in zip(*pairs.tolist(), number.tolist(), strict=True):
-        parts.setdefault(of_group, []).append((_parsed(names[text]), times))
+        parts.setdefault(of_group, []).append((_parse_fields(names[text]), times))
     for of_group, carried in parts.items():
         by_name: dict[str, list[tuple[Any, int]]] = {}
         for parsed, times in carried:
@@ -52,7 +52,9 @@ def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: 
                 by_name.setdefault(name, []).append((value, times))
         counts = {name: sum(times for _, times in values) for name, values in by_name.items()}
         commonest = sorted(counts, key=lambda name: (-counts[name], name))[:FIELDS_MAX]
-        summary = {_shortened(name): {"count": counts[name], **_field(by_name[name])} for name in sorted(commonest)}
+        summary = {
+            _shorten(name): {"count": counts[name], **_summarize_values(by_name[name])} for name in sorted(commonest)
+        }
         fields_by_group[of_group] = summary or None
     return fields_by_group
 
@@ -65,9 +67,9 @@ def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]
     there are others too all are text, as JSON where they are none. Absent comes last, and is always among the values.
 
     Raises:
-        UnanswerableError: no instance has the field.
+        MissingDataError: no instance has the field.
     """
-    carried, pair = _carried(context)
+    carried, pair = _combine_fields(context)
     of_pair = [fields.get(field) for fields in carried]
     there = {name for fields in carried for name in fields}
     if all(value is None for value in of_pair):
@@ -95,23 +97,23 @@ def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]
 
 def get_instance_fields(context: Context) -> NDArray[Any]:
     """Return the fields of each range instance, as of `get_field_values`, a dict; None where it has none."""
-    carried, pair = _carried(context)
+    carried, pair = _combine_fields(context)
     column: NDArray[Any] = objects(fields or None for fields in carried)[pair]
     return column
 
 
-def _carried(context: Context) -> tuple[list[dict[str, Any]], Int64]:
+def _combine_fields(context: Context) -> tuple[list[dict[str, Any]], Int64]:
     """Return the distinct combinations of fields, and which of them each range instance has."""
     instances, names, naming = context.instances, context.trace.names, context.names
     pair, first = number_groups(instances.recorded_name, instances.fields)
     carried = []
     for recorded, text in zip(instances.recorded_name[first].tolist(), instances.fields[first].tolist(), strict=True):
         fields = naming.extract_fields(recorded) if naming is not None and recorded >= 0 else {}
-        carried.append({**fields, **(_parsed(names[text]) if text >= 0 else {})})
+        carried.append({**fields, **(_parse_fields(names[text]) if text >= 0 else {})})
     return carried, pair
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_fields(text: str) -> dict[str, Any]:
     try:
         parsed = json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
@@ -119,7 +121,7 @@ def _parsed(text: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _field(values: Iterable[tuple[Any, int]]) -> dict[str, Any]:
+def _summarize_values(values: Iterable[tuple[Any, int]]) -> dict[str, Any]:
     numbers: Counter[int | float] = Counter()
     others: Counter[str] = Counter()
     for value, times in values:
@@ -129,12 +131,12 @@ def _field(values: Iterable[tuple[Any, int]]) -> dict[str, Any]:
             others[json.dumps(value, sort_keys=True)] += times
     summed: dict[str, Any] = {}
     if numbers:
-        summed |= {"min": min(numbers), "max": max(numbers), "mean": _mean(numbers)}
+        summed |= {"min": min(numbers), "max": max(numbers), "mean": _compute_mean(numbers)}
     if others:
         ranked = sorted(others.items(), key=lambda item: (-item[1], item[0]))[:VALUES_MAX]
         summed |= {
             "distinct": len(others),
-            "values": [{"value": _shown(text), "count": times} for text, times in ranked],
+            "values": [{"value": _shorten_value(text), "count": times} for text, times in ranked],
         }
     return summed
 
@@ -146,7 +148,7 @@ def _is_number(value: Any) -> bool:
     return -(1 << 63) <= value < 1 << 64 if isinstance(value, int) else math.isfinite(value)
 
 
-def _mean(numbers: Counter[int | float]) -> float:
+def _compute_mean(numbers: Counter[int | float]) -> float:
     total = numbers.total()
     try:
         mean = math.fsum(value * times for value, times in numbers.items()) / total
@@ -158,13 +160,13 @@ def _mean(numbers: Counter[int | float]) -> float:
     return float(min(max(mean, min(numbers)), max(numbers)))
 
 
-def _shown(text: str) -> Any:
+def _shorten_value(text: str) -> Any:
     """Return the value of a JSON text; one that is long as text, cut."""
     value = json.loads(text, parse_constant=lambda _: None)
     if isinstance(value, str):
-        return _shortened(value)
-    return value if len(text) <= TEXT_MAX else _shortened(text)
+        return _shorten(value)
+    return value if len(text) <= TEXT_MAX else _shorten(text)
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "..."

@@ -3,7 +3,7 @@
 A GPU's timeline is the union of all its operations: of every stream, context and process that used it. Idle time before
 the first operation and after the last is not counted, because the trace does not show when the program needed the GPU;
 nor is the time from the last operation of a window to the first of the next, of which nothing was recorded. Time inside
-an operation counts as busy, however little of the GPU it used.
+an operation counts as busy, however little of the GPU it gpus.
 
 Each gap has one cause, from what the host did until the operation that ended it. Most of a gap is half of it or more.
 The launch is the call that put the operation on the GPU which ends the gap. An operation waited if its launch had
@@ -117,16 +117,16 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
         `gap_total_ns`: `buckets` (by size, lower bound included), `causes` (`CAUSES`), `largest`.
 
     Raises:
-        UnanswerableError: the trace holds no GPU operations, or none of the range.
+        MissingDataError: the trace holds no GPU operations, or none of the range.
     """
-    used = find_gpus(context)
-    worked = compute_timelines(context)
-    across = overlaps_any(worked.gaps, *context.trace.windows.find_gaps())
-    idle_gaps = worked.gaps.take(~across) if across.any() else worked.gaps
-    idle = _idle(idle_gaps, len(used))
-    out = _idle(worked.gaps.take(across), len(used))
+    gpus = find_gpus(context)
+    timelines = compute_timelines(context)
+    across = overlaps_any(timelines.gaps, *context.trace.windows.find_gaps())
+    idle_gaps = timelines.gaps.take(~across) if across.any() else timelines.gaps
+    idle = _sum_gaps(idle_gaps, len(gpus))
+    out = _sum_gaps(timelines.gaps.take(across), len(gpus))
     unseen = check_graphs_recorded(context)
-    notes = [*used.notes, *([unseen.message] if unseen else [])]
+    notes = [*gpus.notes, *([unseen.message] if unseen else [])]
     if range_name is not None:
         inside = context.mask_operations(range_name)
         if not inside.any():
@@ -143,20 +143,20 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
                 "the whole device",
             )
         )
-    cause = classify_gaps(context, idle_gaps, used.gpu_of_operation, launch_latency_ns)
+    cause = classify_gaps(context, idle_gaps, gpus.gpu_of_operation, launch_latency_ns)
     others = {
-        "buckets": _buckets(used, idle_gaps),
-        "largest": _largest(context, used, idle_gaps, cause, top),
-        "causes": _causes(used, idle_gaps, cause),
+        "buckets": _summarize_buckets(gpus, idle_gaps),
+        "largest": _list_largest(context, gpus, idle_gaps, cause, top),
+        "causes": _summarize_causes(gpus, idle_gaps, cause),
     }
     if context.whole is not None:
-        others_used = set(find_gpus(context.whole).number) - {*used.number, -1}
+        others_used = set(find_gpus(context.whole).number) - {*gpus.number, -1}
         if others_used:
             listed = ", ".join(map(str, sorted(others_used)))
             notes.append(
                 Message("gpu_not_used_in_time", f"GPU {listed} ran nothing in the selected time and has no row")
             )
-    at_edges = int((worked.before_ns + worked.after_ns).sum())
+    at_edges = int((timelines.before_ns + timelines.after_ns).sum())
     if at_edges:
         notes.append(
             Message(
@@ -165,85 +165,85 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
                 "count as idle, but not as gaps",
             )
         )
-    return Table(_devices(context, used, worked, idle_gaps, idle, out), others, tuple(notes))
+    return Table(_make_device_columns(context, gpus, timelines, idle_gaps, idle, out), others, tuple(notes))
 
 
-def _devices(
-    context: Context, used: Gpus, worked: Timelines, idle_gaps: Gaps, idle: Int64, out: Int64
+def _make_device_columns(
+    context: Context, gpus: Gpus, timelines: Timelines, idle_gaps: Gaps, idle: Int64, out: Int64
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of each GPU; `idle` is the length of its gaps, `out` how long nothing was recorded."""
-    first, last = worked.first_ns - worked.before_ns, worked.last_ns + worked.after_ns
-    edges = worked.before_ns + worked.after_ns
+    first, last = timelines.first_ns - timelines.before_ns, timelines.last_ns + timelines.after_ns
+    edges = timelines.before_ns + timelines.after_ns
     length = idle_gaps.end_ns - idle_gaps.start_ns
     pids = [process.pid for process in context.trace.processes]
     return {
-        "device": used.numbers(),
-        "name": used.names(context.trace),
-        "processes": objects([pids[i] for i in indices] for indices in used.processes),
+        "device": gpus.make_number_column(),
+        "name": gpus.make_name_column(context.trace),
+        "processes": objects([pids[i] for i in indices] for indices in gpus.processes),
         "first_start_ns": first,
         "last_end_ns": last,
         "total_ns": last - first - out,
         "busy_ns": last - first - out - edges - idle,
         "idle_ns": idle + edges,
         "utilization_share": ratios(last - first - out - edges - idle, last - first - out),
-        "gaps": np.diff(_bounds(idle_gaps, len(used))),
-        "gap_total_ns": idle if idle_gaps is worked.gaps else _idle(idle_gaps, len(used)),
-        **sort_groups(idle_gaps.lane, length, len(used)).spread("gap"),
+        "gaps": np.diff(_find_lane_bounds(idle_gaps, len(gpus))),
+        "gap_total_ns": idle if idle_gaps is timelines.gaps else _sum_gaps(idle_gaps, len(gpus)),
+        **sort_groups(idle_gaps.lane, length, len(gpus)).spread("gap"),
     }
 
 
-def _bounds(idle_gaps: Gaps, lanes: int) -> Int64:
+def _find_lane_bounds(idle_gaps: Gaps, lanes: int) -> Int64:
     """Return where the gaps of each lane begin and, at last, end."""
     return np.searchsorted(idle_gaps.lane, np.arange(lanes + 1))
 
 
-def _idle(idle_gaps: Gaps, lanes: int) -> Int64:
+def _sum_gaps(idle_gaps: Gaps, lanes: int) -> Int64:
     """Return the summed length of the gaps of each lane."""
-    bounds = _bounds(idle_gaps, lanes).tolist()
+    bounds = _find_lane_bounds(idle_gaps, lanes).tolist()
     return np.array(
         [int((idle_gaps.end_ns[a:b] - idle_gaps.start_ns[a:b]).sum()) for a, b in pairwise(bounds)], np.int64
     )
 
 
-def _grouped(used: Gpus, idle_gaps: Gaps, kind: Int64 | Int8, kinds: int) -> dict[str, NDArray[Any]]:
+def _sum_by_kind(gpus: Gpus, idle_gaps: Gaps, kind: Int64 | Int8, kinds: int) -> dict[str, NDArray[Any]]:
     """Return the columns of count and time by GPU and kind, each in order."""
     group = idle_gaps.lane * kinds
     group += kind
-    total = sum_groups(group, idle_gaps.end_ns - idle_gaps.start_ns, len(used) * kinds)
-    whole = np.repeat(total.reshape(len(used), kinds).sum(axis=1), kinds)
+    total = sum_groups(group, idle_gaps.end_ns - idle_gaps.start_ns, len(gpus) * kinds)
+    whole = np.repeat(total.reshape(len(gpus), kinds).sum(axis=1), kinds)
     return {
-        "count": np.bincount(group, minlength=len(used) * kinds).astype(np.int64),
+        "count": np.bincount(group, minlength=len(gpus) * kinds).astype(np.int64),
         "total_ns": total,
         "idle_share": ratios(total, whole),
     }
 
 
-def _buckets(used: Gpus, idle_gaps: Gaps) -> Table:
+def _summarize_buckets(gpus: Gpus, idle_gaps: Gaps) -> Table:
     lower = np.array([low for _, low, _ in BUCKETS], np.int64)
     bucket = np.searchsorted(lower, idle_gaps.end_ns - idle_gaps.start_ns, "right") - 1
     return Table(
         {
-            "device": np.repeat(used.numbers(), len(BUCKETS)),
-            "bucket": objects([label for label, _, _ in BUCKETS] * len(used)),
-            "from_ns": np.tile(lower, len(used)),
-            "until_ns": np.tile(np.array([high for _, _, high in BUCKETS], np.int64), len(used)),
-            **_grouped(used, idle_gaps, bucket, len(BUCKETS)),
+            "device": np.repeat(gpus.make_number_column(), len(BUCKETS)),
+            "bucket": objects([label for label, _, _ in BUCKETS] * len(gpus)),
+            "from_ns": np.tile(lower, len(gpus)),
+            "until_ns": np.tile(np.array([high for _, _, high in BUCKETS], np.int64), len(gpus)),
+            **_sum_by_kind(gpus, idle_gaps, bucket, len(BUCKETS)),
         }
     )
 
 
-def _causes(used: Gpus, idle_gaps: Gaps, cause: Int8) -> Table:
+def _summarize_causes(gpus: Gpus, idle_gaps: Gaps, cause: Int8) -> Table:
     table = Table(
         {
-            "device": np.repeat(used.numbers(), len(CAUSES)),
-            "cause": objects(list(CAUSES) * len(used)),
-            **_grouped(used, idle_gaps, cause, len(CAUSES)),
+            "device": np.repeat(gpus.make_number_column(), len(CAUSES)),
+            "cause": objects(list(CAUSES) * len(gpus)),
+            **_sum_by_kind(gpus, idle_gaps, cause, len(CAUSES)),
         }
     )
     return table.take(table.values["count"] > 0)
 
 
-def _largest(context: Context, used: Gpus, idle_gaps: Gaps, cause: Int8, top: int) -> Table:
+def _list_largest(context: Context, gpus: Gpus, idle_gaps: Gaps, cause: Int8, top: int) -> Table:
     """Return the largest gaps, the earlier first of two equals."""
     length = idle_gaps.end_ns - idle_gaps.start_ns
     # Few are as long as the longest: so many are sorted that there are enough of them.
@@ -255,11 +255,11 @@ def _largest(context: Context, used: Gpus, idle_gaps: Gaps, cause: Int8, top: in
     gpu, trace = context.gpu, context.trace
     pids = np.array([process.pid for process in trace.processes], np.int64)
     columns: dict[str, NDArray[Any]] = {
-        "device": used.numbers()[listed.lane],
+        "device": gpus.make_number_column()[listed.lane],
         "start_ns": listed.start_ns,
         "duration_ns": length[which],
         "cause": objects(CAUSES[i] for i in cause[which].tolist()),
-        "detail": objects(describe_gaps(context, used, listed, cause[which])),
+        "detail": objects(describe_gaps(context, gpus, listed, cause[which])),
     }
     for word, operation in (("before", listed.before), ("after", listed.after)):
         label = label_operations(context, operation)
@@ -291,16 +291,16 @@ def classify_gaps(context: Context, gaps: Gaps, gpu_of_operation: Int64, launch_
     _set(cause, host.late, "host_late")
     _set(cause, waiting, "queued")
     _set(cause, waiting[context.gpu.stream[gaps.before[waiting]] != context.gpu.stream[operation]], "waiting_stream")
-    _set(cause, waiting[_another_ended(context, gaps, waiting, gpu_of_operation, launch_latency_ns)], _OTHER)
+    _set(cause, waiting[_is_after_other_gpu(context, gaps, waiting, gpu_of_operation, launch_latency_ns)], _OTHER)
     is_nccl = np.zeros(len(context.gpu), np.bool_)
     is_nccl[find_nccl_kernels(context)] = True
     _set(cause, waiting[is_nccl[operation]], "waiting_nccl")
     began_before = host.launched & ~host.late
     _set(cause, (began_before & ~waited) | (2 * host.in_launch_ns >= length), "launch_latency")
     for name in reversed(CALLS_OF_CAUSE):
-        _set(cause, host.mostly_in(name), name)
+        _set(cause, host.find_covered_by_calls(name), name)
     for name in reversed(OVERHEADS_OF_CAUSE):
-        _set(cause, host.mostly_overhead(name), name)
+        _set(cause, host.find_covered_by_overheads(name), name)
     return cause
 
 
@@ -335,7 +335,7 @@ class _Host:
         since *= self.launched
         self.since_launch_ns = since
 
-    def mostly_in(self, name: str) -> Int64:
+    def find_covered_by_calls(self, name: str) -> Int64:
         """Return the gaps that calls of a kind cover most of, made by the launching thread before the launch."""
         trace, gaps = self.context.trace, self.gaps
         which = select_calls(self.context, CALLS_OF_CAUSE[name])
@@ -356,7 +356,7 @@ class _Host:
         covered += np.where(own[rows], self.in_launch_ns[rows], 0)
         return rows[2 * covered >= gaps.end_ns[rows] - gaps.start_ns[rows]]
 
-    def mostly_overhead(self, name: str) -> Int64:
+    def find_covered_by_overheads(self, name: str) -> Int64:
         """Return the gaps that overheads of a kind cover most of, and before which nothing had been launched."""
         gaps, overheads = self.gaps, self.context.trace.overheads
         which = select_overheads(self.context, OVERHEADS_OF_CAUSE[name])
@@ -369,7 +369,7 @@ class _Host:
         return rows[2 * measure_covered_ns(union_by_lane(start, end, lanes), process, begin, until) >= until - begin]
 
 
-def _another_ended(context: Context, gaps: Gaps, which: Int64, gpu: Int64, within_ns: int) -> Bool:
+def _is_after_other_gpu(context: Context, gaps: Gaps, which: Int64, gpu: Int64, within_ns: int) -> Bool:
     """Return where an operation of another GPU ended at most `within_ns` before the gap's end, and in the gap."""
     has_ended = np.zeros(len(which), np.bool_)
     lanes = distinct(gaps.lane[which])
@@ -392,25 +392,25 @@ def _set(cause: Int8, which: Bool | Int64, name: str) -> None:
     cause[which] = CAUSES.index(name)
 
 
-def describe_gaps(context: Context, used: Gpus, gaps: Gaps, cause: Int8) -> list[str]:
+def describe_gaps(context: Context, gpus: Gpus, gaps: Gaps, cause: Int8) -> list[str]:
     """Return a sentence for each gap, given its cause as an index into CAUSES."""
-    writer = _Writer(context, used)
-    return [writer.sentence(gaps, i, CAUSES[cause[i]]) for i in range(len(gaps))]
+    writer = _Evidence(context, gpus)
+    return [writer.describe_gap(gaps, i, CAUSES[cause[i]]) for i in range(len(gaps))]
 
 
-class _Writer:
-    def __init__(self, context: Context, used: Gpus) -> None:
-        self.context, self.used = context, used
+class _Evidence:
+    def __init__(self, context: Context, gpus: Gpus) -> None:
+        self.context, self.gpus = context, gpus
         self.calls = BlockIndex(context.trace.calls.start_ns, context.trace.calls.end_ns)
         self.operations = BlockIndex(context.gpu.start_ns, context.gpu.end_ns)
 
-    def sentence(self, gaps: Gaps, i: int, cause: str) -> str:
+    def describe_gap(self, gaps: Gaps, i: int, cause: str) -> str:
         begin, end, after = int(gaps.start_ns[i]), int(gaps.end_ns[i]), int(gaps.after[i])
         launch = int(self.context.launches.call_of[after])
         process = int(self.context.gpu.process[after])
         if cause in OVERHEADS_OF_CAUSE:
             rows = select_overheads(self.context, OVERHEADS_OF_CAUSE[cause])
-            evidence, covered = self._overheads(rows, process, begin, end)
+            evidence, covered = self._describe_overheads(rows, process, begin, end)
             if 2 * covered >= end - begin:
                 return evidence
         if launch < 0:
@@ -421,11 +421,11 @@ class _Writer:
             before_end = format_duration(max(0, end - ended))
             own = f"the launch itself copies pageable memory, until {before_end} before the gap's end"
             until = min(begun, end)
-            return self._during(thread, begin, until, end - begin, CALLS_OF_CAUSE[cause]) or own
+            return self._describe_calls(thread, begin, until, end - begin, CALLS_OF_CAUSE[cause]) or own
         if cause == "host_late":
-            before = self._during(thread, begin, min(begun, end), end - begin, None)
+            before = self._describe_calls(thread, begin, min(begun, end), end - begin, None)
             every = np.arange(len(self.context.trace.overheads))
-            meanwhile, covered = self._overheads(every, process, begin, end)
+            meanwhile, covered = self._describe_overheads(every, process, begin, end)
             if _SLIGHT * covered < end - begin:
                 meanwhile = ""
             return "; ".join(
@@ -438,10 +438,10 @@ class _Writer:
         if ended > begin:
             queued = f"the launch returned {format_duration(end - ended)} before the gap's end"
         if cause == "waiting_other_device":
-            return f"{queued}; {self._elsewhere(int(gaps.lane[i]), begin, end)}"
+            return f"{queued}; {self._describe_other_gpu(int(gaps.lane[i]), begin, end)}"
         return queued + ("; nothing recorded explains why it waited" if cause == "queued" else "")
 
-    def _overheads(self, rows: Int64, process: int, begin: int, end: int) -> tuple[str, int]:
+    def _describe_overheads(self, rows: Int64, process: int, begin: int, end: int) -> tuple[str, int]:
         """Return which of some overheads of a process cover how much of a time; empty where none does."""
         trace = self.context.trace
         overheads = trace.overheads
@@ -453,9 +453,9 @@ class _Writer:
         covered = int(merge_intervals(start[inside], until[inside]).total_ns()[0])
         name = int(overheads.name[rows[inside[int(np.argmax((until - start)[inside]))]]])
         longest = trace.names[name] if name >= 0 else "overhead without a name"
-        return f"{_and_others(longest, len(inside))} {format_percent(covered / (end - begin))} of the gap", covered
+        return f"{_name_longest(longest, len(inside))} {format_percent(covered / (end - begin))} of the gap", covered
 
-    def _during(self, thread: int, begin: int, end: int, gap: int, pattern: re.Pattern[str] | None) -> str:
+    def _describe_calls(self, thread: int, begin: int, end: int, gap: int, pattern: re.Pattern[str] | None) -> str:
         """Say which calls the thread was in from `begin` to `end`: those like `pattern`, or all; empty for none."""
         trace = self.context.trace
         rows = self.calls.find_overlapping(begin, end)
@@ -470,18 +470,18 @@ class _Writer:
         if pattern is None and _SLIGHT * covered < gap:
             return ""
         longest = strip_call_version(trace.names[trace.calls.name[rows[int(np.argmax(until - start))]]])
-        return f"{_and_others(longest, len(rows))} {format_percent(covered / gap)} of the gap"
+        return f"{_name_longest(longest, len(rows))} {format_percent(covered / gap)} of the gap"
 
-    def _elsewhere(self, lane: int, begin: int, end: int) -> str:
+    def _describe_other_gpu(self, lane: int, begin: int, end: int) -> str:
         """Name the operation of another device that ended last before the gap's end."""
         gpu = self.context.gpu
         rows = self.operations.find_overlapping(begin, end + 1)
-        rows = rows[(self.used.index_of(rows) != lane) & (gpu.end_ns[rows] <= end)]
+        rows = rows[(self.gpus.index_of(rows) != lane) & (gpu.end_ns[rows] <= end)]
         last = rows[[np.argmax(gpu.end_ns[rows])]]
         name = get_operation_name(self.context.trace, int(label_operations(self.context, last)[0]))
-        device = self.used.number[int(self.used.index_of(last)[0])]
+        device = self.gpus.number[int(self.gpus.index_of(last)[0])]
         return f"{name} on device {device} ended {format_duration(end - int(gpu.end_ns[last[0]]))} before the gap's end"
 
 
-def _and_others(longest: str, number: int) -> str:
+def _name_longest(longest: str, number: int) -> str:
     return f"{longest} and {number - 1} more cover" if number > 1 else f"{longest} covers"

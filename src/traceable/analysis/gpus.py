@@ -78,11 +78,11 @@ class Gpus:
         gpu: Int64 = self.streams.gpu[self.streams.stream_of_operation[operation]]
         return gpu
 
-    def numbers(self) -> Int64:
+    def make_number_column(self) -> Int64:
         """Return the numbers as a column of a table: absent for the GPU without one."""
         return np.array([NULL if number < 0 else number for number in self.number], np.int64)
 
-    def names(self, trace: Trace) -> NDArray[Any]:
+    def make_name_column(self, trace: Trace) -> NDArray[Any]:
         """Return the names as a column of a table, absent where they were not recorded."""
         known = {device.number: device.name for device in trace.devices}
         return objects(known.get(number) or None for number in self.number)
@@ -103,7 +103,7 @@ def find_gpus(context: Context) -> Gpus:
                 "no GPU operation in the selected time",
                 "select more of the recording",
             )
-        raise _no_operations(trace)
+        raise _explain_no_operations(trace)
     streams = find_streams(context)
     used = distinct(streams.number).tolist()
     pair = number_groups(streams.process, streams.device)[1]
@@ -111,7 +111,7 @@ def find_gpus(context: Context) -> Gpus:
         number=tuple(used),
         streams=streams,
         processes=tuple(tuple(sorted(set(streams.process[streams.number == one].tolist()))) for one in used),
-        notes=_notes(
+        notes=_make_notes(
             trace, streams.process[pair].tolist(), streams.device[pair].tolist(), streams.number[pair].tolist()
         ),
     )
@@ -123,7 +123,7 @@ def find_streams(context: Context) -> Streams:
     trace, gpu = context.trace, context.gpu
     kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     of_context = np.concatenate([events.context for events in kinds])
-    code, codes, (process, device, own_context, stream) = _coded(gpu.process, gpu.device, of_context, gpu.stream)
+    code, codes, (process, device, own_context, stream) = _number_rows(gpu.process, gpu.device, of_context, gpu.stream)
     number = np.maximum(map_gpu_numbers(trace, process.astype(np.int32), device.astype(np.int32)), -1)
     order = np.lexsort((device, stream, own_context, process, number))
     rank = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
@@ -142,7 +142,7 @@ def find_streams(context: Context) -> Streams:
 _MOST_CODES = 1 << 22
 
 
-def _coded(*columns: NDArray[np.int32]) -> tuple[NDArray[np.integer], Int64, list[Int64]]:
+def _number_rows(*columns: NDArray[np.int32]) -> tuple[NDArray[np.integer], Int64, list[Int64]]:
     """Return one number for each row of the columns, which numbers occur, and the columns at each of those."""
     rows = len(columns[0])
     lowest = [int(column.min()) if rows else 0 for column in columns]
@@ -189,11 +189,11 @@ def compute_timelines(context: Context) -> Timelines:
     lanes = group_by_lane(context, used.streams.gpu, len(used))
     first = gpu.start_ns[lanes.order[lanes.bounds[:-1]]]
     last = np.array([gpu.end_ns[rows].max() for rows in lanes], np.int64)
-    before, after = _idle_at_the_edges(context, used, first, last)
+    before, after = _measure_idle_at_edges(context, used, first, last)
     return Timelines(first, last, find_gaps(gpu.start_ns, gpu.end_ns, lanes), before, after)
 
 
-def _idle_at_the_edges(context: Context, used: Gpus, first: Int64, last: Int64) -> tuple[Int64, Int64]:
+def _measure_idle_at_edges(context: Context, used: Gpus, first: Int64, last: Int64) -> tuple[Int64, Int64]:
     """Return `before_ns` and `after_ns` of `Timelines`, given `first_ns` and `last_ns`."""
     before, after = np.zeros(len(used), np.int64), np.zeros(len(used), np.int64)
     cut, whole = context.trace.cut, context.whole
@@ -225,7 +225,7 @@ def check_graphs_recorded(context: Context) -> MissingDataError | None:
     """Return an error if CUDA graphs were launched and no operation of any was recorded: their time looks
     idle. None if that is not so.
     """
-    launches = _unseen_launches(context)
+    launches = _count_unrecorded_graphs(context)
     if not launches:
         return None
     return MissingDataError(
@@ -236,13 +236,13 @@ def check_graphs_recorded(context: Context) -> MissingDataError | None:
 
 
 @cache_per_context
-def _unseen_launches(context: Context) -> int:
+def _count_unrecorded_graphs(context: Context) -> int:
     """Return how many times CUDA graphs were launched; 0 where an operation of any was recorded."""
     launching = select_calls(context, GRAPH_LAUNCH_CALLS)
     return 0 if np.isin(context.launches.call_of, launching).any() else len(launching)
 
 
-def _notes(trace: Trace, process: list[int], device: list[int], number: list[int]) -> tuple[Message, ...]:
+def _make_notes(trace: Trace, process: list[int], device: list[int], number: list[int]) -> tuple[Message, ...]:
     guessed = {
         gpu
         for index, cuda, gpu in zip(process, device, number, strict=True)
@@ -267,7 +267,7 @@ def _notes(trace: Trace, process: list[int], device: list[int], number: list[int
     return tuple(notes)
 
 
-def _no_operations(trace: Trace) -> MissingDataError:
+def _explain_no_operations(trace: Trace) -> MissingDataError:
     if match_names(trace, GRAPH_LAUNCH_CALLS, trace.calls.name).any():
         return MissingDataError(
             "graphs_not_recorded",

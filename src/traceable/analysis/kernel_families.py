@@ -44,7 +44,7 @@ def load_families(path: Path | None = None) -> tuple[Family, ...]:
     Raises:
         TraceableError: the file can't be read or does not hold families.
     """
-    return (*(_from_file(path) if path else ()), *_own())
+    return (*(_load_file(path) if path else ()), *_load_own_families())
 
 
 def classify_kernel(name: str, families: Iterable[Family]) -> str:
@@ -62,11 +62,11 @@ def classify_kernel(name: str, families: Iterable[Family]) -> str:
 
 
 @cache
-def _own() -> tuple[Family, ...]:
-    return _from_file(Path(__file__).with_suffix(".toml"))
+def _load_own_families() -> tuple[Family, ...]:
+    return _load_file(Path(__file__).with_suffix(".toml"))
 
 
-def _from_file(path: Path) -> tuple[Family, ...]:
+def _load_file(path: Path) -> tuple[Family, ...]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -86,10 +86,10 @@ def _from_file(path: Path) -> tuple[Family, ...]:
         raise TraceableError("unknown_key", f"{path}: unknown key {next(iter(document))!r}", _FORM)
     if not isinstance(entries, list) or not entries:
         raise TraceableError("no_families_in_file", f"{path}: has no [[family]]", _FORM)
-    return tuple(_family(entry, f"{path}, family {number}") for number, entry in enumerate(entries, 1))
+    return tuple(_parse_family(entry, f"{path}, family {number}") for number, entry in enumerate(entries, 1))
 
 
-def _family(entry: object, place: str) -> Family:
+def _parse_family(entry: object, place: str) -> Family:
     if not isinstance(entry, dict) or set(entry) != {"name", "patterns"}:
         raise TraceableError("family_malformed", f"{place}: not a table of exactly a name and patterns", _FORM)
     name, patterns = entry["name"], entry["patterns"]
@@ -99,10 +99,12 @@ def _family(entry: object, place: str) -> Family:
         raise TraceableError(
             "family_patterns_invalid", f"{place} ({name}): its patterns are not a list of texts", _FORM
         )
-    return Family(name, re.compile("|".join(_checked(one, f"{place} ({name})") for one in patterns), re.IGNORECASE))
+    return Family(
+        name, re.compile("|".join(_check_pattern(one, f"{place} ({name})") for one in patterns), re.IGNORECASE)
+    )
 
 
-def _checked(pattern: str, place: str) -> str:
+def _check_pattern(pattern: str, place: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:

@@ -105,7 +105,7 @@ def kernels(
         families: the purpose of a kernel, by its name; None for `load_families()`.
 
     Raises:
-        UnanswerableError: the trace holds no such kernels, no range of that name or, where they are needed, no ranges
+        MissingDataError: the trace holds no such kernels, no range of that name or, where they are needed, no ranges
             or launch calls.
         ValueError: `by` or `names` is none of the words above.
     """
@@ -157,7 +157,7 @@ class _SelectedKernels:
     def trace(self) -> Trace:
         return self.context.trace
 
-    def column(self, values: Int64) -> Int64:
+    def select_column(self, values: Int64) -> Int64:
         """Return the values of the requested kernels, of a column of all kernels."""
         return values if self.inside is None else values[self.inside]
 
@@ -187,7 +187,7 @@ def _select_kernels(
     )
 
 
-def _by_kernel(selected: _SelectedKernels) -> Table:
+def _group_by_kernel(selected: _SelectedKernels) -> Table:
     group, first = number_groups(selected.label)
     groups = len(first)
     kernels = selected.columns
@@ -203,50 +203,50 @@ def _by_kernel(selected: _SelectedKernels) -> Table:
     geometries, shape, often = find_most_common(group, shape_of_geometry[kernels.geometry], groups, selected.times)
     shapes = grid_and_block[first_of_shape]
     values = {
-        **_name_columns(selected, group, first),
-        **_times(selected, group, groups),
+        **_make_name_columns(selected, group, first),
+        **_measure_times(selected, group, groups),
         "devices": devices,
         "device": device,
         "streams": streams,
-        "stream": _known(kernels.stream[one[np.where(only == NULL, 0, only)]], only != NULL),
+        "stream": _widen_index(kernels.stream[one[np.where(only == NULL, 0, only)]], only != NULL),
         "geometries": geometries,
-        "geometry": objects(_geometry_text(shapes[row]) if row != NULL else None for row in shape.tolist()),
+        "geometry": objects(_format_geometry(shapes[row]) if row != NULL else None for row in shape.tolist()),
         "geometry_count": often,
     }
-    return _largest_first(values)
+    return _sort_by_total(values)
 
 
-def _by_family(selected: _SelectedKernels) -> Table:
+def _group_by_family(selected: _SelectedKernels) -> Table:
     group, first = number_groups(selected.family)
     groups = len(first)
     values = {
         "family": objects(selected.kernel_names.families[code] for code in selected.family[first].tolist()),
         "kernels": count_distinct(group, selected.label, groups),
-        **_times(selected, group, groups),
+        **_measure_times(selected, group, groups),
     }
-    return _largest_first(values)
+    return _sort_by_total(values)
 
 
-def _by_geometry(selected: _SelectedKernels) -> Table:
+def _group_by_geometry(selected: _SelectedKernels) -> Table:
     group, first = number_groups(selected.label, selected.columns.geometry)
     row = selected.columns.geometry[first]
     # One row more, for kernels whose geometry was not recorded: they have -1.
     table = np.concatenate([selected.trace.geometries, np.full((1, len(GEOMETRY)), NULL, np.int64)])
     geometry = dict(zip(GEOMETRY, table[row].T, strict=True))
-    texts = [_geometry_text(table[one]).split(" / ") if one >= 0 else [None, None] for one in row.tolist()]
+    texts = [_format_geometry(table[one]).split(" / ") if one >= 0 else [None, None] for one in row.tolist()]
     values = {
-        **_name_columns(selected, group, first),
+        **_make_name_columns(selected, group, first),
         "grid": objects(text[0] for text in texts),
         "block": objects(text[1] for text in texts),
-        "blocks": _product(geometry["grid_x"], geometry["grid_y"], geometry["grid_z"]),
-        "threads_per_block": _product(geometry["block_x"], geometry["block_y"], geometry["block_z"]),
+        "blocks": _multiply(geometry["grid_x"], geometry["grid_y"], geometry["grid_z"]),
+        "threads_per_block": _multiply(geometry["block_x"], geometry["block_y"], geometry["block_z"]),
         **{name: geometry[name] for name in GEOMETRY[6:]},
-        **_times(selected, group, len(first)),
+        **_measure_times(selected, group, len(first)),
     }
-    return _largest_first(values)
+    return _sort_by_total(values)
 
 
-def _by_launch(selected: _SelectedKernels) -> Table:
+def _group_by_launch(selected: _SelectedKernels) -> Table:
     context, calls, kernels = selected.context, selected.context.launches.calls, selected.trace.kernels
     at, call = context.launches.operation, context.launches.call
     if selected.inside is not None or len(context.gpu) > len(kernels):
@@ -261,7 +261,7 @@ def _by_launch(selected: _SelectedKernels) -> Table:
             f"no launch call in the trace for any of {len(selected.kind)} kernels",
             "record the calls: --trace=cuda",
         )
-    group, rows = _launched(selected, at, call)
+    group, rows = _build_launch_rows(selected, at, call)
     groups = len(rows["label"])
     called_ns, start_ns, end_ns = calls.end_ns[call], kernels.start_ns[at], kernels.end_ns[at]
     measured = {"kernel": sort_groups(group, end_ns - start_ns, groups)}
@@ -274,7 +274,7 @@ def _by_launch(selected: _SelectedKernels) -> Table:
     values = {
         "pid": np.array([selected.trace.processes[one.process].pid for one in threads], np.int64),
         "tid": np.array([one.tid for one in threads], np.int64),
-        "cuda_device": _known(rows["device"], rows["device"] >= 0),
+        "cuda_device": _widen_index(rows["device"], rows["device"] >= 0),
         "api_name": rows["api"],
         "name": objects(selected.kernel_names.texts[code] for code in rows["label"].tolist()),
         "family": objects(selected.kernel_names.families[code] for code in rows["family"].tolist()),
@@ -291,10 +291,10 @@ def _by_launch(selected: _SelectedKernels) -> Table:
         "kernels_without_launch",
         f"{missing} of {len(selected.kind)} kernels have no launch call in the trace and are excluded",
     )
-    return replace(_largest_first(values), notes=(without,) if missing else ())
+    return replace(_sort_by_total(values), notes=(without,) if missing else ())
 
 
-def _launched(selected: _SelectedKernels, kernel: Int64, call: Int64) -> tuple[Int64, dict[str, NDArray[Any]]]:
+def _build_launch_rows(selected: _SelectedKernels, kernel: Int64, call: Int64) -> tuple[Int64, dict[str, NDArray[Any]]]:
     """Return the row of each pair of a kernel and its launch call, and by column what each row is of."""
     calls, trace, kinds = selected.context.launches.calls, selected.trace, selected.kinds
     combination, first = number_groups(calls.thread[call], calls.name[call], kinds.of_kernel[kernel])
@@ -323,17 +323,17 @@ def _launched(selected: _SelectedKernels, kernel: Int64, call: Int64) -> tuple[I
 
 
 _VIEWS: dict[str, Callable[[_SelectedKernels], Table]] = {
-    "kernel": _by_kernel,
-    "family": _by_family,
-    "geometry": _by_geometry,
-    "launch": _by_launch,
+    "kernel": _group_by_kernel,
+    "family": _group_by_family,
+    "geometry": _group_by_geometry,
+    "launch": _group_by_launch,
 }
 
 BY = (*_VIEWS, "range")
 """The words for `by` of `kernels`."""
 
 
-def _name_columns(selected: _SelectedKernels, group: Int64, first: Int64) -> dict[str, NDArray[Any]]:
+def _make_name_columns(selected: _SelectedKernels, group: Int64, first: Int64) -> dict[str, NDArray[Any]]:
     """Return `name` and `family`, which is absent where kernels of one short name are of several families."""
     code = find_single_value(group, selected.family, len(first))[1]
     families = [selected.kernel_names.families[one] if one != NULL else None for one in code.tolist()]
@@ -343,12 +343,12 @@ def _name_columns(selected: _SelectedKernels, group: Int64, first: Int64) -> dic
     }
 
 
-def _times(selected: _SelectedKernels, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _measure_times(selected: _SelectedKernels, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure, given the group of each kind."""
     of_kernel = group[selected.kind]
     kernels = selected.trace.kernels
-    groups_of_kernels = sort_groups(of_kernel, selected.column(kernels.end_ns - kernels.start_ns), groups)
-    queue_ns = selected.column(selected.context.launches.queue_ns[: len(kernels)])
+    groups_of_kernels = sort_groups(of_kernel, selected.select_column(kernels.end_ns - kernels.start_ns), groups)
+    queue_ns = selected.select_column(selected.context.launches.queue_ns[: len(kernels)])
     waited = sort_groups(of_kernel, queue_ns, groups, queue_ns != NULL)
     total = groups_of_kernels.totals()
     extent = selected.trace.extent_ns()
@@ -365,22 +365,22 @@ def _times(selected: _SelectedKernels, group: Int64, groups: int) -> dict[str, N
     }
 
 
-def _geometry_text(row: Int64) -> str:
+def _format_geometry(row: Int64) -> str:
     grid_and_block = ["?" if value == NULL else str(value) for value in row[:6].tolist()]
     return f"{'x'.join(grid_and_block[:3])} / {'x'.join(grid_and_block[3:])}"
 
 
-def _known(values: Int32, known: Bool) -> Int64:
+def _widen_index(values: Int32, known: Bool) -> Int64:
     """Return an index column as an integer column, which is absent where not `known`."""
     return integers(values.astype(np.int64), known)
 
 
-def _product(*columns: Int64) -> Int64:
+def _multiply(*columns: Int64) -> Int64:
     known = np.all([column != NULL for column in columns], axis=0)
     return integers(np.prod([np.where(known, column, 0) for column in columns], axis=0), known)
 
 
-def _largest_first(values: dict[str, NDArray[Any]]) -> Table:
+def _sort_by_total(values: dict[str, NDArray[Any]]) -> Table:
     return Table(values).take(np.argsort(-values["total_ns"], kind="stable"))
 
 
@@ -429,13 +429,13 @@ def name_kernels(trace: Trace, kinds: Kinds, names: str, families: Iterable[Fami
     kernels = kinds.columns
     of_name, first = number_groups(kernels.name)
     demangled = [trace.names[name] if name >= 0 else None for name in kernels.name[first].tolist()]
-    words, family = _coded([OTHER if name is None else classify_kernel(name, families) for name in demangled])
+    words, family = _number_texts([OTHER if name is None else classify_kernel(name, families) for name in demangled])
     if names == "short":
         short = np.where(kernels.short_name >= 0, kernels.short_name, kernels.name)
         label, first = number_groups(short)
         texts = [trace.names[name] if name >= 0 else None for name in short[first].tolist()]
     elif names == "base":
-        texts, codes = _coded([None if name is None else extract_base_name(name) for name in demangled])
+        texts, codes = _number_texts([None if name is None else extract_base_name(name) for name in demangled])
         label = codes[of_name]
     else:
         texts, label = demangled, of_name
@@ -479,7 +479,7 @@ def extract_base_name(name: str) -> str:
     return name.partition("<")[0] or name
 
 
-def _coded(texts: Sequence[str | None]) -> tuple[list[str | None], Int64]:
+def _number_texts(texts: Sequence[str | None]) -> tuple[list[str | None], Int64]:
     """Return the distinct texts in order of appearance, and the index of each."""
     index = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     return list(index), np.array([index[text] for text in texts], np.int64)
@@ -509,7 +509,7 @@ def group_by_range(context: Context, kinds: Kinds, kernel_names: KernelNames, ra
         range_name: only the rows of ranges of this name, or `domain:name`.
 
     Raises:
-        UnanswerableError: the trace has no ranges, or none of that name, or none of that name ran a kernel.
+        MissingDataError: the trace has no ranges, or none of that name, or none of that name ran a kernel.
     """
     instances = context.instances
     if not len(instances):
@@ -522,14 +522,14 @@ def group_by_range(context: Context, kinds: Kinds, kernel_names: KernelNames, ra
         selected_ranges = np.zeros(len(first), np.bool_)
         selected_ranges[of_instance[context.mask_instances(range_name)]] = True
     label = kernel_names.label[kinds.of_kernel]
-    key, ours = _ours(context, label, of_instance, selected_ranges)
+    key, ours = _measure_attributed(context, label, of_instance, selected_ranges)
     if not len(key):
         raise MissingDataError(
             "no_kernels_in_range",
             f"no kernel in a range {range_name!r}",
             "list the GPU work of each range with `--view ranges`",
         )
-    their_key, theirs = _theirs(context, label, of_instance, selected_ranges)
+    their_key, theirs = _measure_as_nsys(context, label, of_instance, selected_ranges)
     split = len(key)
     keys = np.concatenate([key, their_key]).T
     row, one = number_groups(*keys)
@@ -538,38 +538,38 @@ def group_by_range(context: Context, kinds: Kinds, kernel_names: KernelNames, ra
     family = find_single_value(kernel_names.label, kernel_names.family, len(kernel_names.texts))[1][of_label]
     values = {
         **make_range_style_columns(context.trace, instances, first, number),
-        **_thread_columns(context, thread),
+        **_make_thread_columns(context, thread),
         "name": objects(kernel_names.texts[code] for code in of_label.tolist()),
         "family": objects(kernel_names.families[one] if one != NULL else None for one in family.tolist()),
-        **_spread_out(ours, row[:split], len(one)),
-        **_spread_out(theirs, row[split:], len(one)),
+        **_expand_rows(ours, row[:split], len(one)),
+        **_expand_rows(theirs, row[split:], len(one)),
     }
     return Table(values).take(sort_by_range(number, np.maximum(values["total_ns"], 0)))
 
 
-def _ours(context: Context, label: Int64, of_instance: Int64, selected_ranges: Bool | None) -> _Measured:
+def _measure_attributed(context: Context, label: Int64, of_instance: Int64, selected_ranges: Bool | None) -> _Measured:
     """Measure each kernel once for each range that it belongs to, and those that belong to none."""
     kernels = len(label)
     call, calls = context.launches.call_of[:kernels], context.launches.calls
     thread = np.where(call >= 0, calls.thread[call], OUTSIDE) if len(calls) else call
     cell, first = number_groups(thread, label)
     items = _Items(np.arange(kernels), cell, thread[first], label[first])
-    seen = _Instances(of_instance, items)
+    counter = _InstanceCounter(of_instance, items)
     items_of_range = join_range_items(
-        seen.passing(_kernels_of(context), selected_ranges), of_instance, kernels, selected_ranges is None
+        counter.count_pairs(_iter_kernel_pairs(context), selected_ranges), of_instance, kernels, selected_ranges is None
     )
     # Each kernel once, in however many instances of the range it is.
-    return _measured(context, "", items_of_range.deduplicate(), items, seen)
+    return _measure_rows(context, "", items_of_range.deduplicate(), items, counter)
 
 
-def _kernels_of(context: Context) -> Iterator[tuple[Int64, Int64]]:
+def _iter_kernel_pairs(context: Context) -> Iterator[tuple[Int64, Int64]]:
     kernels = len(context.trace.kernels)
     for instance, operation in context.iter_operation_pairs():
         here = np.flatnonzero(operation < kernels)
         yield instance[here], operation[here]
 
 
-def _theirs(context: Context, label: Int64, of_instance: Int64, selected_ranges: Bool | None) -> _Measured:
+def _measure_as_nsys(context: Context, label: Int64, of_instance: Int64, selected_ranges: Bool | None) -> _Measured:
     """Measure what nsys joins: each kernel with each of its launch calls, and each range around that on its thread."""
     launched = context.launches
     of_kernel = np.flatnonzero(launched.operation < len(label))
@@ -583,19 +583,21 @@ def _theirs(context: Context, label: Int64, of_instance: Int64, selected_ranges:
     thread = np.concatenate([thread, np.full(len(kernel) - len(links), OUTSIDE, thread.dtype)])
     cell, first = number_groups(thread, label[kernel])
     items = _Items(kernel, cell, thread[first].astype(np.int64), label[kernel[first]])
-    seen = _Instances(of_instance, items)
-    credited = join_range_items(seen.passing(pairs, selected_ranges), of_instance, len(kernel), selected_ranges is None)
-    return _measured(context, "nsys_", credited, items, seen)
+    counter = _InstanceCounter(of_instance, items)
+    items_of_range = join_range_items(
+        counter.count_pairs(pairs, selected_ranges), of_instance, len(kernel), selected_ranges is None
+    )
+    return _measure_rows(context, "nsys_", items_of_range, items, counter)
 
 
-class _Instances:
+class _InstanceCounter:
     """Counts, while pairs pass, how many instances of a range have an item of a cell."""
 
     def __init__(self, of_instance: Int64, items: _Items) -> None:
         self._of_instance, self._cell, self._cells = of_instance, items.cell, max(1, len(items.thread))
         self._counts = [np.zeros((2, 0), np.int64)]
 
-    def passing(
+    def count_pairs(
         self, pieces: Iterable[tuple[Int64, Int64]], selected_ranges: Bool | None
     ) -> Iterator[tuple[Int64, Int64]]:
         """Yield the pairs (instance, item) of these ranges, None for all; those of an instance in one piece."""
@@ -605,7 +607,7 @@ class _Instances:
             self._counts.append(np.stack(np.unique(code, return_counts=True)))
             yield instance, item
 
-    def counted(self, code: Int64) -> Int64:
+    def get_counts(self, code: Int64) -> Int64:
         """Return the number for each range (from 1, 0 for none) and cell, given as range * cells + cell."""
         every, times = np.concatenate(self._counts, axis=1)
         place, first = number_groups(every)
@@ -615,14 +617,20 @@ class _Instances:
         return np.where(matches, sums[at], 0)
 
 
-def _measured(context: Context, prefix: str, credited: RangeItems, items: _Items, seen: _Instances) -> _Measured:
+def _measure_rows(
+    context: Context, prefix: str, items_of_range: RangeItems, items: _Items, counter: _InstanceCounter
+) -> _Measured:
     """Return the numbers of each row, one range after another."""
-    parts = [_part(context, prefix, number, item, items, seen) for number, item in credited.iter_chunks()]
+    parts = [
+        _measure_chunk(context, prefix, number, item, items, counter) for number, item in items_of_range.iter_chunks()
+    ]
     rows = np.concatenate([part[0] for part in parts])
     return rows, {name: np.concatenate([part[1][name] for part in parts]) for name in parts[0][1]}
 
 
-def _part(context: Context, prefix: str, number: Int64, item: Int64, items: _Items, seen: _Instances) -> _Measured:
+def _measure_chunk(
+    context: Context, prefix: str, number: Int64, item: Int64, items: _Items, counter: _InstanceCounter
+) -> _Measured:
     kernels, cells = context.trace.kernels, max(1, len(items.thread))
     kernel = items.kernel[item]
     group, first = number_groups(number, items.cell[item])
@@ -630,15 +638,15 @@ def _part(context: Context, prefix: str, number: Int64, item: Int64, items: _Ite
     number, cell = number[first], items.cell[item[first]]
     durations = sort_groups(group, kernels.end_ns[kernel] - kernels.start_ns[kernel], groups)
     columns = {
-        f"{prefix}range_instances": seen.counted(number * cells + cell),
-        f"{prefix}count": _different(group, item, kernel, groups, len(items.kernel) == len(kernels)),
+        f"{prefix}range_instances": counter.get_counts(number * cells + cell),
+        f"{prefix}count": _count_kernels(group, item, kernel, groups, len(items.kernel) == len(kernels)),
         f"{prefix}total_ns": durations.totals(),
         **durations.summary(f"{prefix}kernel"),
     }
     return np.stack([number - 1, items.thread[cell], items.label[cell]], axis=1), columns
 
 
-def _different(group: Int64, item: Int64, kernel: Int64, groups: int, single: bool) -> Int64:
+def _count_kernels(group: Int64, item: Int64, kernel: Int64, groups: int, single: bool) -> Int64:
     """Return how many kernels each group has; `single`: no kernel has several items."""
     if not single:
         return count_distinct(group, kernel, groups)
@@ -647,7 +655,7 @@ def _different(group: Int64, item: Int64, kernel: Int64, groups: int, single: bo
     return np.bincount(group, minlength=groups) - np.bincount(group[again], minlength=groups)
 
 
-def _spread_out(columns: dict[str, NDArray[Any]], row: Int64, rows: int) -> dict[str, NDArray[Any]]:
+def _expand_rows(columns: dict[str, NDArray[Any]], row: Int64, rows: int) -> dict[str, NDArray[Any]]:
     """Return the columns with the values in these rows; absent in a row that only the other rule has."""
     absent = {"i": NULL, "f": np.nan}
     whole = {name: np.full(rows, absent[values.dtype.kind], values.dtype) for name, values in columns.items()}
@@ -656,7 +664,7 @@ def _spread_out(columns: dict[str, NDArray[Any]], row: Int64, rows: int) -> dict
     return whole
 
 
-def _thread_columns(context: Context, thread: Int64) -> dict[str, NDArray[Any]]:
+def _make_thread_columns(context: Context, thread: Int64) -> dict[str, NDArray[Any]]:
     trace = context.trace
     threads = [trace.threads[one] if one != OUTSIDE else None for one in thread.tolist()]
     return {

@@ -120,7 +120,7 @@ def find_longest_instances(context: Context, some: Blocks) -> Int64:
     Of a block what counts is the summed time of each range path; the instance is the last of that path in it.
     """
     ran, instances = find_loop_segments(context), context.instances
-    first, number = _inside(some, ran)
+    first, number = _find_segments_within(some, ran)
     row = expand_slices(first, number)
     block = np.repeat(np.arange(len(some)), number)
     known = ran.end_ns[row] <= some.end_ns[block]
@@ -156,7 +156,7 @@ def find_longest_in_callbacks(context: Context) -> Int64:
     return held_by
 
 
-def _inside(some: Blocks, ran: LoopSegments) -> tuple[Int64, Int64]:
+def _find_segments_within(some: Blocks, ran: LoopSegments) -> tuple[Int64, Int64]:
     """Return for each block the first segment that begins in it, and how many do."""
     first, number = np.zeros(len(some), np.int64), np.zeros(len(some), np.int64)
     for thread in distinct(some.thread).tolist():
@@ -190,7 +190,7 @@ def find_blocked_coroutines(context: Context, some: Blocks) -> BlockedCoroutines
     innermost counts.
     """
     ran, every = find_loop_segments(context), find_blocks(context)
-    suspended_at, awaited = _suspensions(context)
+    suspended_at, awaited = _find_suspensions(context)
     nothing = np.empty(0, np.int64)
     pairs = [(nothing, nothing, nothing)]
     for thread in distinct(some.thread).tolist():
@@ -210,7 +210,7 @@ def find_blocked_coroutines(context: Context, some: Blocks) -> BlockedCoroutines
 
 
 @cache_per_context
-def _suspensions(context: Context) -> tuple[Int64, Bool]:
+def _find_suspensions(context: Context) -> tuple[Int64, Bool]:
     """Return of each segment when its coroutine was suspended before, -1 for never; and which only went on to await.
 
     These begin with the segment of a coroutine inside their own, which was suspended as well.

@@ -171,7 +171,7 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
     `usage`, `usage_by_range` and `usage_over_time`. If only allocations were recorded, the result is the usage.
 
     Raises:
-        UnanswerableError: the trace holds none of these, or no range of that name, or nothing that belongs to it; or
+        MissingDataError: the trace holds none of these, or no range of that name, or nothing that belongs to it; or
             rows by range are requested for a trace without ranges.
         ValueError: `by` is none of BY.
     """
@@ -192,30 +192,30 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
         which = which[context.mask_operations(range_name)[moves.first_operation + which]]
     if not len(which):
         if range_name is not None or not allocated:
-            raise _nothing_moved(context, range_name)
+            raise _explain_no_operations(context, range_name)
         return replace(allocated.pop("usage"), others=allocated)
     others = {
-        "processes": _by_process(context.trace, moves, which),
-        "sizes": _sizes(moves, which),
-        "calls": _by_call(context, moves, which),
+        "processes": _group_by_process(context.trace, moves, which),
+        "sizes": _summarize_sizes(moves, which),
+        "calls": _group_by_call(context, moves, which),
         **allocated,
     }
     if by == "range":
-        table = _by_range(context, moves, which)
+        table = _group_by_range(context, moves, which)
     elif by == "process":
         table = others.pop("processes")
     else:
-        table = _by_operation(moves, which)
+        table = _group_by_operation(moves, which)
     return replace(table, others=others, notes=allocated["usage"].notes if allocated else (_NO_ALLOCATIONS,))
 
 
-def _by_operation(moves: MemoryOperations, which: Int64) -> Table:
+def _group_by_operation(moves: MemoryOperations, which: Int64) -> Table:
     group, first = number_groups(moves.kind[which])
     names = objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist())
-    return _by_time({"operation": names}, _columns(moves, which, group, len(first)))
+    return _sort_by_time({"operation": names}, _measure_groups(moves, which, group, len(first)))
 
 
-def _by_process(trace: Trace, moves: MemoryOperations, which: Int64) -> Table:
+def _group_by_process(trace: Trace, moves: MemoryOperations, which: Int64) -> Table:
     group, first = number_groups(moves.process[which], moves.gpu[which], moves.kind[which])
     processes = [trace.processes[p] if p >= 0 else None for p in moves.process[which[first]].tolist()]
     gpu = moves.gpu[which[first]]
@@ -227,10 +227,10 @@ def _by_process(trace: Trace, moves: MemoryOperations, which: Int64) -> Table:
         "device_name": objects(names.get(number) or None for number in gpu.tolist()),
         "operation": objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist()),
     }
-    return _by_time(key, _columns(moves, which, group, len(first)))
+    return _sort_by_time(key, _measure_groups(moves, which, group, len(first)))
 
 
-def _by_range(context: Context, moves: MemoryOperations, which: Int64) -> Table:
+def _group_by_range(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     """Return one row a range and operation; what belongs to no range is one more, without a name."""
     instances = context.instances
     if not len(instances):
@@ -260,10 +260,10 @@ def _by_range(context: Context, moves: MemoryOperations, which: Int64) -> Table:
         "operation": objects(OPERATION_NAMES[kind] for kind in moves.kind[move[first]].tolist()),
     }
     whole = int(moves.duration_ns[which].sum())
-    return _by_time(key, _columns(moves, move, group, len(first), whole))
+    return _sort_by_time(key, _measure_groups(moves, move, group, len(first), whole))
 
 
-def _by_call(context: Context, moves: MemoryOperations, which: Int64) -> Table:
+def _group_by_call(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     """Return one row a launch call's name, operation and kind of host memory."""
     trace, calls = context.trace, context.launches.calls
     which = which[moves.call[which] >= 0]
@@ -299,7 +299,7 @@ def _by_call(context: Context, moves: MemoryOperations, which: Int64) -> Table:
     return table.take(np.argsort(-table.values["call_total_ns"], kind="stable"))
 
 
-def _sizes(moves: MemoryOperations, which: Int64) -> Table:
+def _summarize_sizes(moves: MemoryOperations, which: Int64) -> Table:
     edges = np.array([edge for edge, _ in SIZE_BUCKETS])
     bucket = np.searchsorted(edges, moves.size_bytes[which], "right") - 1
     group, first = number_groups(moves.kind[which], bucket)
@@ -318,7 +318,7 @@ def _sizes(moves: MemoryOperations, which: Int64) -> Table:
     )
 
 
-def _columns(
+def _measure_groups(
     moves: MemoryOperations, which: Int64, group: Int64, groups: int, whole: int | None = None
 ) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure, one value a group.
@@ -329,7 +329,7 @@ def _columns(
     """
     duration, size = moves.duration_ns[which], moves.size_bytes[which]
     total, total_size = sum_groups(group, duration, groups), sum_groups(group, size, groups)
-    peak = _common(group, moves.peak_gb_per_s[which], groups)
+    peak = _find_common_value(group, moves.peak_gb_per_s[which], groups)
     rate = ratios(total_size, total)
     times, sizes = sort_groups(group, duration, groups), sort_groups(group, size, groups)
     return {
@@ -339,18 +339,18 @@ def _columns(
         **times.spread("gpu"),
         "gpu_stddev_ns": times.deviations(),
         "size_total_bytes": total_size,
-        **_renamed(sizes.spread("size"), "_ns", "_bytes"),
+        **_replace_suffix(sizes.spread("size"), "_ns", "_bytes"),
         "size_stddev_bytes": sizes.deviations(),
         # Bytes per ns are GB per s.
         "gb_per_s": rate,
-        **_rates(group, duration, size, groups),
+        **_measure_rates(group, duration, size, groups),
         "peak_gb_per_s": peak,
         "peak_share": np.where(np.isnan(peak), np.nan, rate / peak),
-        **_named_causes(moves, which, group, groups),
+        **_measure_causes(moves, which, group, groups),
     }
 
 
-def _named_causes(moves: MemoryOperations, which: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _measure_causes(moves: MemoryOperations, which: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns on pageable and pinned memory and on what blocked the calling thread."""
     has_host_memory, called = moves.host_memory_known[which], moves.call_kind[which] != NO_CALL
     pageable = moves.pageable[which]
@@ -371,19 +371,19 @@ def _named_causes(moves: MemoryOperations, which: Int64, group: Int64, groups: i
     return columns
 
 
-def _rates(group: Int64, duration: Int64, size: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _measure_rates(group: Int64, duration: Int64, size: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the spread of the single rates, exact to a byte a second. What took no time has none."""
     lasting = duration > 0
     rate = np.zeros(len(group), np.int64)
     rate[lasting] = np.rint(np.minimum(size[lasting] / duration[lasting] * 1e9, 2.0**62))
     rates = sort_groups(group, rate, groups, lasting).spread("rate")
     absent = {name: values == NULL if values.dtype.kind == "i" else np.isnan(values) for name, values in rates.items()}
-    return _renamed(
+    return _replace_suffix(
         {name: np.where(absent[name], np.nan, values / 1e9) for name, values in rates.items()}, "_ns", "_gb_per_s"
     )
 
 
-def _common(group: Int64, values: Float64, groups: int) -> Float64:
+def _find_common_value(group: Int64, values: Float64, groups: int) -> Float64:
     """Return the value that all members of a group have; NaN where they differ or one is NaN."""
     low, high = np.full(groups, np.inf), np.full(groups, -np.inf)
     known = np.where(np.isnan(values), -1.0, values)
@@ -392,15 +392,15 @@ def _common(group: Int64, values: Float64, groups: int) -> Float64:
     return np.where((low == high) & (low >= 0), low, np.nan)
 
 
-def _renamed(columns: dict[str, NDArray[Any]], old: str, new: str) -> dict[str, NDArray[Any]]:
+def _replace_suffix(columns: dict[str, NDArray[Any]], old: str, new: str) -> dict[str, NDArray[Any]]:
     return {name.removesuffix(old) + new: values for name, values in columns.items()}
 
 
-def _by_time(key: dict[str, NDArray[Any]], columns: dict[str, NDArray[Any]]) -> Table:
+def _sort_by_time(key: dict[str, NDArray[Any]], columns: dict[str, NDArray[Any]]) -> Table:
     return Table({**key, **columns}).take(np.argsort(-columns["gpu_total_ns"], kind="stable"))
 
 
-def _nothing_moved(context: Context, range_name: str | None) -> MissingDataError:
+def _explain_no_operations(context: Context, range_name: str | None) -> MissingDataError:
     if range_name is not None and len(context.trace.copies) + len(context.trace.memsets):
         return MissingDataError(
             "no_copies_in_range",
@@ -425,7 +425,7 @@ def find_memory_operations(context: Context) -> MemoryOperations:
     kind = classify_memory_operations(trace)
     process = whole.process[here].astype(np.int64)
     gpu = map_gpu_numbers(trace, whole.process[here], whole.device[here])
-    known, pageable, pinned = _host_memory(trace)
+    known, pageable, pinned = _find_host_memory(trace)
     call = context.launches.call_of[here]
     return MemoryOperations(
         first_operation=first,
@@ -434,16 +434,16 @@ def find_memory_operations(context: Context) -> MemoryOperations:
         duration_ns=whole.end_ns[here] - whole.start_ns[here],
         size_bytes=np.maximum(np.append(trace.copies.size_bytes, trace.memsets.size_bytes), 0),
         gpu=gpu,
-        peak_gb_per_s=get_peaks_gb_per_s(trace, gpu, _link(trace.copies, kind)),
+        peak_gb_per_s=get_peaks_gb_per_s(trace, gpu, _classify_links(trace.copies, kind)),
         host_memory_known=known,
         pageable=pageable,
         pinned=pinned,
         call=call,
-        call_kind=_call_kinds(trace, context.launches.calls.name, call),
+        call_kind=_classify_calls(trace, context.launches.calls.name, call),
     )
 
 
-def _call_kinds(trace: Trace, name_of_call: Int32, call: Int64) -> Int8:
+def _classify_calls(trace: Trace, name_of_call: Int32, call: Int64) -> Int8:
     """Return of each launch call NO_CALL, SYNCHRONOUS or ASYNCHRONOUS if it copies or sets, else OTHER_CALL."""
     kinds = np.full(len(call), NO_CALL, np.int8)
     known = call >= 0
@@ -453,7 +453,7 @@ def _call_kinds(trace: Trace, name_of_call: Int32, call: Int64) -> Int8:
     return kinds
 
 
-def _host_memory(trace: Trace) -> tuple[Bool, Bool, Bool]:
+def _find_host_memory(trace: Trace) -> tuple[Bool, Bool, Bool]:
     """Return which copies had host memory of a known kind; of pageable; and of none but pinned memory."""
     copies = trace.copies
     reads, writes = np.isin(copies.kind, _FROM_HOST), np.isin(copies.kind, _TO_HOST)
@@ -467,7 +467,7 @@ def _host_memory(trace: Trace) -> tuple[Bool, Bool, Bool]:
     return np.append(known, nothing), np.append(pageable, nothing), np.append(pinned, nothing)
 
 
-def _link(copies: model.Copies, kind: Int64) -> Int64:
+def _classify_links(copies: model.Copies, kind: Int64) -> Int64:
     table = np.full(MEMSET_KIND + 1, UNKNOWN)
     table[list(_HOST_AND_GPU)] = HOST
     table[list(_WITHIN_GPU)] = DEVICE_MEMORY_TWICE
@@ -515,7 +515,7 @@ def get_peaks_gb_per_s(trace: Trace, gpu: Int64, link: Int64) -> Float64:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _UsageSteps:
     """How usage changed, as equally long columns, in order of time.
 
     Attributes:
@@ -543,25 +543,25 @@ def list_usage_changes(context: Context) -> Table:
     """Return the memory that CUDA had allocated over time: one row a change.
 
     Raises:
-        UnanswerableError: no allocation was recorded.
+        MissingDataError: no allocation was recorded.
     """
     trace = context.trace
     if not len(trace.allocations):
         raise MissingDataError(
             "memory_usage_not_recorded", "no device memory data in the trace", "record with --cuda-memory-usage=true"
         )
-    steps = _steps(trace)
-    call = _calls(trace)[steps.event]
+    steps = _compute_usage_steps(trace)
+    call = _find_calls(trace)[steps.event]
     innermost = context.find_innermost_around_calls(call)
     return Table(
         {
             "time_ns": trace.allocations.start_ns[steps.event],
-            **_identity(trace, steps, steps.group),
+            **_make_identity_columns(trace, steps, steps.group),
             "change_bytes": steps.change,
             "usage_bytes": steps.usage,
             **make_range_columns(trace, context.instances, innermost),
         },
-        notes=_notes(trace, steps),
+        notes=_make_notes(trace, steps),
     )
 
 
@@ -570,7 +570,7 @@ def summarize_usage(context: Context) -> Table | None:
     trace = context.trace
     if not len(trace.allocations):
         return None
-    steps = _steps(trace)
+    steps = _compute_usage_steps(trace)
     groups = steps.groups
     some = np.bincount(steps.group, minlength=groups) > 0
     peak = np.zeros(groups, np.int64)
@@ -579,11 +579,11 @@ def summarize_usage(context: Context) -> Table | None:
     peak_at, end = np.full(groups, NULL, np.int64), np.full(groups, NULL, np.int64)
     peak_at[steps.group[at_peak]] = trace.allocations.start_ns[steps.event[at_peak]]
     end[steps.group] = steps.usage
-    unmatched = _unmatched(trace, steps)
+    unmatched = _find_unmatched_releases(trace, steps)
     begun = np.flatnonzero(trace.allocations.release == _ALLOCATION)
     number = np.bincount(steps.group_of_event[begun], minlength=groups)
     columns = {
-        **_identity(trace, steps, np.arange(groups)),
+        **_make_identity_columns(trace, steps, np.arange(groups)),
         "peak_bytes": integers(peak, some),
         "peak_at_ns": peak_at,
         "end_bytes": end,
@@ -594,7 +594,7 @@ def summarize_usage(context: Context) -> Table | None:
         "unmatched_releases": np.bincount(steps.group_of_event[unmatched], minlength=groups),
     }
     order = np.argsort(-np.where(some, peak, -1), kind="stable")
-    return Table(columns, notes=_notes(trace, steps)).take(order)
+    return Table(columns, notes=_make_notes(trace, steps)).take(order)
 
 
 def summarize_usage_by_range(context: Context, *, range_name: str | None = None) -> Table:
@@ -605,10 +605,10 @@ def summarize_usage_by_range(context: Context, *, range_name: str | None = None)
     if it is on the range's thread, and counts once for all ranges of one name around it.
 
     Raises:
-        UnanswerableError: no range of that name.
+        MissingDataError: no range of that name.
     """
     trace, instances = context.trace, context.instances
-    steps = _steps(trace)
+    steps = _compute_usage_steps(trace)
     label, first_of_label = number_ranges(instances)
     labels, groups = len(first_of_label), steps.groups
     real = instances.entered
@@ -622,8 +622,8 @@ def summarize_usage_by_range(context: Context, *, range_name: str | None = None)
         here = np.flatnonzero(real & (process == owner))
         row = label[here] * groups + group
         np.add.at(count, row, 1)
-        np.maximum.at(peak, row, _peaks_within(trace, steps, group, instances.start_ns[here], instances.end_ns[here]))
-    step, of_label = _steps_inside(context, steps, label, real)
+        np.maximum.at(peak, row, _find_peaks(trace, steps, group, instances.start_ns[here], instances.end_ns[here]))
+    step, of_label = _pair_steps_with_ranges(context, steps, label, real)
     row = of_label * groups + steps.group[step]
     change = steps.change[step]
     allocated = sum_groups(row, np.maximum(change, 0), labels * groups)
@@ -631,7 +631,7 @@ def summarize_usage_by_range(context: Context, *, range_name: str | None = None)
     rows = np.flatnonzero((peak > 0) | (np.bincount(row, minlength=labels * groups) > 0))
     columns = {
         **make_range_columns(trace, instances, first_of_label[rows // groups] if groups else rows),
-        **_identity(trace, steps, rows % max(1, groups)),
+        **_make_identity_columns(trace, steps, rows % max(1, groups)),
         "count": count[rows],
         "peak_bytes": peak[rows],
         "allocated_bytes": allocated[rows],
@@ -641,12 +641,12 @@ def summarize_usage_by_range(context: Context, *, range_name: str | None = None)
     return Table(columns).take(np.argsort(-peak[rows], kind="stable"))
 
 
-def _steps(trace: Trace) -> _Steps:
+def _compute_usage_steps(trace: Trace) -> _UsageSteps:
     events = trace.allocations
     gpu = map_gpu_numbers(trace, events.process, events.device)
     group, first_of_group = number_groups(events.process, gpu, events.memory_kind)
     begins = np.flatnonzero(events.release == _ALLOCATION)
-    ended, by = _ends(trace)
+    ended, by = _match_releases(trace)
     event = np.concatenate([begins, by])
     change = np.concatenate([events.size_bytes[begins], -events.size_bytes[ended]])
     of_group = group[np.concatenate([begins, ended])]
@@ -659,10 +659,10 @@ def _steps(trace: Trace) -> _Steps:
     before = np.concatenate([[0], running])[np.cumsum(sizes) - sizes]
     usage_after = np.empty(len(event), np.int64)
     usage_after[by_group] = running - np.repeat(before, sizes)
-    return _Steps(event, of_group, change, usage_after, group, first_of_group, gpu)
+    return _UsageSteps(event, of_group, change, usage_after, group, first_of_group, gpu)
 
 
-def _ends(trace: Trace) -> tuple[Int64, Int64]:
+def _match_releases(trace: Trace) -> tuple[Int64, Int64]:
     """Return the allocations that ended, and the record that ended each: the next at the address in its process."""
     events = trace.allocations
     known = np.flatnonzero((events.address != NULL) & (events.release >= 0))
@@ -673,13 +673,13 @@ def _ends(trace: Trace) -> tuple[Int64, Int64]:
     return by_place[follows], by_place[follows + 1]
 
 
-def _unmatched(trace: Trace, steps: _Steps) -> Int64:
+def _find_unmatched_releases(trace: Trace, steps: _UsageSteps) -> Int64:
     releases = trace.allocations.release == _RELEASE
     releases[steps.event[steps.change <= 0]] = False
     return np.flatnonzero(releases)
 
 
-def _calls(trace: Trace) -> Int64:
+def _find_calls(trace: Trace) -> Int64:
     """Return the API call that made each record, -1 for none."""
     calls, events = trace.calls, trace.allocations
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
@@ -690,10 +690,12 @@ def _calls(trace: Trace) -> Int64:
     return np.append(some, -1)[find_first_match(events.process, events.correlation, process, correlation)]
 
 
-def _steps_inside(context: Context, steps: _Steps, label: Int64, real: NDArray[np.bool_]) -> tuple[Int64, Int64]:
+def _pair_steps_with_ranges(
+    context: Context, steps: _UsageSteps, label: Int64, real: NDArray[np.bool_]
+) -> tuple[Int64, Int64]:
     """Return pairs of a step and the number of a range name around the call that made it, no pair twice."""
     trace = context.trace
-    call = _calls(trace)[steps.event]
+    call = _find_calls(trace)[steps.event]
     made = np.flatnonzero(call >= 0)
     calls, at = context.launches.calls, call[made]
     every = np.arange(len(made))
@@ -711,7 +713,7 @@ def _steps_inside(context: Context, steps: _Steps, label: Int64, real: NDArray[n
     return made[item[once]], label[instance[once]]
 
 
-def _peaks_within(trace: Trace, steps: _Steps, group: int, start: Int64, end: Int64) -> Int64:
+def _find_peaks(trace: Trace, steps: _UsageSteps, group: int, start: Int64, end: Int64) -> Int64:
     """Return the highest usage of a group in each closed interval, that at its start included."""
     here = np.flatnonzero(steps.group == group)
     times = trace.allocations.start_ns[steps.event[here]]
@@ -721,7 +723,7 @@ def _peaks_within(trace: Trace, steps: _Steps, group: int, start: Int64, end: In
     return Reduction(first, np.searchsorted(times, end, "right") + 1 - first)(np.maximum, values, 0)
 
 
-def _identity(trace: Trace, steps: _Steps, group: Int64) -> dict[str, NDArray[Any]]:
+def _make_identity_columns(trace: Trace, steps: _UsageSteps, group: Int64) -> dict[str, NDArray[Any]]:
     first = steps.first_of_group[group]
     process = [trace.processes[p] if p >= 0 else None for p in trace.allocations.process[first].tolist()]
     gpu = steps.gpu[first]
@@ -734,14 +736,14 @@ def _identity(trace: Trace, steps: _Steps, group: Int64) -> dict[str, NDArray[An
     }
 
 
-def _notes(trace: Trace, steps: _Steps) -> tuple[Message, ...]:
+def _make_notes(trace: Trace, steps: _UsageSteps) -> tuple[Message, ...]:
     notes = [
         Message(
             "memory_counted_from_capture",
             "memory usage counts from the beginning of the capture, without earlier allocations",
         )
     ]
-    unmatched = len(_unmatched(trace, steps))
+    unmatched = len(_find_unmatched_releases(trace, steps))
     if unmatched:
         notes.append(
             Message(

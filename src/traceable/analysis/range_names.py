@@ -155,7 +155,7 @@ def build_range_names(traces: Sequence[Trace], rules: NameRules, expand: Sequenc
         MissingDataError: no folded name matches one of `expand`.
     """
     used = [np.flatnonzero(np.bincount(trace.ranges.name[trace.ranges.name >= 0])) for trace in traces]
-    strip = _stripper(rules.rules)
+    strip = _make_stripper(rules.rules)
     stripped = [[strip(trace.names[i]) for i in of.tolist()] for trace, of in zip(traces, used, strict=True)]
     distinct = dict.fromkeys(name for names in stripped for name in names)
     folds = _expand_folds(_fold_names(distinct, rules.fold_above), expand)
@@ -169,19 +169,19 @@ def build_range_names(traces: Sequence[Trace], rules: NameRules, expand: Sequenc
         number.update(zip(new, range(len(trace.names), len(trace.names) + len(new)), strict=True))
         here = {name: folded[name] for name in made if name in folded}
         size = len(trace.names)
-        of_name, of_stripped = (_indices(size, of, [number[name] for name in names]) for names in (whole, short))
+        of_name, of_stripped = (_make_index(size, of, [number[name] for name in names]) for names in (whole, short))
         range_names.append(RangeNames((*trace.names, *new), of, of_name, of_stripped, here, rules))
     return range_names
 
 
-def _indices(names: int, used: Int64, index: Sequence[int]) -> Int32:
+def _make_index(names: int, used: Int64, index: Sequence[int]) -> Int32:
     """Return `index` at the names `used`, each other name's own at it, and at the end -1."""
     column = np.append(np.arange(names, dtype=np.int32), np.int32(-1))
     column[used] = index
     return column
 
 
-def _stripper(rules: Sequence[NameRule]) -> Callable[[str], str]:
+def _make_stripper(rules: Sequence[NameRule]) -> Callable[[str], str]:
     """Return a function that returns a name without the parts that the rules remove.
 
     The rules apply again as long as that makes the name shorter: the text around a match may be one.
@@ -202,7 +202,7 @@ def _stripper(rules: Sequence[NameRule]) -> Callable[[str], str]:
 
 
 def _extract_by_rules(name: str, rules: Sequence[NameRule]) -> dict[str, Value]:
-    """Return the fields that the rules extract from a name, as `_stripper` applies them."""
+    """Return the fields that the rules extract from a name, as `_make_stripper` applies them."""
     fields: dict[str, Value] = {}
     while True:
         before = name
@@ -308,16 +308,16 @@ def _split_numbers(name: str, whole: str) -> list[tuple[str, str, str]]:
     for text, number, other in zip(parts[::2], parts[1::2], others[1::2], strict=False):
         words = _WORD.findall(text)
         if words:
-            field = _singular(words[-1].lower())
+            field = _make_singular(words[-1].lower())
         numbers.append((field, number, other))
     return numbers
 
 
-def _singular(word: str) -> str:
+def _make_singular(word: str) -> str:
     """Return a word without its plural ending, as far as that needs no dictionary.
 
     Examples:
-        >>> [_singular(word) for word in ("layers", "caches", "batches", "entries", "class", "bs")]
+        >>> [_make_singular(word) for word in ("layers", "caches", "batches", "entries", "class", "bs")]
         ['layer', 'cache', 'batch', 'entry', 'class', 'bs']
     """
     if len(word) <= 3:

@@ -93,7 +93,7 @@ def _by_thread(context: Context) -> Table:
 def _by_device(context: Context) -> Table:
     where = find_gpus(context)
     tables = []
-    for number, device in zip(where.number, where.numbers().tolist(), strict=True):
+    for number, device in zip(where.number, where.make_number_column().tolist(), strict=True):
         part = Context(_select_gpu(context.trace, number), context.names)
         rows = profile_ranges(part).names
         rows = rows.take(rows.values["gpu_count"] > 0)

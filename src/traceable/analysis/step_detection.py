@@ -177,14 +177,14 @@ def detect_steps(context: Context, range_name: str | None, step_kernel: str | No
     if range_name is not None:
         selected = _select_instances(context, range_name)
         rule = Message("step_is_range", f"a step is an instance of the range {range_name!r}")
-        return _of_instances(context, selected, "named", (rule,))
+        return _make_range_steps(context, selected, "named", (rule,))
     if step_kernel is not None:
         kernels = _select_kernels(context.trace, step_kernel)
         rule = Message(
             "step_ends_with_kernel",
             f"a step ends with a kernel {step_kernel!r}, and begins where the one before ended",
         )
-        return _of_boundaries(context, np.flatnonzero(kernels), "named", (rule,))
+        return _make_boundary_steps(context, np.flatnonzero(kernels), "named", (rule,))
     return _infer_steps(context)
 
 
@@ -251,10 +251,10 @@ def _select_kernels(trace: Trace, pattern: str) -> Bool:
     return selected
 
 
-def _of_instances(context: Context, selected: Bool, source: Source, rules: tuple[Message, ...]) -> Steps:
+def _make_range_steps(context: Context, selected: Bool, source: Source, rules: tuple[Message, ...]) -> Steps:
     """Return the selected instances as steps."""
     trace, instances = context.trace, context.instances
-    process = _process_of_thread(trace)[instances.thread]
+    process = map_threads_to_processes(trace)[instances.thread]
     rows = np.flatnonzero(selected)
     rows = rows[np.lexsort((instances.start_ns[rows], process[rows]))]
     lane, first = number_groups(process[rows])
@@ -275,7 +275,7 @@ def _of_instances(context: Context, selected: Bool, source: Source, rules: tuple
     )
 
 
-def _of_boundaries(
+def _make_boundary_steps(
     context: Context, boundary: Int64, source: Source, rules: tuple[Message, ...], begin_ns: Int64 | None = None
 ) -> Steps:
     """Return the steps that the operations `boundary` end.
@@ -321,14 +321,14 @@ def _of_boundaries(
 
 def _infer_steps(context: Context) -> Steps:
     """Return the steps without a selection of the user."""
-    steps = _by_word(context)
+    steps = _detect_by_name(context)
     if steps is not None:
         return steps
-    lanes = [_Lane(sequence, find_exact_period(sequence.work_label())) for sequence in _sequences(context)]
-    exact, by_range = _by_repetition(context, lanes), _by_ranges(context)
+    lanes = [_Lane(sequence, find_exact_period(sequence.get_work_labels())) for sequence in _build_sequences(context)]
+    exact, by_range = _detect_by_repetition(context, lanes), _detect_by_repeated_ranges(context)
     if by_range is not None and (exact is None or not _is_part_of(by_range, exact)):
         return by_range
-    steps = exact or _by_graph(context, lanes) or _by_cycle(context, lanes)
+    steps = exact or _detect_by_graph(context, lanes) or _detect_by_cycle(context, lanes)
     if steps is None:
         raise MissingDataError(
             "no_steps_found",
@@ -339,7 +339,7 @@ def _infer_steps(context: Context) -> Steps:
     return steps
 
 
-def _by_word(context: Context) -> Steps | None:
+def _detect_by_name(context: Context) -> Steps | None:
     """Return the ranges called step or iteration, with any number in the name; of several the longest in all.
 
     A process without the name has no steps.
@@ -361,19 +361,19 @@ def _by_word(context: Context) -> Steps | None:
         if selected.sum() >= MIN_REPETITIONS:
             candidates.append((-int((instances.end_ns - instances.start_ns)[selected].sum()), stem, selected))
     for _, stem, selected in sorted(candidates, key=lambda one: one[:2]):
-        if _holds_gpu_time(context, selected):
+        if _has_gpu_time(context, selected):
             rule = Message("step_range_by_name", f"a step is an instance of the range {stem!r}, inferred from its name")
-            return _of_instances(context, selected, "range", (rule,))
+            return _make_range_steps(context, selected, "range", (rule,))
     return None
 
 
-def _holds_gpu_time(context: Context, selected: Bool) -> bool:
+def _has_gpu_time(context: Context, selected: Bool) -> bool:
     """Return whether MIN_GPU_TIME_SHARE of the GPU's time was launched, by their processes, in these instances.
 
     The time is that of the processes which have such instances, where those use the GPU. True where there is none.
     """
     gpu, instances = context.gpu, context.instances
-    process = _process_of_thread(context.trace)[instances.thread[selected]]
+    process = map_threads_to_processes(context.trace)[instances.thread[selected]]
     inside = is_launched_in_spans(context, process, instances.start_ns[selected], instances.end_ns[selected])
     duration = gpu.end_ns - gpu.start_ns
     theirs = np.isin(gpu.process, process)
@@ -395,7 +395,7 @@ class _Paths:
     texts: tuple[str, ...]
 
 
-def _folded_paths(trace: Trace, instances: Instances) -> _Paths:
+def _fold_paths(trace: Trace, instances: Instances) -> _Paths:
     """Number the paths of the instances, those as one whose names differ in numbers alone but for numbered parts."""
     number_of = np.zeros(len(trace.names) + 1, np.int64)
     part = np.zeros(len(trace.names) + 1, np.bool_)
@@ -424,25 +424,25 @@ def _folded_paths(trace: Trace, instances: Instances) -> _Paths:
     return _Paths(code, part[instances.name], name, tuple(texts))
 
 
-def _by_ranges(context: Context) -> Steps | None:
+def _detect_by_repeated_ranges(context: Context) -> Steps | None:
     """Return the outermost repeated ranges, in each process on the thread where they take longest."""
     trace, instances = context.trace, context.instances
-    paths = _folded_paths(trace, instances)
-    top = _outermost_repeated(instances, paths)
-    process_of_thread = _process_of_thread(trace)
+    paths = _fold_paths(trace, instances)
+    top = _find_outermost_repeated(instances, paths)
+    process_of_thread = map_threads_to_processes(trace)
     duration = np.where(top, instances.end_ns - instances.start_ns, 0)
     busy = sum_groups(instances.thread.astype(np.int64), duration, len(trace.threads))
     sequences = []
     for process in distinct(process_of_thread[instances.thread[top]]).tolist():
         thread = int(np.argmax(np.where(process_of_thread == process, busy, -1)))
-        sequence = _sequence(instances, paths, np.flatnonzero(top & (instances.thread == thread)))
+        sequence = _find_range_sequence(instances, paths, np.flatnonzero(top & (instances.thread == thread)))
         if sequence is not None:
             sequences.append(sequence)
     if not sequences:
         return None
     is_step = np.zeros(len(instances), np.bool_)
     is_step[np.concatenate([rows for sequence in sequences for rows in sequence])] = True
-    if not _holds_gpu_time(context, is_step):
+    if not _has_gpu_time(context, is_step):
         return None
     names = [tuple(paths.texts[paths.name[rows[0]]] for rows in sequence) for sequence in sequences]
     if all(len(sequence) == 1 for sequence in sequences):
@@ -450,11 +450,11 @@ def _by_ranges(context: Context) -> Steps | None:
         rule = Message(
             "step_range_by_repetition", f"a step is an instance of the range {listed}, inferred from its repetition"
         )
-        return _of_instances(context, is_step, "range", (rule,))
-    return _of_sequences(context, sequences, names)
+        return _make_range_steps(context, is_step, "range", (rule,))
+    return _make_sequence_steps(context, sequences, names)
 
 
-def _outermost_repeated(instances: Instances, paths: _Paths) -> Bool:
+def _find_outermost_repeated(instances: Instances, paths: _Paths) -> Bool:
     """Return which instances are of a path that comes often enough on its thread, and inside no other such."""
     if not len(instances):
         return np.zeros(0, np.bool_)
@@ -471,7 +471,7 @@ def _outermost_repeated(instances: Instances, paths: _Paths) -> Bool:
     return top
 
 
-def _sequence(instances: Instances, paths: _Paths, rows: Int64) -> list[Int64] | None:
+def _find_range_sequence(instances: Instances, paths: _Paths, rows: Int64) -> list[Int64] | None:
     """Return the ranges of one thread that together make a step, each as its instances by start, the first first.
 
     Of the paths that come as often as the one that takes longest in all (or once more or less), those stay that come
@@ -508,9 +508,9 @@ def _sequence(instances: Instances, paths: _Paths, rows: Int64) -> list[Int64] |
     return members if explained >= _COVER * span else None
 
 
-def _of_sequences(context: Context, sequences: list[list[Int64]], names: list[tuple[str, ...]]) -> Steps:
+def _make_sequence_steps(context: Context, sequences: list[list[Int64]], names: list[tuple[str, ...]]) -> Steps:
     """Return the steps of sequences of ranges, one a process."""
-    instances, process = context.instances, _process_of_thread(context.trace)
+    instances, process = context.instances, map_threads_to_processes(context.trace)
     starts, ends, edges = [], [], []
     for sequence in sequences:
         start = instances.start_ns[sequence[0]]
@@ -582,18 +582,18 @@ class _Sequence:
         work: Bool = (self.label < self.names) | (self.label >= self.graphs)
         return work
 
-    def work_label(self) -> Int64:
+    def get_work_labels(self) -> Int64:
         """Return the labels from the first kernel or graph launch to the last: copies around them load and store."""
         work = np.flatnonzero(self.is_work())
         return self.label[work[0] : work[-1] + 1] if len(work) else self.label[:0]
 
-    def idle_ns(self) -> Int64:
+    def measure_idle_ns(self) -> Int64:
         """Return for how long the stream did nothing after each."""
         idle: Int64 = np.maximum(0, np.append(self.start_ns[1:] - self.end_ns[:-1], 0))
         return idle
 
 
-def _sequences(context: Context) -> list[_Sequence]:
+def _build_sequences(context: Context) -> list[_Sequence]:
     """Return the work of each process on each device."""
     gpu, trace, streams = context.gpu, context.trace, find_streams(context)
     names = len(trace.names)
@@ -603,11 +603,11 @@ def _sequences(context: Context) -> list[_Sequence]:
     direction = gpu.direction[kernels:].astype(np.int64)
     label[kernels:] = names + np.where(gpu.kind[kernels:] == COPY, direction + 1, _KINDS_OF_MEMORY - 1)
     whole = np.flatnonzero(gpu.kind == GRAPH)
-    nodes, launch, lowest, last = _launches_by_node(context)
+    nodes, launch, lowest, last = _find_node_launches(context)
     start = np.full(len(last), np.iinfo(np.int64).max)
     np.minimum.at(start, launch, gpu.start_ns[nodes])
     ids = np.concatenate([trace.graph_launches.graph, gpu.graph_node[lowest]])
-    of_graph = graphs + _graph_numbers(
+    of_graph = graphs + _number_graphs(
         np.concatenate([gpu.process[whole], gpu.process[lowest]]), ids, np.concatenate([gpu.start_ns[whole], start])
     )
     label[whole] = of_graph[: len(whole)]
@@ -640,7 +640,7 @@ def _sequences(context: Context) -> list[_Sequence]:
     return sequences
 
 
-def _launches_by_node(context: Context) -> tuple[Int64, Int64, Int64, Int64]:
+def _find_node_launches(context: Context) -> tuple[Int64, Int64, Int64, Int64]:
     """Return the operations of graphs recorded by node and the number of the launch of each; and of each launch the
     operation of the lowest node, which is the same node in every launch of a graph, and the one that ended last.
     """
@@ -656,7 +656,7 @@ def _launches_by_node(context: Context) -> tuple[Int64, Int64, Int64, Int64]:
     return nodes, launch, nodes[by_node[bounds[:-1]]], nodes[by_end[bounds[1:] - 1]]
 
 
-def _graph_numbers(process: NDArray[np.integer], graph: Int64, start_ns: Int64) -> Int64:
+def _number_graphs(process: NDArray[np.integer], graph: Int64, start_ns: Int64) -> Int64:
     """Number the graphs of each process by their first launch, so that the ranks of one program number them alike."""
     code, first = number_groups(process, graph)
     begin = np.full(len(first), np.iinfo(np.int64).max)
@@ -676,15 +676,15 @@ class _Lane:
 
     def is_framed(self) -> bool:
         """Return whether neither the first operation nor the last repeats: so a pass lies around its layers."""
-        label, period = self.sequence.work_label(), self.exact[0] if self.exact else 1
+        label, period = self.sequence.get_work_labels(), self.exact[0] if self.exact else 1
         return bool(label[0] != label[period] and label[-1] != label[-1 - period])
 
-    def repeats(self) -> bool:
+    def is_repeated(self) -> bool:
         """Return whether it repeats exactly, often enough, and with more than one and the same kernel."""
         if self.exact is None or self.is_framed():
             return False
         sequence, period = self.sequence, self.exact[0]
-        begin, end = _extent(sequence, period)
+        begin, end = _find_extent(sequence, period)
         return end - begin >= MIN_REPETITIONS * period and (
             period > 1 or bool(sequence.label[begin] >= sequence.graphs)
         )
@@ -716,16 +716,16 @@ class _Ends:
     items: Int64
 
 
-def _ends(lane: _Lane) -> _Ends:
+def _find_ends(lane: _Lane) -> _Ends:
     """Return the candidates for the end of the steps of a sequence that repeats."""
     sequence, period = lane.sequence, lane.exact[0] if lane.exact else 1
     label = sequence.label
-    begin, end = _extent(sequence, period)
+    begin, end = _find_extent(sequence, period)
     once = find_first_repeated(label[begin:end], period) + begin
     unit = label[once : once + period]
     values, number = np.unique(unit, return_counts=True)
     single = values[number == 1]
-    idle = sequence.idle_ns()[begin:end]
+    idle = sequence.measure_idle_ns()[begin:end]
     code = np.searchsorted(single, label[begin:end])
     of_single = np.flatnonzero(np.append(single, -2)[code] == label[begin:end])
     time = sum_groups(code[of_single], idle[of_single], len(single))
@@ -743,7 +743,7 @@ def _ends(lane: _Lane) -> _Ends:
     )
 
 
-def _extent(sequence: _Sequence, period: int) -> tuple[int, int]:
+def _find_extent(sequence: _Sequence, period: int) -> tuple[int, int]:
     """Return from which item on until before which a sequence repeats; copies before the first kernel may belong to it.
 
     It begins after the last item of the first period that is another one period later, and ends likewise.
@@ -759,12 +759,12 @@ def _extent(sequence: _Sequence, period: int) -> tuple[int, int]:
     return begin, end
 
 
-def _by_repetition(context: Context, lanes: list[_Lane]) -> Steps | None:
+def _detect_by_repetition(context: Context, lanes: list[_Lane]) -> Steps | None:
     """Return the steps of the processes and devices on which the operations of a stream repeat exactly."""
-    repeated = [lane for lane in lanes if lane.repeats()]
-    if not _take_most_time(repeated, lanes):
+    repeated = [lane for lane in lanes if lane.is_repeated()]
+    if not _has_most_gpu_time(repeated, lanes):
         return None
-    ends = [_ends(lane) for lane in repeated]
+    ends = [_find_ends(lane) for lane in repeated]
     votes: dict[int, int] = {}
     idle: dict[int, int] = {}
     # One kernel ends the step of all that have it, so that the ranks of one program are cut at the same place.
@@ -789,7 +789,7 @@ def _by_repetition(context: Context, lanes: list[_Lane]) -> Steps | None:
     unsure = Message("step_may_be_layer", "an inferred step may be a layer if no whole step was recorded")
     rules = [*dict.fromkeys(rules), unsure]
     source: Source = "graph" if is_graph else "repetition"
-    return _of_boundaries(context, np.concatenate(items), source, tuple(rules), np.concatenate(begins))
+    return _make_boundary_steps(context, np.concatenate(items), source, tuple(rules), np.concatenate(begins))
 
 
 def _describe_end(word: str, context: Context, lane: _Lane, at: Int64, period: tuple[int, float], how: str) -> str:
@@ -804,14 +804,14 @@ def _describe_end(word: str, context: Context, lane: _Lane, at: Int64, period: t
     return f"a {word} ends with {end}, inferred: {number} of a stream {how} ({same})"
 
 
-def _take_most_time(some: list[_Lane], lanes: list[_Lane]) -> bool:
+def _has_most_gpu_time(some: list[_Lane], lanes: list[_Lane]) -> bool:
     """Return whether these processes and devices took so much of the GPU's time that they represent the program."""
     if not some:
         return False
     return sum(one.sequence.device_ns for one in some) >= _COVER * sum(one.sequence.device_ns for one in lanes)
 
 
-def _by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
+def _detect_by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
     """Return the launches of the CUDA graph that takes most of the GPU's time, by process and device."""
     items, some = [], []
     for lane in lanes:
@@ -823,32 +823,32 @@ def _by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
         if len(often):
             items.append(sequence.operation[at[of_kind.reshape(-1) == often[0]]])
             some.append(lane)
-    if not _take_most_time(some, lanes):
+    if not _has_most_gpu_time(some, lanes):
         return None
     rule = Message(
         "step_ends_with_graph",
         "a step ends with a launch of the CUDA graph that takes most of the GPU's time, inferred",
     )
-    return _of_boundaries(context, np.concatenate(items), "graph", (rule,))
+    return _make_boundary_steps(context, np.concatenate(items), "graph", (rule,))
 
 
-def _by_cycle(context: Context, lanes: list[_Lane]) -> Steps | None:
+def _detect_by_cycle(context: Context, lanes: list[_Lane]) -> Steps | None:
     """Return the approximate repetitions in the sequence of each process and device, which may be steps or not."""
     some: list[_Lane] = []
     periods: list[tuple[int, float, list[int]]] = []
     for lane in lanes:
-        labels = lane.sequence.work_label()
+        labels = lane.sequence.get_work_labels()
         middle = max(0, (len(labels) - _LONGEST_STRETCH) // 2)
         period = find_approximate_period(labels[middle : middle + _LONGEST_STRETCH]) if lane.may_cycle() else None
         if period is not None:
             some.append(lane)
             periods.append(period)
-    if not _take_most_time(some, lanes):
+    if not _has_most_gpu_time(some, lanes):
         return None
     idle: dict[int, int] = {}
     for lane, (_, _, ends) in zip(some, periods, strict=True):
         for label in ends:
-            time = lane.sequence.idle_ns()[lane.sequence.label == label].sum()
+            time = lane.sequence.measure_idle_ns()[lane.sequence.label == label].sum()
             idle[label] = idle.get(label, 0) + int(time)
     items, rules = [], []
     for lane, (length, share, ends) in zip(some, periods, strict=True):
@@ -862,10 +862,11 @@ def _by_cycle(context: Context, lanes: list[_Lane]) -> Steps | None:
         "no steps found: the rows are cycles, each of which may be a step, a part of one, or several",
     )
     rules = [unknown, *dict.fromkeys(rules)]
-    return _of_boundaries(context, np.concatenate(items), "cycle", tuple(rules))
+    return _make_boundary_steps(context, np.concatenate(items), "cycle", tuple(rules))
 
 
-def _process_of_thread(trace: Trace) -> Int64:
+def map_threads_to_processes(trace: Trace) -> Int64:
+    """Return the process of each thread, an index into `Trace.processes`."""
     return np.array([thread.process for thread in trace.threads], np.int64)
 
 
@@ -881,7 +882,7 @@ def find_exact_period(label: NDArray[np.integer]) -> tuple[int, float] | None:
     """
     longest = min(len(label) // 2, _LONGEST_LAG)
     label = number_groups(label)[0].astype(np.int32)
-    lags = range(1, longest + 1) if len(label) <= _ALL_LAGS_MAX else _promising_lags(label, longest)
+    lags = range(1, longest + 1) if len(label) <= _ALL_LAGS_MAX else _select_lags(label, longest)
     for lag in lags:
         number = len(label) - lag
         alike = number
@@ -900,7 +901,7 @@ def compute_alike_share(label: NDArray[np.integer], lag: int) -> float:
     return int(np.count_nonzero(label[lag:] == label[:-lag])) / (len(label) - lag)
 
 
-def _promising_lags(label: NDArray[np.integer], longest: int) -> Iterable[int]:
+def _select_lags(label: NDArray[np.integer], longest: int) -> Iterable[int]:
     """Return the smallest lags that lead from most of _PLACES to an equal row of _GRAM labels."""
     # Multiplied modulo 2**64 by powers of an odd number; rows of equal sums are most likely equal, and lags
     # that are not those of the sequence are dismissed when it is compared.

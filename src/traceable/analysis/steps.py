@@ -47,6 +47,7 @@ from traceable.analysis.step_detection import (
     detect_steps,
     is_in_spans,
     is_launched_in_spans,
+    map_threads_to_processes,
 )
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.windows import STEP
@@ -180,16 +181,16 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
         steps = detect_steps(context, range_name, step_kernel)
         work = collect_step_operations(context, steps)
     columns = measure_steps(context, steps, work)
-    phases = _phases(context, steps, work, columns["allocations"])
+    phases = _find_phases(context, steps, work, columns["allocations"])
     steady = ~phases.warm_up & ~phases.other & ~steps.clipped
     reasons = np.array([None, "warm-up", "other phase", "edge of the capture"], object)
     excluded = reasons[np.select([steps.clipped, phases.warm_up, phases.other], [3, 1, 2], 0)]
     first = np.flatnonzero(np.diff(steps.lane, prepend=-1))
     table = {
         "step": np.arange(len(steps)) - np.repeat(first, np.diff(np.append(first, len(steps)))),
-        "index": _program_index(context, steps),
-        **_process_columns(context, steps, steps.lane),
-        **_device_columns(context, steps, work),
+        "index": _read_program_index(context, steps),
+        **_make_process_columns(context, steps, steps.lane),
+        **_make_device_columns(context, steps, work),
         "name": objects(steps.labels)[steps.label],
         "source": np.full(len(steps), steps.source, object),
         "steady": steady,
@@ -197,10 +198,12 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
         "exclusion_reason": excluded,
         **columns,
     }
-    others = {"summary": _summary(context, steps, columns, steady, phases.warm_up)}
+    others = {"summary": _summarize_lanes(context, steps, columns, steady, phases.warm_up)}
     if steady.any():
-        others["breakdown"] = breakdown(context, steps, work, find_median_step(columns["wall_ns"], steady))
-        others["slowest"] = slowest(context, steps, work, table, find_median_step(columns["wall_ns"], steady))
+        others["breakdown"] = break_down_step(context, steps, work, find_median_step(columns["wall_ns"], steady))
+        others["slowest"] = compare_slowest_steps(
+            context, steps, work, table, find_median_step(columns["wall_ns"], steady)
+        )
     return Table(table, others, _make_notes(context, steps, work, phases))
 
 
@@ -249,9 +252,9 @@ class _Phases:
     other: Bool
 
 
-def _phases(context: Context, steps: Steps, work: StepOperations, allocations: Int64) -> _Phases:
+def _find_phases(context: Context, steps: Steps, work: StepOperations, allocations: Int64) -> _Phases:
     """Return which steps are warm-up, and which of the others are of another phase than most."""
-    process, start, end = warm_up_spans(context)
+    process, start, end = find_warm_up_spans(context)
     in_range = _is_in_warm_up(context, steps, work, process, start, end)
     other = np.zeros(len(steps), np.bool_)
     for lane in np.flatnonzero(np.isin(steps.process, process)).tolist():
@@ -291,7 +294,7 @@ def _is_in_warm_up(
     return inside
 
 
-def warm_up_spans(context: Context) -> tuple[Int64, Int64, Int64]:
+def find_warm_up_spans(context: Context) -> tuple[Int64, Int64, Int64]:
     """Return process (index into `Trace.processes`), start and end of the ranges that are called warm-up.
 
     Whatever their case, domain and nesting, and the separator of the two words: `warm up`, `warmup`, `Warm-Up`.
@@ -302,7 +305,7 @@ def warm_up_spans(context: Context) -> tuple[Int64, Int64, Int64]:
         if "arm" in trace.names[index] or "ARM" in trace.names[index]:
             matches[index] = is_warm_up(trace.names[index])
     rows = np.flatnonzero(matches[instances.name] & instances.entered)
-    process = np.array([thread.process for thread in trace.threads], np.int64)[instances.thread[rows]]
+    process = map_threads_to_processes(trace)[instances.thread[rows]]
     return process, instances.start_ns[rows], instances.end_ns[rows]
 
 
@@ -351,7 +354,7 @@ def count_warm_up_steps(wall_ns: Int64, allocations: Int64 | None = None) -> int
     return int(np.logical_and.accumulate(is_warm_up).sum())
 
 
-def _process_columns(context: Context, steps: Steps, lane: Int64) -> dict[str, NDArray[Any]]:
+def _make_process_columns(context: Context, steps: Steps, lane: Int64) -> dict[str, NDArray[Any]]:
     """Return pid and name of the process of each lane."""
     processes = [context.trace.processes[index] for index in steps.process.tolist()]
     return {
@@ -360,10 +363,10 @@ def _process_columns(context: Context, steps: Steps, lane: Int64) -> dict[str, N
     }
 
 
-def _device_columns(context: Context, steps: Steps, work: StepOperations) -> dict[str, NDArray[Any]]:
+def _make_device_columns(context: Context, steps: Steps, work: StepOperations) -> dict[str, NDArray[Any]]:
     """Return how many GPUs each step ran on, and the number of the GPU where it is one."""
     if steps.kind == BOUNDARY:
-        device = _lane_devices(context, steps)[steps.lane]
+        device = _number_lane_devices(context, steps)[steps.lane]
         return {"devices": np.ones(len(steps), np.int64), "device": integers(device, device >= 0)}
     if not len(context.gpu):
         return {"devices": np.zeros(len(steps), np.int64), "device": np.full(len(steps), NULL)}
@@ -376,11 +379,11 @@ def _device_columns(context: Context, steps: Steps, work: StepOperations) -> dic
     return {"devices": devices, "device": device}
 
 
-def _lane_devices(context: Context, steps: Steps) -> Int64:
+def _number_lane_devices(context: Context, steps: Steps) -> Int64:
     return map_gpu_numbers(context.trace, steps.process.astype(np.int32), steps.device.astype(np.int32))
 
 
-def _program_index(context: Context, steps: Steps) -> Int64:
+def _read_program_index(context: Context, steps: Steps) -> Int64:
     """Return the index of each step as the program counted it (docs/windows.md); NULL for a step of another kind."""
     trace = context.trace
     index = np.full(len(steps), NULL, np.int64)
@@ -394,7 +397,9 @@ def _program_index(context: Context, steps: Steps) -> Int64:
     return index
 
 
-def _summary(context: Context, steps: Steps, columns: dict[str, NDArray[Any]], steady: Bool, warm_up: Bool) -> Table:
+def _summarize_lanes(
+    context: Context, steps: Steps, columns: dict[str, NDArray[Any]], steady: Bool, warm_up: Bool
+) -> Table:
     """Return one row a lane: how many steps, which of them are steady, and the time of those."""
     lanes = len(steps.process)
     of_steady = steps.lane[steady]
@@ -403,7 +408,7 @@ def _summary(context: Context, steps: Steps, columns: dict[str, NDArray[Any]], s
     end = np.full(lanes, NULL)
     np.minimum.at(start, of_steady, steps.start_ns[steady])
     np.maximum.at(end, of_steady, steps.end_ns[steady])
-    device = _lane_devices(context, steps)
+    device = _number_lane_devices(context, steps)
     means: dict[str, NDArray[Any]] = {}
     for name in MEASURES:
         known = steady & (columns[name] != NULL)
@@ -419,7 +424,7 @@ def _summary(context: Context, steps: Steps, columns: dict[str, NDArray[Any]], s
     busy = np.bincount(of_steady, weights=(columns["wall_ns"] - idle)[steady], minlength=lanes)
     return Table(
         {
-            **_process_columns(context, steps, np.arange(lanes)),
+            **_make_process_columns(context, steps, np.arange(lanes)),
             "device": integers(device, device >= 0),
             "source": np.full(lanes, steps.source, object),
             "steps": np.bincount(steps.lane, minlength=lanes),
@@ -505,8 +510,12 @@ def _count_steps(instances: Bool) -> str:
 
 def collect_step_operations(context: Context, steps: Steps) -> StepOperations:
     """Return the operations of each step."""
-    lanes = group_by_lane(context, _lane_of_stream(context, steps), len(steps.process))
-    step, operation = _of_ranges(context, steps, lanes) if steps.kind == RANGE else _between(context, steps, lanes)
+    lanes = group_by_lane(context, _assign_streams(context, steps), len(steps.process))
+    step, operation = (
+        _find_operations_of_ranges(context, steps, lanes)
+        if steps.kind == RANGE
+        else _find_operations_by_time(context, steps, lanes)
+    )
     bounds = np.searchsorted(step, np.arange(len(steps) + 1, dtype=step.dtype))
     added = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
     return StepOperations(step, operation, bounds, added, group_waits_by_thread(context), lanes)
@@ -519,7 +528,7 @@ def infer_steps(context: Context) -> tuple[Steps, StepOperations]:
     return steps, collect_step_operations(context, steps)
 
 
-def _between(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
+def _find_operations_by_time(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
     """Return pairs (step, operation): operations that start, or of SEQUENCE whose launch starts, in each step."""
     gpu, calls = context.gpu, context.launches.calls
     step_of = np.full(len(gpu), -1, np.int64)
@@ -533,10 +542,10 @@ def _between(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int64
         at = low + np.searchsorted(steps.start_ns[low:high], time, "right") - 1
         inside = np.flatnonzero((at >= low) & (time < steps.end_ns[at]))
         step_of[rows[inside]] = at[inside]
-    return _by_step(step_of, gpu.by_start, lanes)
+    return _sort_by_step(step_of, gpu.by_start, lanes)
 
 
-def _of_ranges(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
+def _find_operations_of_ranges(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int64]:
     """Return the pairs (step, operation) of the steps' ranges, without building the pairs of all other ranges."""
     segments = context.instances.segments
     step_of_instance = np.full(len(context.instances), -1, np.int64)
@@ -557,7 +566,7 @@ def _of_ranges(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int
     step_of = np.full(events.items, -1, np.int64)
     step_of[operation] = step
     if (step_of[operation] == step).all():
-        return _by_step(step_of, events.order, lanes)
+        return _sort_by_step(step_of, events.order, lanes)
     # Steps lie inside one another, so that an operation may be of several.
     rank = np.empty(events.items, np.int64)
     rank[events.order] = np.arange(events.items)
@@ -565,7 +574,7 @@ def _of_ranges(context: Context, steps: Steps, lanes: Lanes) -> tuple[Int64, Int
     return step, events.order[place]
 
 
-def _by_step(step_of: Int64, by_start: Int64, lanes: Lanes) -> tuple[Int64, Int64]:
+def _sort_by_step(step_of: Int64, by_start: Int64, lanes: Lanes) -> tuple[Int64, Int64]:
     """Return pairs (step, operation) by step and start, given the step of each operation; -1 for none."""
     # Steps come by lane and start as well, so that nothing is left to sort where all of one precede all of the next.
     for order in (lanes.order, by_start) if len(lanes.order) == len(by_start) else (by_start,):
@@ -579,7 +588,7 @@ def _by_step(step_of: Int64, by_start: Int64, lanes: Lanes) -> tuple[Int64, Int6
     return step, operation[place]
 
 
-def _lane_of_stream(context: Context, steps: Steps) -> Int64:
+def _assign_streams(context: Context, steps: Steps) -> Int64:
     """Return the lane of the steps that the operations of each stream are in; -1 for none."""
     streams = find_streams(context)
     lane = np.full(len(streams), -1, np.int64)
@@ -637,8 +646,8 @@ def measure_steps(context: Context, steps: Steps, work: StepOperations) -> dict[
         "operations": operations,
         "kernels": operations - np.bincount(work.step[other], minlength=number),
         "graph_launches": np.bincount(work.step[other[kind == GRAPH]], minlength=number),
-        "copy_ns": _union_of(context, work, other[kind == COPY]),
-        "nccl_ns": _union_of(context, work, _nccl(context, work)),
+        "copy_ns": _measure_union(context, work, other[kind == COPY]),
+        "nccl_ns": _measure_union(context, work, _find_nccl_pairs(context, work)),
         "idle_ns": idle,
     }
     for name in list(columns)[3:]:
@@ -653,7 +662,7 @@ def measure_steps(context: Context, steps: Steps, work: StepOperations) -> dict[
     }
 
 
-def _nccl(context: Context, work: StepOperations) -> Int64:
+def _find_nccl_pairs(context: Context, work: StepOperations) -> Int64:
     """Return the pairs whose operation is a kernel of NCCL."""
     kernels = find_nccl_kernels(context)
     if not len(kernels):
@@ -663,7 +672,7 @@ def _nccl(context: Context, work: StepOperations) -> Int64:
     return np.flatnonzero(is_nccl[work.operation])
 
 
-def _union_of(context: Context, work: StepOperations, pairs: Int64) -> Int64:
+def _measure_union(context: Context, work: StepOperations, pairs: Int64) -> Int64:
     """Return the union of those of the steps' operations that count, by step."""
     step, operation = work.step[pairs], work.operation[pairs]
     added = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
@@ -674,7 +683,7 @@ def _measure_launching(context: Context, steps: Steps) -> Int64:
     """Return for how long of each step a thread of its process was in a launch call for its process (and device)."""
     calls, launched = context.launches.calls, context.launches
     leading = np.flatnonzero(launched.is_first_of_launch)
-    lane = _lane_of_stream(context, steps)[find_streams(context).stream_of_operation[leading]]
+    lane = _assign_streams(context, steps)[find_streams(context).stream_of_operation[leading]]
     call = launched.call_of[leading]
     start, end = calls.start_ns[call], calls.end_ns[call]
     busy = union_by_lane(start, end, build_lanes(lane, len(steps.process), np.argsort(start, kind="stable")))
@@ -714,7 +723,7 @@ def _count_allocations(context: Context, steps: Steps) -> Int64:
 
 def _process_of_call(context: Context, calls: Int64) -> Int64:
     trace = context.trace
-    return np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[calls]]
+    return map_threads_to_processes(trace)[trace.calls.thread[calls]]
 
 
 def split_step(context: Context, steps: Steps, work: StepOperations, step: int) -> Parts:
@@ -724,7 +733,7 @@ def split_step(context: Context, steps: Steps, work: StepOperations, step: int) 
     operation = work.operation[pairs]
     innermost = context.innermost[operation]
     path_of_operation = np.where(innermost >= 0, ranges.path[innermost], -1) if len(ranges) else innermost
-    inside, alone, waited = _ranges_on_cpu(context, steps, work.waits, step)
+    inside, alone, waited = _find_ranges_on_cpu(context, steps, work.waits, step)
     path, group = np.unique(np.concatenate([path_of_operation, ranges.path[inside]]), return_inverse=True)
     group = group.reshape(-1)
     names = context.trace.names
@@ -745,7 +754,7 @@ def split_step(context: Context, steps: Steps, work: StepOperations, step: int) 
     )
 
 
-def _ranges_on_cpu(context: Context, steps: Steps, waits: Union, step: int) -> tuple[Int64, Int64, Int64]:
+def _find_ranges_on_cpu(context: Context, steps: Steps, waits: Union, step: int) -> tuple[Int64, Int64, Int64]:
     """Return the push/pop ranges wholly inside a step, their own time, and how much of it their threads waited.
 
     Of all threads of the process: autograd's works for the one that called `backward`. Ranges inside another step, of a
@@ -757,8 +766,8 @@ def _ranges_on_cpu(context: Context, steps: Steps, waits: Union, step: int) -> t
     rows = np.empty(0, np.int64)
     if steps.kind != BOUNDARY:
         start, end = int(steps.start_ns[step]), int(steps.end_ns[step])
-        rows = _ranges_by_time(context).find_overlapping(start - 1, end + 1)
-        process = np.array([thread.process for thread in context.trace.threads], np.int64)[ranges.thread[rows]]
+        rows = _index_ranges_by_time(context).find_overlapping(start - 1, end + 1)
+        process = map_threads_to_processes(context.trace)[ranges.thread[rows]]
         inside = (ranges.style[rows] == PUSH_POP) & ranges.entered[rows] & (process == steps.process[steps.lane[step]])
         rows = rows[inside & (ranges.start_ns[rows] >= start) & (ranges.end_ns[rows] <= end)]
         rows = rows[~_is_in_another_step(ranges, steps, rows, step)]
@@ -787,11 +796,11 @@ def _is_in_another_step(ranges: Instances, steps: Steps, rows: Int64, step: int)
 
 
 @cache_per_context
-def _ranges_by_time(context: Context) -> BlockIndex:
+def _index_ranges_by_time(context: Context) -> BlockIndex:
     return BlockIndex(context.instances.start_ns, context.instances.end_ns)
 
 
-def breakdown(context: Context, steps: Steps, work: StepOperations, step: int) -> Table:
+def break_down_step(context: Context, steps: Steps, work: StepOperations, step: int) -> Table:
     """Return one step by range, the longest GPU time first; operations outside ranges have no path."""
     parts = split_step(context, steps, work, step)
     order = np.lexsort((-parts.self_ns, -parts.busy_ns))
@@ -813,7 +822,7 @@ def breakdown(context: Context, steps: Steps, work: StepOperations, step: int) -
     ).take(order)
 
 
-def slowest(
+def compare_slowest_steps(
     context: Context, steps: Steps, work: StepOperations, columns: Mapping[str, NDArray[Any]], median: int
 ) -> Table:
     """Return the slowest steady steps that took longer than the median one, and how each differs from it.
@@ -838,14 +847,16 @@ def slowest(
     ranges: list[Path] = []
     times: list[int] = []
     for i, row in enumerate(rows.tolist()):
-        cause, by_cpu = _cause({name: 0 if values[i] == NULL else int(values[i]) for name, values in more.items()})
+        cause, by_cpu = _describe_cause(
+            {name: 0 if values[i] == NULL else int(values[i]) for name, values in more.items()}
+        )
         if on_cpu:
             differences = _compare_paths(split_wall_time(context, steps, work, row), usual_wall)
-            cause = _cause_in_ranges(context, steps, row, differences, usual_wall, int(wall[row] - wall[median]))
+            cause = _describe_longer_ranges(context, steps, row, differences, usual_wall, int(wall[row] - wall[median]))
         else:
             parts = split_step(context, steps, work, row)
             differences = _compare_paths(
-                *(_path_times(one, by_cpu and steps.kind != BOUNDARY) for one in (parts, usual))
+                *(_get_path_times(one, by_cpu and steps.kind != BOUNDARY) for one in (parts, usual))
             )
         path, time = differences[0] if differences and differences[0][1] > 0 else (None, NULL)
         causes.append(cause)
@@ -862,7 +873,7 @@ def slowest(
     )
 
 
-def _path_times(parts: Parts, by_cpu: bool) -> dict[Path, int]:
+def _get_path_times(parts: Parts, by_cpu: bool) -> dict[Path, int]:
     """Return the time of each path: its own on the CPU, or on the GPU."""
     time = parts.self_ns if by_cpu else parts.busy_ns
     return dict(zip(parts.path, np.maximum(time, 0).tolist(), strict=True))
@@ -888,14 +899,14 @@ def split_wall_time(context: Context, steps: Steps, work: StepOperations, step: 
         times[path] = times.get(path, 0) + ns
 
     if own >= 0:
-        children = _children(context)
+        children = _index_children(context)
         for _, one in children.subtree(own):
             start, end = int(ranges.start_ns[one]), int(ranges.end_ns[one])
-            add(_path(context, one), end - start - _measure_covered(ranges, children.direct(one), start, end))
+            add(_get_path(context, one), end - start - _measure_covered(ranges, children.direct(one), start, end))
         return times
-    rows, alone, _ = _ranges_on_cpu(context, steps, work.waits, step)
+    rows, alone, _ = _find_ranges_on_cpu(context, steps, work.waits, step)
     for one, ns in zip(rows.tolist(), alone.tolist(), strict=True):
-        add(_path(context, one), max(0, ns))
+        add(_get_path(context, one), max(0, ns))
     start, end = int(steps.start_ns[step]), int(steps.end_ns[step])
     add(None, end - start - _measure_covered(ranges, rows, start, end))
     return times
@@ -911,17 +922,17 @@ def _measure_covered(ranges: Instances, instances: Int64, start_ns: int, end_ns:
     return covered
 
 
-def _path(context: Context, instance: int) -> Path:
+def _get_path(context: Context, instance: int) -> Path:
     ranges = context.instances
     return tuple(context.trace.names[name] for name in ranges.paths[int(ranges.path[instance])])
 
 
 @cache_per_context
-def _children(context: Context) -> Children:
+def _index_children(context: Context) -> Children:
     return build_children(context.instances)
 
 
-def _cause_in_ranges(
+def _describe_longer_ranges(
     context: Context,
     steps: Steps,
     step: int,
@@ -931,7 +942,7 @@ def _cause_in_ranges(
 ) -> str:
     """Return in words which ranges a step spent more time in: the first, and the second where it is large too."""
     own = int(steps.instance[step])
-    itself = _path(context, own) if own >= 0 else None
+    itself = _get_path(context, own) if own >= 0 else None
     causes: list[str] = []
     for path, ns in differences[:2]:
         if ns <= 0 or (causes and ns < _MIN_SECOND_SHARE * more_ns):
@@ -945,7 +956,7 @@ def _cause_in_ranges(
     return "; ".join(causes) or f"+{format_duration(more_ns)}, and no range took longer than in the median step"
 
 
-def _cause(more: dict[str, int]) -> tuple[str, bool]:
+def _describe_cause(more: dict[str, int]) -> tuple[str, bool]:
     """Return in words which part of a step grew most, and whether the range that explains it is one on the CPU.
 
     A step is longer by the additional idle and busy time of the GPU in it. Busy are copies, NCCL and the rest.
@@ -1003,7 +1014,7 @@ def measure_rhythm(context: Context, steps: Steps, steady: Bool, elapsed_ns: Int
     is_recorded = context.trace.windows.measure_gaps_ns(begin, following) == 0
     spread = sort_groups(steps.lane[pair], following - begin, lanes, is_recorded).summary("interval")
     waits = find_loader_wait_instances(context)
-    processes = np.array([thread.process for thread in context.trace.threads], np.int64)
+    processes = map_threads_to_processes(context.trace)
     process = processes[context.instances.thread[waits]]
     waited = np.zeros(lanes, np.int64)
     if len(waits):

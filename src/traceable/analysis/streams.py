@@ -52,8 +52,8 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
     Raises:
         MissingDataError: the trace holds no GPU operations, or none of the range.
     """
-    used, gpu = find_gpus(context), context.gpu
-    inside, order, notes = None, gpu.by_start, used.notes
+    gpus, gpu = find_gpus(context), context.gpu
+    inside, order, notes = None, gpu.by_start, gpus.notes
     if range_name is not None:
         inside = context.mask_operations(range_name)
         order = order[inside[order]]
@@ -65,22 +65,22 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
             )
         only = Message("numbers_of_range_only", f"only operations of range {range_name!r} are counted")
         notes = (*notes, only)
-    place = _Places.of(used)
-    by_stream = build_lanes(place.row_of_operation(used), len(place), order)
+    place = _Places.from_gpus(gpus)
+    by_stream = build_lanes(place.get_row_of_operation(gpus), len(place), order)
     of_stream = measure_extents(gpu.start_ns, gpu.end_ns, by_stream)
     some = np.diff(by_stream.bounds) > 0
-    first = _by_gpu(np.minimum, of_stream.first_ns[some], place.gpu[some], len(used))
-    last = _by_gpu(np.maximum, of_stream.last_ns[some], place.gpu[some], len(used))
+    first = _reduce_by_gpu(np.minimum, of_stream.first_ns[some], place.gpu[some], len(gpus))
+    last = _reduce_by_gpu(np.maximum, of_stream.last_ns[some], place.gpu[some], len(gpus))
     when = compute_timelines(context)
     if range_name is None:
         first, last = first - when.before_ns, last + when.after_ns
-    total = last - first - _between_windows(context, first, last)
-    one, two, three = _concurrency(context, used, place, by_stream, of_stream)
+    total = last - first - _measure_unrecorded_ns(context, first, last)
+    one, two, three = _measure_concurrency(context, gpus, place, by_stream, of_stream)
     busy = one + two + three
     table = Table(
         {
-            **place.columns(context, used),
-            **_kinds(context, used, place, by_stream, inside),
+            **place.make_columns(context, gpus),
+            **_count_kinds(context, gpus, place, by_stream, inside),
             "sum_ns": of_stream.sum_ns,
             "busy_ns": of_stream.busy_ns,
             "mean_concurrency": ratios(of_stream.sum_ns, of_stream.busy_ns),
@@ -91,18 +91,18 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         }
     )
     overlap = {
-        "device": used.numbers(),
-        "name": used.names(context.trace),
+        "device": gpus.make_number_column(),
+        "name": gpus.make_name_column(context.trace),
         "total_ns": total,
         "busy_ns": busy,
-        **_classes(context, used, order, inside),
-        "streams": np.bincount(place.gpu[some], minlength=len(used)),
+        **_measure_classes(context, gpus, order, inside),
+        "streams": np.bincount(place.gpu[some], minlength=len(gpus)),
         "one_stream_ns": one,
         "two_streams_ns": two,
         "three_or_more_streams_ns": three,
-        "mean_streams": ratios(sum_groups(place.gpu, of_stream.busy_ns, len(used)), busy),
+        "mean_streams": ratios(sum_groups(place.gpu, of_stream.busy_ns, len(gpus)), busy),
     }
-    here = np.bincount(place.gpu[some], minlength=len(used)) > 0
+    here = np.bincount(place.gpu[some], minlength=len(gpus)) > 0
     return Table(table.take(some).values, {"overlap": Table(overlap).take(here)}, notes)
 
 
@@ -121,22 +121,22 @@ class _Places:
     row: Int64
 
     @classmethod
-    def of(cls, used: Gpus) -> _Places:
-        of = used.streams
+    def from_gpus(cls, gpus: Gpus) -> _Places:
+        of = gpus.streams
         row, first = number_groups(of.gpu, of.process, of.context, of.stream)
         return cls(of.gpu[first], of.process[first], of.context[first], of.stream[first], row)
 
     def __len__(self) -> int:
         return len(self.gpu)
 
-    def row_of_operation(self, used: Gpus) -> NDArray[np.integer]:
-        row: NDArray[np.integer] = narrow_dtype(self.row, len(self))[used.streams.stream_of_operation]
+    def get_row_of_operation(self, gpus: Gpus) -> NDArray[np.integer]:
+        row: NDArray[np.integer] = narrow_dtype(self.row, len(self))[gpus.streams.stream_of_operation]
         return row
 
-    def columns(self, context: Context, used: Gpus) -> dict[str, NDArray[Any]]:
+    def make_columns(self, context: Context, gpus: Gpus) -> dict[str, NDArray[Any]]:
         processes = [context.trace.processes[i] for i in self.process.tolist()]
         return {
-            "device": used.numbers()[self.gpu],
+            "device": gpus.make_number_column()[self.gpu],
             "pid": np.array([process.pid for process in processes], np.int64),
             "process": objects(process.name or None for process in processes),
             "context": integers(self.context, self.context >= 0),
@@ -144,7 +144,7 @@ class _Places:
         }
 
 
-def _between_windows(context: Context, first: Int64, last: Int64) -> Int64:
+def _measure_unrecorded_ns(context: Context, first: Int64, last: Int64) -> Int64:
     """Return how long each GPU, from `first` to `last`, was idle because nothing was recorded."""
     begins, ends = context.trace.windows.find_gaps()
     if not len(begins):
@@ -155,7 +155,7 @@ def _between_windows(context: Context, first: Int64, last: Int64) -> Int64:
     return sum_groups(idle.lane, idle.end_ns - idle.start_ns, len(first))
 
 
-def _by_gpu(reduce: np.ufunc, values: Int64, gpu: Int64, count: int) -> Int64:
+def _reduce_by_gpu(reduce: np.ufunc, values: Int64, gpu: Int64, count: int) -> Int64:
     """Return the first start or the last end of each GPU, given those of its streams; 0 for a GPU without any."""
     reduced = np.zeros(count, np.int64)
     reduced[gpu] = values
@@ -163,8 +163,8 @@ def _by_gpu(reduce: np.ufunc, values: Int64, gpu: Int64, count: int) -> Int64:
     return reduced
 
 
-def _kinds(
-    context: Context, used: Gpus, place: _Places, by_stream: Lanes, inside: Bool | None
+def _count_kinds(
+    context: Context, gpus: Gpus, place: _Places, by_stream: Lanes, inside: Bool | None
 ) -> dict[str, NDArray[Any]]:
     """Return how many operations of each kind each stream ran."""
     gpu, streams, kinds = context.gpu, len(place), len(_KINDS)
@@ -172,21 +172,21 @@ def _kinds(
     other = np.arange(len(context.trace.kernels), len(gpu))
     if inside is not None:
         other = other[inside[other]]
-    row = place.row[used.streams.stream_of_operation[other]]
+    row = place.row[gpus.streams.stream_of_operation[other]]
     count = np.bincount(row * kinds + gpu.kind[other], minlength=streams * kinds).reshape(streams, kinds)
     operations = np.diff(by_stream.bounds)
     count[:, KERNEL] = operations - count.sum(axis=1)
     return {"operations": operations, **{name: count[:, number] for name, number in _KINDS.items()}}
 
 
-def _concurrency(
-    context: Context, used: Gpus, place: _Places, by_stream: Lanes, of_stream: Extents
+def _measure_concurrency(
+    context: Context, gpus: Gpus, place: _Places, by_stream: Lanes, of_stream: Extents
 ) -> tuple[Int64, Int64, Int64]:
     """Return for how long exactly one, exactly two, and three or more streams of each GPU were busy."""
     start, end = context.gpu.start_ns, context.gpu.end_ns
     if (of_stream.sum_ns == of_stream.busy_ns).all():
         # Operations of one stream overlap in graphs only: where none do there is nothing to unite.
-        order, lane = context.gpu.by_start, narrow_dtype(used.streams.gpu, len(used))[used.streams.stream_of_operation]
+        order, lane = context.gpu.by_start, narrow_dtype(gpus.streams.gpu, len(gpus))[gpus.streams.stream_of_operation]
         if len(by_stream.order) < len(order):
             of_any = np.zeros(len(order), np.bool_)
             of_any[by_stream.order] = True
@@ -195,8 +195,8 @@ def _concurrency(
         busy = union_by_lane(start, end, by_stream)
         start, end, lane = busy.start_ns, busy.end_ns, place.gpu[busy.lane_indices()]
         order = np.argsort(start, kind="stable")
-    lanes = build_lanes(lane, len(used), order)
-    left = [sum_groups(place.gpu, of_stream.busy_ns, len(used))]
+    lanes = build_lanes(lane, len(gpus), order)
+    left = [sum_groups(place.gpu, of_stream.busy_ns, len(gpus))]
     for _ in range(3):
         start, end, lanes = subtract_union(start, end, lanes)
         left.append(np.array([int((end[rows] - start[rows]).sum()) for rows in lanes.lane_slices()], np.int64))
@@ -205,25 +205,25 @@ def _concurrency(
     return one - two, two - three, three
 
 
-def _classes(context: Context, used: Gpus, order: Int64, inside: Bool | None) -> dict[str, NDArray[Any]]:
+def _measure_classes(context: Context, gpus: Gpus, order: Int64, inside: Bool | None) -> dict[str, NDArray[Any]]:
     """Return how long each GPU was busy with each class of operations, and with two of them at once."""
     gpu, kernels = context.gpu, len(context.trace.kernels)
-    lane = narrow_dtype(used.streams.gpu, len(used))[used.streams.stream_of_operation]
+    lane = narrow_dtype(gpus.streams.gpu, len(gpus))[gpus.streams.stream_of_operation]
     few = {"copy": np.arange(kernels, kernels + len(context.trace.copies)), "nccl": find_nccl_kernels(context)}
     unions = {}
     for name, rows in few.items():
         rows = rows if inside is None else rows[inside[rows]]
         rows = rows[np.argsort(gpu.start_ns[rows], kind="stable")]
-        of_rows = build_lanes(lane[rows], len(used), np.arange(len(rows)))
+        of_rows = build_lanes(lane[rows], len(gpus), np.arange(len(rows)))
         unions[name] = union_by_lane(gpu.start_ns[rows], gpu.end_ns[rows], of_rows)
     for rows in few.values():
         lane[rows] = -1
     # Copies and memory sets are not compute; they come in this order after the kernels.
     copies = len(context.trace.copies)
     lane[kernels + copies : kernels + copies + len(context.trace.memsets)] = -1
-    compute = union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, len(used), order))
+    compute = union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, len(gpus), order))
     copy, nccl = (busy.total_ns() for busy in unions.values())
-    with_copy, with_nccl = (_both(busy, compute) for busy in unions.values())
+    with_copy, with_nccl = (_measure_both(busy, compute) for busy in unions.values())
     return {
         "compute_ns": compute.total_ns(),
         "copy_ns": copy,
@@ -234,11 +234,11 @@ def _classes(context: Context, used: Gpus, order: Int64, inside: Bool | None) ->
         "compute_and_nccl_ns": with_nccl,
         "nccl_exposed_ns": nccl - with_nccl,
         "nccl_hidden_share": ratios(with_nccl, nccl),
-        "copy_and_nccl_ns": _both(unions["copy"], unions["nccl"]),
+        "copy_and_nccl_ns": _measure_both(unions["copy"], unions["nccl"]),
     }
 
 
-def _both(few: Union, many: Union) -> Int64:
+def _measure_both(few: Union, many: Union) -> Int64:
     """Return how long both were busy at once, by lane."""
     lane = few.lane_indices()
     return sum_groups(lane, measure_covered_ns(many, lane, few.start_ns, few.end_ns), len(few))

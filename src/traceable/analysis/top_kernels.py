@@ -63,7 +63,7 @@ def match_instances(instances: Instances, names: Sequence[str], path: Sequence[s
         domain: of the instance itself; None for whichever.
     """
     *around, last = path
-    fits = np.array([_lies_in([names[one] for one in each], around, last) for each in instances.paths], np.bool_)
+    fits = np.array([_is_path_in([names[one] for one in each], around, last) for each in instances.paths], np.bool_)
     inside: Bool = fits[instances.path] if len(fits) else np.zeros(len(instances), np.bool_)
     if domain is not None:
         inside &= instances.domain == (names.index(domain) if domain in names else -2)
@@ -85,9 +85,9 @@ def find_top_kernels(
         skip: how many matching launches are passed over first.
 
     Raises:
-        UnanswerableError: no kernel belongs to the range, or none of that name.
+        MissingDataError: no kernel belongs to the range, or none of that name.
     """
-    inside = _kernels_in(context, instances)
+    inside = _mask_kernels(context, instances)
     if not inside.any():
         remedy = "`--view ranges` shows what each range put on the GPU"
         if instances is not None:
@@ -99,7 +99,7 @@ def find_top_kernels(
     total = np.zeros(len(name_codes), np.int64)
     np.add.at(total, of_kernel, duration)
     count = np.bincount(of_kernel[inside], minlength=len(name_codes))
-    short = _functions(context, of_kernel, len(name_codes))
+    short = _get_functions(context, of_kernel, len(name_codes))
     present = [(place, names[code]) for place, code in enumerate(name_codes.tolist()) if code >= 0 and count[place]]
     known = [(place, name) for place, name in present if not NCCL_KERNEL.match(name)]
     matches = [
@@ -115,7 +115,7 @@ def find_top_kernels(
         )
     selected = sorted(matches, key=lambda place: (-int(total[place]), names[int(name_codes[place])]))[:top]
     is_selected = np.isin(of_kernel, selected)
-    visible = inside & is_selected & _visible(context, instances)
+    visible = inside & is_selected & _mask_visible(context, instances)
     all_visible = len(distinct(of_kernel[visible])) == len(selected)
     eligible = visible if all_visible else is_selected
     return TopKernels(
@@ -125,19 +125,19 @@ def find_top_kernels(
         ),
         int(total.sum()),
         all_visible,
-        _needed(of_kernel[eligible], kernels.start_ns[eligible], launches, skip),
+        _count_needed_launches(of_kernel[eligible], kernels.start_ns[eligible], launches, skip),
         len(present) - len(known),
     )
 
 
-def _lies_in(path: Sequence[str], around: Sequence[str], last: str) -> bool:
+def _is_path_in(path: Sequence[str], around: Sequence[str], last: str) -> bool:
     if not path or path[-1] != last:
         return False
     above = iter(path[:-1])
     return all(name in above for name in around)
 
 
-def _kernels_in(context: Context, instances: Bool | None) -> Bool:
+def _mask_kernels(context: Context, instances: Bool | None) -> Bool:
     kernels = len(context.trace.kernels)
     if instances is None:
         return np.ones(kernels, np.bool_)
@@ -148,7 +148,7 @@ def _kernels_in(context: Context, instances: Bool | None) -> Bool:
     return inside[:kernels]
 
 
-def _visible(context: Context, instances: Bool | None) -> Bool:
+def _mask_visible(context: Context, instances: Bool | None) -> Bool:
     """Return which kernels were launched where ncu sees the range: a start/end range is seen by every thread."""
     if instances is None or bool((context.instances.style[instances] == START_END).all()):
         return np.ones(len(context.trace.kernels), np.bool_)
@@ -156,7 +156,7 @@ def _visible(context: Context, instances: Bool | None) -> Bool:
     return launched
 
 
-def _functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
+def _get_functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
     """Return the bare function of each name: as recorded, else out of the demangled name."""
     from traceable.analysis.kernels import extract_base_name
 
@@ -172,7 +172,7 @@ def _functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
     return functions
 
 
-def _needed(kernel: Int64, start_ns: Int64, launches: int, skip: int) -> int:
+def _count_needed_launches(kernel: Int64, start_ns: Int64, launches: int, skip: int) -> int:
     """Return how many launches, in order of their start, hold `launches` of each kernel, or all it has."""
     last = 0
     ordered = kernel[np.argsort(start_ns, kind="stable")][skip:]

@@ -20,7 +20,8 @@ from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel, load_families
-from traceable.analysis.kernels import BY, extract_base_name, kernels
+from traceable.analysis.kernels import BY, kernels
+from traceable.analysis.labels import extract_base_name
 from traceable.errors import MissingDataError, TraceableError
 from traceable.trace import model
 from traceable.trace.model import GEOMETRY, NULL, PUSH_POP, Trace

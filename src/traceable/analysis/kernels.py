@@ -8,7 +8,6 @@ so that a kernel inside two nested ranges of one name counts twice. Every column
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +26,7 @@ from traceable.analysis.grouping import (
 )
 from traceable.analysis.interval_index import ThreadEvents, iter_pairs
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel, load_families
-from traceable.analysis.labels import strip_call_version
+from traceable.analysis.labels import extract_base_name, strip_call_version
 from traceable.analysis.range_rows import (
     OUTSIDE,
     RangeItems,
@@ -46,8 +45,6 @@ _GRAPH_REMEDY = "record with --cuda-graph-trace=node"
 
 NAMES = ("demangled", "short", "base")
 """The forms of a kernel's name; see `name_kernels`."""
-
-_TOKEN = re.compile(r"<unnamed>|\(anonymous namespace\)|operator ?\(\)|[<>()\s]")
 
 _Measured = tuple[Int64, dict[str, NDArray[Any]]]
 """Of each row range (OUTSIDE for none), thread and label, shape (rows, 3); and the columns."""
@@ -440,43 +437,6 @@ def name_kernels(trace: Trace, kinds: Kinds, names: str, families: Iterable[Fami
     else:
         texts, label = demangled, of_name
     return KernelNames(label, texts, family[of_name], [word or OTHER for word in words])
-
-
-def extract_base_name(name: str) -> str:
-    """Return the function of a demangled name with its namespaces, without result, template arguments and parameters.
-
-    Examples:
-        >>> extract_base_name("void at::native::reduce_kernel<(int)512, (int)1, Op<float, long>>(T3)")
-        'at::native::reduce_kernel'
-        >>> extract_base_name("void <unnamed>::indexing_backward_kernel<float, (int)4>(const long *, T1 *)")
-        '<unnamed>::indexing_backward_kernel'
-        >>> extract_base_name("ampere_sgemm_128x64_tn")
-        'ampere_sgemm_128x64_tn'
-    """
-    parts: list[str] = []
-    at = depth = brackets = 0
-    for token in _TOKEN.finditer(name):
-        mark = token.group()
-        if not depth:
-            parts.append(name[at : token.start()])
-        at = token.end()
-        if depth and mark in "()":
-            # In brackets, `>` may be a comparison.
-            brackets += 1 if mark == "(" else -1
-        elif mark == "<":
-            depth += not brackets
-        elif mark == ">":
-            depth -= not brackets
-        elif depth:
-            continue
-        elif mark == "(":
-            return "".join(parts) or name
-        elif mark.isspace():
-            # The text before it is the result's type.
-            parts.clear()
-        elif len(mark) > 1:
-            parts.append(mark)
-    return name.partition("<")[0] or name
 
 
 def _number_texts(texts: Sequence[str | None]) -> tuple[list[str | None], Int64]:

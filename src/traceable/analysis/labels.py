@@ -29,6 +29,7 @@ OPERATION_NAMES = (
 """The names of operations without a name of their own, as in nsys; the last two are ours."""
 
 _VERSION = re.compile(r"_v\d{4,}$")
+_TOKEN = re.compile(r"<unnamed>|\(anonymous namespace\)|operator ?\(\)|[<>()\s]")
 
 
 def classify_memory_operations(trace: Trace) -> Int64:
@@ -65,6 +66,43 @@ def strip_call_version(name: str) -> str:
         ('cudaStreamSynchronize', 'cuMemcpyHtoD_v2')
     """
     return _VERSION.sub("", name)
+
+
+def extract_base_name(name: str) -> str:
+    """Return the function of a demangled name with its namespaces, without result, template arguments and parameters.
+
+    Examples:
+        >>> extract_base_name("void at::native::reduce_kernel<(int)512, (int)1, Op<float, long>>(T3)")
+        'at::native::reduce_kernel'
+        >>> extract_base_name("void <unnamed>::indexing_backward_kernel<float, (int)4>(const long *, T1 *)")
+        '<unnamed>::indexing_backward_kernel'
+        >>> extract_base_name("ampere_sgemm_128x64_tn")
+        'ampere_sgemm_128x64_tn'
+    """
+    parts: list[str] = []
+    at = depth = brackets = 0
+    for token in _TOKEN.finditer(name):
+        mark = token.group()
+        if not depth:
+            parts.append(name[at : token.start()])
+        at = token.end()
+        if depth and mark in "()":
+            # In brackets, `>` may be a comparison.
+            brackets += 1 if mark == "(" else -1
+        elif mark == "<":
+            depth += not brackets
+        elif mark == ">":
+            depth -= not brackets
+        elif depth:
+            continue
+        elif mark == "(":
+            return "".join(parts) or name
+        elif mark.isspace():
+            # The text before it is the result's type.
+            parts.clear()
+        elif len(mark) > 1:
+            parts.append(mark)
+    return name.partition("<")[0] or name
 
 
 def number_ranges(instances: Instances) -> tuple[Int64, Int64]:

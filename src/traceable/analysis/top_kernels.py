@@ -14,6 +14,7 @@ import numpy as np
 from traceable.analysis.attribution import INHERITED
 from traceable.analysis.context import Context
 from traceable.analysis.instances import Instances
+from traceable.analysis.labels import extract_base_name
 from traceable.analysis.name_patterns import NCCL_KERNEL
 from traceable.errors import MissingDataError
 from traceable.trace.model import START_END, Bool, Int64, distinct
@@ -158,8 +159,6 @@ def _mask_visible(context: Context, instances: Bool | None) -> Bool:
 
 def _get_functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
     """Return the bare function of each name: as recorded, else out of the demangled name."""
-    from traceable.analysis.kernels import extract_base_name
-
     kernels, names = context.trace.kernels, context.trace.names
     first = np.zeros(groups, np.int64)
     first[of_kernel[::-1]] = np.arange(len(of_kernel))[::-1]

@@ -60,9 +60,9 @@ def _measure_held_ns(group: Int64, process: Int64, time_ns: Int64, until_ns: int
     order = np.lexsort((time_ns, process, group))
     following = np.append(time_ns[order][1:], until_ns)
     last = (np.diff(group[order], append=-1) != 0) | (np.diff(process[order], append=-1) != 0)
-    held = np.empty_like(time_ns)
-    held[order] = np.where(last, until_ns, following) - time_ns[order]
-    return held
+    held_ns = np.empty_like(time_ns)
+    held_ns[order] = np.where(last, until_ns, following) - time_ns[order]
+    return held_ns
 
 
 def _compute_mean(group: Int64, value: Float64, weight: Float64, low: Float64, high: Float64) -> Float64:

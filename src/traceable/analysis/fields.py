@@ -34,8 +34,8 @@ def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: 
         fields: index into `names` of each instance's fields as JSON text, -1 for none.
         group: group of each instance, 0..groups-1.
 
-    `count` is how many carried the field. Truth values, texts, lists and null count by value, numbers by size. What is
-    no JSON object is left out: only a damaged trace holds such a thing.
+    `count` is how many carried the field. Truth values, texts, lists and null count by value, numbers by size. Text
+    that is not a JSON object is left out: only a damaged trace holds it.
     """
     fields_by_group: list[Fields | None] = [None] * groups
     which = np.flatnonzero(fields >= 0)
@@ -45,10 +45,10 @@ def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: 
     parts: dict[int, list[tuple[dict[str, Any], int]]] = {}
     for of_group, text, times in zip(*pairs.tolist(), number.tolist(), strict=True):
         parts.setdefault(of_group, []).append((_parse_fields(names[text]), times))
-    for of_group, carried in parts.items():
+    for of_group, fields_and_times in parts.items():
         by_name: dict[str, list[tuple[Any, int]]] = {}
-        for parsed, times in carried:
-            for name, value in parsed.items():
+        for one, times in fields_and_times:
+            for name, value in one.items():
                 by_name.setdefault(name, []).append((value, times))
         counts = {name: sum(times for _, times in values) for name, values in by_name.items()}
         commonest = sorted(counts, key=lambda name: (-counts[name], name))[:FIELDS_MAX]
@@ -64,14 +64,14 @@ def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]
 
     A field is what an instance carried as payload (docs/annotation.md) or, where it carried none of that name, what
     was taken out of its name (docs/names.md). Whole numbers are an integer column; other numbers a float column; if
-    there are others too all are text, as JSON where they are none. Absent comes last, and is always among the values.
+    there are other values too all are text, as JSON those that are not text. Absent comes last, and is always among the values.
 
     Raises:
         MissingDataError: no instance has the field.
     """
-    carried, pair = _combine_fields(context)
-    of_pair = [fields.get(field) for fields in carried]
-    there = {name for fields in carried for name in fields}
+    combinations, pair = _combine_fields(context)
+    of_pair = [fields.get(field) for fields in combinations]
+    there = {name for fields in combinations for name in fields}
     if all(value is None for value in of_pair):
         remedy = f"ranges have the fields {', '.join(sorted(there)[:20])}" if there else "no range has fields"
         raise MissingDataError("field_not_found", f"no range has a field {field!r}", remedy)
@@ -97,8 +97,8 @@ def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]
 
 def get_instance_fields(context: Context) -> NDArray[Any]:
     """Return the fields of each range instance, as of `get_field_values`, a dict; None where it has none."""
-    carried, pair = _combine_fields(context)
-    column: NDArray[Any] = objects(fields or None for fields in carried)[pair]
+    combinations, pair = _combine_fields(context)
+    column: NDArray[Any] = objects(fields or None for fields in combinations)[pair]
     return column
 
 
@@ -106,19 +106,19 @@ def _combine_fields(context: Context) -> tuple[list[dict[str, Any]], Int64]:
     """Return the distinct combinations of fields, and which of them each range instance has."""
     instances, names, naming = context.instances, context.trace.names, context.names
     pair, first = number_groups(instances.recorded_name, instances.fields)
-    carried = []
-    for recorded, text in zip(instances.recorded_name[first].tolist(), instances.fields[first].tolist(), strict=True):
-        fields = naming.extract_fields(recorded) if naming is not None and recorded >= 0 else {}
-        carried.append({**fields, **(_parse_fields(names[text]) if text >= 0 else {})})
-    return carried, pair
+    combinations = []
+    for name, text in zip(instances.recorded_name[first].tolist(), instances.fields[first].tolist(), strict=True):
+        fields = naming.extract_fields(name) if naming is not None and name >= 0 else {}
+        combinations.append({**fields, **(_parse_fields(names[text]) if text >= 0 else {})})
+    return combinations, pair
 
 
 def _parse_fields(text: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(text, parse_constant=lambda _: None)
+        fields = json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
-    return parsed if isinstance(parsed, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _summarize_values(values: Iterable[tuple[Any, int]]) -> dict[str, Any]:
@@ -129,16 +129,16 @@ def _summarize_values(values: Iterable[tuple[Any, int]]) -> dict[str, Any]:
             numbers[value] += times
         else:
             others[json.dumps(value, sort_keys=True)] += times
-    summed: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     if numbers:
-        summed |= {"min": min(numbers), "max": max(numbers), "mean": _compute_mean(numbers)}
+        summary |= {"min": min(numbers), "max": max(numbers), "mean": _compute_mean(numbers)}
     if others:
-        ranked = sorted(others.items(), key=lambda item: (-item[1], item[0]))[:VALUES_MAX]
-        summed |= {
+        commonest = sorted(others.items(), key=lambda item: (-item[1], item[0]))[:VALUES_MAX]
+        summary |= {
             "distinct": len(others),
-            "values": [{"value": _shorten_value(text), "count": times} for text, times in ranked],
+            "values": [{"value": _shorten_value(text), "count": times} for text, times in commonest],
         }
-    return summed
+    return summary
 
 
 def _is_number(value: Any) -> bool:

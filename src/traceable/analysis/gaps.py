@@ -152,9 +152,9 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     if context.whole is not None:
         others_used = set(find_gpus(context.whole).number) - {*gpus.number, -1}
         if others_used:
-            listed = ", ".join(map(str, sorted(others_used)))
+            numbers = ", ".join(map(str, sorted(others_used)))
             notes.append(
-                Message("gpu_not_used_in_time", f"GPU {listed} ran nothing in the selected time and has no row")
+                Message("gpu_not_used_in_time", f"GPU {numbers} ran nothing in the selected time and has no row")
             )
     at_edges = int((timelines.before_ns + timelines.after_ns).sum())
     if at_edges:
@@ -251,17 +251,17 @@ def _list_largest(context: Context, gpus: Gpus, idle_gaps: Gaps, cause: Int8, to
     longest = (np.flatnonzero(length >= low) for low in limits)
     which = next((rows for rows in longest if len(rows) >= top), np.arange(len(idle_gaps)))
     which = which[np.lexsort((idle_gaps.lane[which], idle_gaps.start_ns[which], -length[which]))][: max(top, 0)]
-    listed = idle_gaps.take(which)
+    largest = idle_gaps.take(which)
     gpu, trace = context.gpu, context.trace
     pids = np.array([process.pid for process in trace.processes], np.int64)
     columns: dict[str, NDArray[Any]] = {
-        "device": gpus.make_number_column()[listed.lane],
-        "start_ns": listed.start_ns,
+        "device": gpus.make_number_column()[largest.lane],
+        "start_ns": largest.start_ns,
         "duration_ns": length[which],
         "cause": objects(CAUSES[i] for i in cause[which].tolist()),
-        "detail": objects(describe_gaps(context, gpus, listed, cause[which])),
+        "detail": objects(describe_gaps(context, gpus, largest, cause[which])),
     }
-    for word, operation in (("before", listed.before), ("after", listed.after)):
+    for word, operation in (("before", largest.before), ("after", largest.after)):
         label = label_operations(context, operation)
         columns[word] = objects(get_operation_name(trace, i) for i in label.tolist())
         columns |= make_range_columns(trace, context.instances, context.innermost[operation], f"{word}_")
@@ -352,9 +352,9 @@ class _Host:
         inside = union_by_lane(start, end, build_lanes(thread, len(trace.threads), np.arange(len(which))))
         until = np.minimum(self.begun_ns[rows], gaps.end_ns[rows])
         threads = self.context.launches.calls.thread[self.call[rows]]
-        covered = measure_covered_ns(inside, threads, gaps.start_ns[rows], until)
-        covered += np.where(own[rows], self.in_launch_ns[rows], 0)
-        return rows[2 * covered >= gaps.end_ns[rows] - gaps.start_ns[rows]]
+        covered_ns = measure_covered_ns(inside, threads, gaps.start_ns[rows], until)
+        covered_ns += np.where(own[rows], self.in_launch_ns[rows], 0)
+        return rows[2 * covered_ns >= gaps.end_ns[rows] - gaps.start_ns[rows]]
 
     def find_covered_by_overheads(self, name: str) -> Int64:
         """Return the gaps that overheads of a kind cover most of, and before which nothing had been launched."""
@@ -394,11 +394,13 @@ def _set(cause: Int8, which: Bool | Int64, name: str) -> None:
 
 def describe_gaps(context: Context, gpus: Gpus, gaps: Gaps, cause: Int8) -> list[str]:
     """Return a sentence for each gap, given its cause as an index into CAUSES."""
-    writer = _Evidence(context, gpus)
-    return [writer.describe_gap(gaps, i, CAUSES[cause[i]]) for i in range(len(gaps))]
+    evidence = _Evidence(context, gpus)
+    return [evidence.describe_gap(gaps, i, CAUSES[cause[i]]) for i in range(len(gaps))]
 
 
 class _Evidence:
+    """What the trace shows of the cause of a gap, in words."""
+
     def __init__(self, context: Context, gpus: Gpus) -> None:
         self.context, self.gpus = context, gpus
         self.calls = BlockIndex(context.trace.calls.start_ns, context.trace.calls.end_ns)
@@ -410,36 +412,36 @@ class _Evidence:
         process = int(self.context.gpu.process[after])
         if cause in OVERHEADS_OF_CAUSE:
             rows = select_overheads(self.context, OVERHEADS_OF_CAUSE[cause])
-            evidence, covered = self._describe_overheads(rows, process, begin, end)
-            if 2 * covered >= end - begin:
+            evidence, covered_ns = self._describe_overheads(rows, process, begin, end)
+            if 2 * covered_ns >= end - begin:
                 return evidence
         if launch < 0:
             return "no launch call is recorded for what followed"
         calls = self.context.launches.calls
-        thread, begun, ended = int(calls.thread[launch]), int(calls.start_ns[launch]), int(calls.end_ns[launch])
+        launch_begin, launch_end = int(calls.start_ns[launch]), int(calls.end_ns[launch])
+        thread = int(calls.thread[launch])
         if cause in CALLS_OF_CAUSE:
-            before_end = format_duration(max(0, end - ended))
+            before_end = format_duration(max(0, end - launch_end))
             own = f"the launch itself copies pageable memory, until {before_end} before the gap's end"
-            until = min(begun, end)
+            until = min(launch_begin, end)
             return self._describe_calls(thread, begin, until, end - begin, CALLS_OF_CAUSE[cause]) or own
         if cause == "host_late":
-            before = self._describe_calls(thread, begin, min(begun, end), end - begin, None)
+            before = self._describe_calls(thread, begin, min(launch_begin, end), end - begin, None)
             every = np.arange(len(self.context.trace.overheads))
-            meanwhile, covered = self._describe_overheads(every, process, begin, end)
-            if _SLIGHT * covered < end - begin:
+            meanwhile, covered_ns = self._describe_overheads(every, process, begin, end)
+            if _SLIGHT * covered_ns < end - begin:
                 meanwhile = ""
-            return "; ".join(
-                filter(None, (f"the launch began {format_duration(begun - begin)} into the gap", before, meanwhile))
-            )
-        if cause == "launch_latency" and ended > begin:
-            in_gap = format_duration(min(ended, end) - max(begun, begin))
-            return f"the launch took {format_duration(ended - begun)}, {in_gap} of it in the gap"
-        queued = f"launched {format_duration(begin - ended)} before the gap"
-        if ended > begin:
-            queued = f"the launch returned {format_duration(end - ended)} before the gap's end"
+            late = f"the launch began {format_duration(launch_begin - begin)} into the gap"
+            return "; ".join(filter(None, (late, before, meanwhile)))
+        if cause == "launch_latency" and launch_end > begin:
+            in_gap = format_duration(min(launch_end, end) - max(launch_begin, begin))
+            return f"the launch took {format_duration(launch_end - launch_begin)}, {in_gap} of it in the gap"
+        delay = f"launched {format_duration(begin - launch_end)} before the gap"
+        if launch_end > begin:
+            delay = f"the launch returned {format_duration(end - launch_end)} before the gap's end"
         if cause == "waiting_other_device":
-            return f"{queued}; {self._describe_other_gpu(int(gaps.lane[i]), begin, end)}"
-        return queued + ("; nothing recorded explains why it waited" if cause == "queued" else "")
+            return f"{delay}; {self._describe_other_gpu(int(gaps.lane[i]), begin, end)}"
+        return delay + ("; nothing recorded explains why it waited" if cause == "queued" else "")
 
     def _describe_overheads(self, rows: Int64, process: int, begin: int, end: int) -> tuple[str, int]:
         """Return which of some overheads of a process cover how much of a time; empty where none does."""
@@ -450,13 +452,14 @@ class _Evidence:
         inside = np.flatnonzero(until > start)
         if not len(inside):
             return "", 0
-        covered = int(merge_intervals(start[inside], until[inside]).total_ns()[0])
+        covered_ns = int(merge_intervals(start[inside], until[inside]).total_ns()[0])
         name = int(overheads.name[rows[inside[int(np.argmax((until - start)[inside]))]]])
         longest = trace.names[name] if name >= 0 else "overhead without a name"
-        return f"{_name_longest(longest, len(inside))} {format_percent(covered / (end - begin))} of the gap", covered
+        share = format_percent(covered_ns / (end - begin))
+        return f"{_name_longest(longest, len(inside))} {share} of the gap", covered_ns
 
     def _describe_calls(self, thread: int, begin: int, end: int, gap: int, pattern: re.Pattern[str] | None) -> str:
-        """Say which calls the thread was in from `begin` to `end`: those like `pattern`, or all; empty for none."""
+        """Return which calls the thread was in from `begin` to `end`: those like `pattern`, or all; empty for none."""
         trace = self.context.trace
         rows = self.calls.find_overlapping(begin, end)
         rows = rows[trace.calls.thread[rows] == thread]
@@ -466,14 +469,14 @@ class _Evidence:
             return ""
         start = np.maximum(trace.calls.start_ns[rows], begin)
         until = np.minimum(trace.calls.end_ns[rows], end)
-        covered = int(merge_intervals(start, until).total_ns()[0])
-        if pattern is None and _SLIGHT * covered < gap:
+        covered_ns = int(merge_intervals(start, until).total_ns()[0])
+        if pattern is None and _SLIGHT * covered_ns < gap:
             return ""
         longest = strip_call_version(trace.names[trace.calls.name[rows[int(np.argmax(until - start))]]])
-        return f"{_name_longest(longest, len(rows))} {format_percent(covered / gap)} of the gap"
+        return f"{_name_longest(longest, len(rows))} {format_percent(covered_ns / gap)} of the gap"
 
     def _describe_other_gpu(self, lane: int, begin: int, end: int) -> str:
-        """Name the operation of another device that ended last before the gap's end."""
+        """Return the operation of another device that ended last before the gap's end."""
         gpu = self.context.gpu
         rows = self.operations.find_overlapping(begin, end + 1)
         rows = rows[(self.gpus.index_of(rows) != lane) & (gpu.end_ns[rows] <= end)]

@@ -33,7 +33,7 @@ class Streams:
         gpu: index into `Gpus.number`; number: see there.
         process: index into `Trace.processes`.
         device, context, stream: CUDA's numbers, -1 where not recorded.
-        stream_of_operation: index into these columns of each operation of the trace, in as few bytes as do.
+        stream_of_operation: index into these columns of each operation of the trace, in the narrowest dtype.
     """
 
     gpu: Int64
@@ -243,12 +243,12 @@ def _count_unrecorded_graphs(context: Context) -> int:
 
 
 def _make_notes(trace: Trace, process: list[int], device: list[int], number: list[int]) -> tuple[Message, ...]:
-    guessed = {
+    assumed = {
         gpu
         for index, cuda, gpu in zip(process, device, number, strict=True)
         if gpu >= 0 and (trace.processes[index].pid, cuda) not in trace.cuda_devices
     }
-    shared = [str(gpu) for gpu in sorted(guessed) if number.count(gpu) > 1]
+    shared = [str(gpu) for gpu in sorted(assumed) if number.count(gpu) > 1]
     notes = []
     if shared:
         notes.append(

@@ -261,12 +261,12 @@ def _group_by_launch(selected: _SelectedKernels) -> Table:
     group, rows = _build_launch_rows(selected, at, call)
     groups = len(rows["label"])
     called_ns, start_ns, end_ns = calls.end_ns[call], kernels.start_ns[at], kernels.end_ns[at]
-    measured = {"kernel": sort_groups(group, end_ns - start_ns, groups)}
+    groups_by_time = {"kernel": sort_groups(group, end_ns - start_ns, groups)}
     start_ns -= called_ns
-    measured["queue"] = sort_groups(group, start_ns, groups, start_ns >= 0)
+    groups_by_time["queue"] = sort_groups(group, start_ns, groups, start_ns >= 0)
     start_ns = calls.start_ns[call]
-    measured["end_to_end"] = sort_groups(group, np.maximum(end_ns, called_ns, out=end_ns) - start_ns, groups)
-    measured["api"] = sort_groups(group, np.subtract(called_ns, start_ns, out=called_ns), groups)
+    groups_by_time["end_to_end"] = sort_groups(group, np.maximum(end_ns, called_ns, out=end_ns) - start_ns, groups)
+    groups_by_time["api"] = sort_groups(group, np.subtract(called_ns, start_ns, out=called_ns), groups)
     threads = [selected.trace.threads[one] for one in rows["thread"].tolist()]
     values = {
         "pid": np.array([selected.trace.processes[one.process].pid for one in threads], np.int64),
@@ -275,15 +275,15 @@ def _group_by_launch(selected: _SelectedKernels) -> Table:
         "api_name": rows["api"],
         "name": objects(selected.kernel_names.texts[code] for code in rows["label"].tolist()),
         "family": objects(selected.kernel_names.families[code] for code in rows["family"].tolist()),
-        "count": measured["kernel"].counts,
-        "total_ns": measured["kernel"].totals(),
-        "queue_count": measured["queue"].counts,
+        "count": groups_by_time["kernel"].counts,
+        "total_ns": groups_by_time["kernel"].totals(),
+        "queue_count": groups_by_time["queue"].counts,
     }
     for prefix in ("end_to_end", "api", "queue", "kernel"):
-        values.update(measured[prefix].summary(prefix))
-    launched = np.zeros(len(kernels), np.bool_)
-    launched[at] = True
-    missing = len(selected.kind) - int(np.count_nonzero(launched))
+        values.update(groups_by_time[prefix].summary(prefix))
+    has_launch = np.zeros(len(kernels), np.bool_)
+    has_launch[at] = True
+    missing = len(selected.kind) - int(np.count_nonzero(has_launch))
     without = Message(
         "kernels_without_launch",
         f"{missing} of {len(selected.kind)} kernels have no launch call in the trace and are excluded",
@@ -346,18 +346,18 @@ def _measure_times(selected: _SelectedKernels, group: Int64, groups: int) -> dic
     kernels = selected.trace.kernels
     groups_of_kernels = sort_groups(of_kernel, selected.select_column(kernels.end_ns - kernels.start_ns), groups)
     queue_ns = selected.select_column(selected.context.launches.queue_ns[: len(kernels)])
-    waited = sort_groups(of_kernel, queue_ns, groups, queue_ns != NULL)
+    queues = sort_groups(of_kernel, queue_ns, groups, queue_ns != NULL)
     total = groups_of_kernels.totals()
     extent = selected.trace.extent_ns()
     wall = extent[1] - extent[0] if extent else 0
-    queue = waited.spread("queue")
+    queue = queues.spread("queue")
     return {
         "count": groups_of_kernels.counts,
         "total_ns": total,
         "gpu_share": ratios(total, np.full(groups, total.sum())),
         "wall_share": ratios(total, np.full(groups, wall)),
         **groups_of_kernels.summary("kernel"),
-        "queue_count": waited.counts,
+        "queue_count": queues.counts,
         **{f"queue_{word}_ns": queue[f"queue_{word}_ns"] for word in ("mean", "p50", "p99", "max")},
     }
 
@@ -531,10 +531,10 @@ def _iter_kernel_pairs(context: Context) -> Iterator[tuple[Int64, Int64]]:
 
 def _measure_as_nsys(context: Context, label: Int64, of_instance: Int64, selected_ranges: Bool | None) -> _Measured:
     """Measure what nsys joins: each kernel with each of its launch calls, and each range around that on its thread."""
-    launched = context.launches
-    of_kernel = np.flatnonzero(launched.operation < len(label))
-    kernel, links = launched.operation[of_kernel], np.arange(len(of_kernel))
-    thread, start, end = launched.thread[of_kernel], launched.start_ns[of_kernel], launched.end_ns[of_kernel]
+    launches = context.launches
+    of_kernel = np.flatnonzero(launches.operation < len(label))
+    kernel, links = launches.operation[of_kernel], np.arange(len(of_kernel))
+    thread, start, end = launches.thread[of_kernel], launches.start_ns[of_kernel], launches.end_ns[of_kernel]
     pairs = iter_pairs(context.instances.segments, ThreadEvents(thread, start, end, links, len(links), links))
     alone = np.ones(len(label), np.bool_)
     alone[kernel] = False

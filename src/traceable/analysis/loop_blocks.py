@@ -100,18 +100,18 @@ def find_blocks(context: Context) -> Blocks:
 def find_loop_segments(context: Context) -> LoopSegments:
     """Return what ran on the threads that have a loop."""
     instances = context.instances
-    ran = instances.segments
+    segments = instances.segments
     loops = np.zeros(len(context.trace.threads), np.bool_)
     loops[find_blocks(context).thread] = True
-    nested = (instances.style[ran.owner] == PUSH_POP) | instances.task[ran.owner]
-    rows = np.flatnonzero(nested & loops[ran.thread])
-    rows = rows[np.lexsort((-ran.end_ns[rows], ran.start_ns[rows], ran.thread[rows]))]
-    thread, start, end = ran.thread[rows], ran.start_ns[rows], ran.end_ns[rows]
+    nested = (instances.style[segments.owner] == PUSH_POP) | instances.task[segments.owner]
+    rows = np.flatnonzero(nested & loops[segments.thread])
+    rows = rows[np.lexsort((-segments.end_ns[rows], segments.start_ns[rows], segments.thread[rows]))]
+    thread, start, end = segments.thread[rows], segments.start_ns[rows], segments.end_ns[rows]
     above = find_parents(thread, start, end)
     alone = end - start
     inner = above >= 0
     np.subtract.at(alone, above[inner], (end - start)[inner])
-    return LoopSegments(ran.owner[rows], thread, start, end, alone)
+    return LoopSegments(segments.owner[rows], thread, start, end, alone)
 
 
 def find_longest_instances(context: Context, some: Blocks) -> Int64:
@@ -119,51 +119,51 @@ def find_longest_instances(context: Context, some: Blocks) -> Int64:
 
     Of a block what counts is the summed time of each range path; the instance is the last of that path in it.
     """
-    ran, instances = find_loop_segments(context), context.instances
-    first, number = _find_segments_within(some, ran)
+    segments, instances = find_loop_segments(context), context.instances
+    first, number = _find_segments_within(some, segments)
     row = expand_slices(first, number)
     block = np.repeat(np.arange(len(some)), number)
-    known = ran.end_ns[row] <= some.end_ns[block]
+    known = segments.end_ns[row] <= some.end_ns[block]
     row, block = row[known], block[known]
-    path = instances.path[ran.owner[row]] + 1
+    path = instances.path[segments.owner[row]] + 1
     outside = some.end_ns - some.start_ns
-    np.subtract.at(outside, block, ran.self_ns[row])
+    np.subtract.at(outside, block, segments.self_ns[row])
     width = len(instances.paths) + 1
     key = np.append(block * width + path, np.arange(len(some)) * width)
-    took = np.append(ran.self_ns[row], outside)
-    owner = np.append(ran.owner[row], np.full(len(some), -1))
+    time_ns = np.append(segments.self_ns[row], outside)
+    owner = np.append(segments.owner[row], np.full(len(some), -1))
     kinds, last, group = np.unique(key[::-1], return_index=True, return_inverse=True)
     total = np.zeros(len(kinds), np.int64)
-    np.add.at(total, group.reshape(-1), took[::-1])
+    np.add.at(total, group.reshape(-1), time_ns[::-1])
     # By block and then by time taken: the last of each block is the one that took most.
     order = np.lexsort((total, kinds // width))
     of_block = kinds[order] // width
     most = order[np.flatnonzero(np.diff(of_block, append=len(some)))]
-    found_in: Int64 = owner[::-1][last[most]]
-    return found_in
+    longest: Int64 = owner[::-1][last[most]]
+    return longest
 
 
 def find_longest_in_callbacks(context: Context) -> Int64:
     """Return for each instance that is a callback of a loop the one that took most of it; -1 for none and all else."""
     instances = context.instances
-    held_by = np.full(len(instances), -1, np.int64)
+    longest = np.full(len(instances), -1, np.int64)
     rows = np.flatnonzero((instances.domain == context.trace.name_index(LOOP_DOMAIN)) & instances.entered)
     if len(rows):
         some = Blocks(
             instances.thread[rows], instances.start_ns[rows], instances.end_ns[rows], instances.recorded_name[rows]
         )
-        held_by[rows] = find_longest_instances(context, some)
-    return held_by
+        longest[rows] = find_longest_instances(context, some)
+    return longest
 
 
-def _find_segments_within(some: Blocks, ran: LoopSegments) -> tuple[Int64, Int64]:
+def _find_segments_within(some: Blocks, segments: LoopSegments) -> tuple[Int64, Int64]:
     """Return for each block the first segment that begins in it, and how many do."""
     first, number = np.zeros(len(some), np.int64), np.zeros(len(some), np.int64)
     for thread in distinct(some.thread).tolist():
         here = np.flatnonzero(some.thread == thread)
-        low, high = np.searchsorted(ran.thread, [thread, thread + 1])
-        first[here] = low + np.searchsorted(ran.start_ns[low:high], some.start_ns[here], "left")
-        number[here] = low + np.searchsorted(ran.start_ns[low:high], some.end_ns[here], "left") - first[here]
+        low, high = np.searchsorted(segments.thread, [thread, thread + 1])
+        first[here] = low + np.searchsorted(segments.start_ns[low:high], some.start_ns[here], "left")
+        number[here] = low + np.searchsorted(segments.start_ns[low:high], some.end_ns[here], "left") - first[here]
     return first, number
 
 
@@ -189,12 +189,12 @@ def find_blocked_coroutines(context: Context, some: Blocks) -> BlockedCoroutines
     they became ready is in no trace, so that this is an inference. Of coroutines that await one another only the
     innermost counts.
     """
-    ran, every = find_loop_segments(context), find_blocks(context)
+    segments, every = find_loop_segments(context), find_blocks(context)
     suspended_at, awaited = _find_suspensions(context)
     nothing = np.empty(0, np.int64)
     pairs = [(nothing, nothing, nothing)]
     for thread in distinct(some.thread).tolist():
-        low, high = np.searchsorted(ran.thread, [thread, thread + 1])
+        low, high = np.searchsorted(segments.thread, [thread, thread + 1])
         a, b = np.searchsorted(every.thread, [thread, thread + 1])
         starts, ends = every.start_ns[a:b], every.end_ns[a:b]
         pause = np.flatnonzero(np.append(starts[1:] - ends[:-1] >= TURN_NS, [True]))
@@ -202,10 +202,10 @@ def find_blocked_coroutines(context: Context, some: Blocks) -> BlockedCoroutines
             begin, end = int(some.start_ns[block]), int(some.end_ns[block])
             at = int(np.searchsorted(starts, begin, "left"))
             until = int(ends[pause[np.searchsorted(pause, at, "left")]])
-            rows = low + np.arange(*np.searchsorted(ran.start_ns[low:high], [end, until]))
+            rows = low + np.arange(*np.searchsorted(segments.start_ns[low:high], [end, until]))
             rows = rows[(suspended_at[rows] >= 0) & (suspended_at[rows] < end) & ~awaited[rows]]
             slept = end - np.maximum(suspended_at[rows], begin)
-            pairs.append((np.full(len(rows), block), ran.owner[rows], slept))
+            pairs.append((np.full(len(rows), block), segments.owner[rows], slept))
     return BlockedCoroutines(*(np.concatenate(column) for column in zip(*pairs, strict=True)))
 
 
@@ -215,14 +215,18 @@ def _find_suspensions(context: Context) -> tuple[Int64, Bool]:
 
     These begin with the segment of a coroutine inside their own, which was suspended as well.
     """
-    ran, instances = find_loop_segments(context), context.instances
-    resumed = np.flatnonzero(instances.task[ran.owner])
-    by_owner = resumed[np.lexsort((ran.start_ns[resumed], ran.owner[resumed]))]
-    suspended_at = np.full(len(ran.owner), -1, np.int64)
-    same = ran.owner[by_owner[1:]] == ran.owner[by_owner[:-1]]
-    suspended_at[by_owner[1:][same]] = ran.end_ns[by_owner[:-1][same]]
-    awaited = np.zeros(len(ran.owner), np.bool_)
+    segments, instances = find_loop_segments(context), context.instances
+    of_tasks = np.flatnonzero(instances.task[segments.owner])
+    by_owner = of_tasks[np.lexsort((segments.start_ns[of_tasks], segments.owner[of_tasks]))]
+    suspended_at = np.full(len(segments.owner), -1, np.int64)
+    same = segments.owner[by_owner[1:]] == segments.owner[by_owner[:-1]]
+    suspended_at[by_owner[1:][same]] = segments.end_ns[by_owner[:-1][same]]
+    awaited = np.zeros(len(segments.owner), np.bool_)
     if len(awaited) > 1:
-        inner = (ran.thread[1:] == ran.thread[:-1]) & (ran.end_ns[1:] <= ran.end_ns[:-1]) & (suspended_at[1:] >= 0)
-        awaited[:-1] = inner & (instances.parent[ran.owner[1:]] == ran.owner[:-1])
+        inner = (
+            (segments.thread[1:] == segments.thread[:-1])
+            & (segments.end_ns[1:] <= segments.end_ns[:-1])
+            & (suspended_at[1:] >= 0)
+        )
+        awaited[:-1] = inner & (instances.parent[segments.owner[1:]] == segments.owner[:-1])
     return suspended_at, awaited

@@ -178,27 +178,27 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
     if by not in BY:
         raise ValueError(f"by={by!r}: one of {', '.join(BY)}")
     # The tables on allocated memory: none where it was not recorded.
-    allocated: dict[str, Table] = {}
+    usage_tables: dict[str, Table] = {}
     usage = summarize_usage(context)
     if usage is not None:
         further = {
             "usage_by_range": summarize_usage_by_range(context, range_name=range_name),
             "usage_over_time": list_usage_changes(context),
         }
-        allocated = {"usage": usage, **{name: table for name, table in further.items() if len(table)}}
+        usage_tables = {"usage": usage, **{name: table for name, table in further.items() if len(table)}}
     moves = find_memory_operations(context)
     which = np.arange(len(moves))
     if range_name is not None:
         which = which[context.mask_operations(range_name)[moves.first_operation + which]]
     if not len(which):
-        if range_name is not None or not allocated:
+        if range_name is not None or not usage_tables:
             raise _explain_no_operations(context, range_name)
-        return replace(allocated.pop("usage"), others=allocated)
+        return replace(usage_tables.pop("usage"), others=usage_tables)
     others = {
         "processes": _group_by_process(context.trace, moves, which),
         "sizes": _summarize_sizes(moves, which),
         "calls": _group_by_call(context, moves, which),
-        **allocated,
+        **usage_tables,
     }
     if by == "range":
         table = _group_by_range(context, moves, which)
@@ -206,7 +206,7 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
         table = others.pop("processes")
     else:
         table = _group_by_operation(moves, which)
-    return replace(table, others=others, notes=allocated["usage"].notes if allocated else (_NO_ALLOCATIONS,))
+    return replace(table, others=others, notes=usage_tables["usage"].notes if usage_tables else (_NO_ALLOCATIONS,))
 
 
 def _group_by_operation(moves: MemoryOperations, which: Int64) -> Table:
@@ -352,14 +352,14 @@ def _measure_groups(
 
 def _measure_causes(moves: MemoryOperations, which: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns on pageable and pinned memory and on what blocked the calling thread."""
-    has_host_memory, called = moves.host_memory_known[which], moves.call_kind[which] != NO_CALL
+    has_host_memory, has_call = moves.host_memory_known[which], moves.call_kind[which] != NO_CALL
     pageable = moves.pageable[which]
     kind = moves.call_kind[which]
     rows = {
         "pageable": (pageable, has_host_memory),
         "pinned": (moves.pinned[which], has_host_memory),
-        "sync": (kind == SYNCHRONOUS, called),
-        "pageable_async": (pageable & (kind == ASYNCHRONOUS), has_host_memory & called),
+        "sync": (kind == SYNCHRONOUS, has_call),
+        "pageable_async": (pageable & (kind == ASYNCHRONOUS), has_host_memory & has_call),
     }
     columns: dict[str, NDArray[Any]] = {}
     for name, (member, known) in rows.items():
@@ -501,7 +501,7 @@ def get_peaks_gb_per_s(trace: Trace, gpu: Int64, link: Int64) -> Float64:
 
     Args:
         gpu: nsys's number of the GPU of each operation; negative where unknown.
-        link: of each operation HOST, OWN_MEMORY, OWN_MEMORY_TWICE or UNKNOWN.
+        link: of each operation HOST, DEVICE_MEMORY, DEVICE_MEMORY_TWICE or UNKNOWN.
     """
     peaks = np.full(len(gpu), np.nan)
     for device in trace.devices:
@@ -580,8 +580,8 @@ def summarize_usage(context: Context) -> Table | None:
     peak_at[steps.group[at_peak]] = trace.allocations.start_ns[steps.event[at_peak]]
     end[steps.group] = steps.usage
     unmatched = _find_unmatched_releases(trace, steps)
-    begun = np.flatnonzero(trace.allocations.release == _ALLOCATION)
-    number = np.bincount(steps.group_of_event[begun], minlength=groups)
+    allocations = np.flatnonzero(trace.allocations.release == _ALLOCATION)
+    number = np.bincount(steps.group_of_event[allocations], minlength=groups)
     columns = {
         **_make_identity_columns(trace, steps, np.arange(groups)),
         "peak_bytes": integers(peak, some),
@@ -626,17 +626,17 @@ def summarize_usage_by_range(context: Context, *, range_name: str | None = None)
     step, of_label = _pair_steps_with_ranges(context, steps, label, real)
     row = of_label * groups + steps.group[step]
     change = steps.change[step]
-    allocated = sum_groups(row, np.maximum(change, 0), labels * groups)
-    released = sum_groups(row, np.maximum(-change, 0), labels * groups)
+    allocated_bytes = sum_groups(row, np.maximum(change, 0), labels * groups)
+    released_bytes = sum_groups(row, np.maximum(-change, 0), labels * groups)
     rows = np.flatnonzero((peak > 0) | (np.bincount(row, minlength=labels * groups) > 0))
     columns = {
         **make_range_columns(trace, instances, first_of_label[rows // groups] if groups else rows),
         **_make_identity_columns(trace, steps, rows % max(1, groups)),
         "count": count[rows],
         "peak_bytes": peak[rows],
-        "allocated_bytes": allocated[rows],
-        "released_bytes": released[rows],
-        "net_bytes": allocated[rows] - released[rows],
+        "allocated_bytes": allocated_bytes[rows],
+        "released_bytes": released_bytes[rows],
+        "net_bytes": allocated_bytes[rows] - released_bytes[rows],
     }
     return Table(columns).take(np.argsort(-peak[rows], kind="stable"))
 
@@ -646,10 +646,10 @@ def _compute_usage_steps(trace: Trace) -> _UsageSteps:
     gpu = map_gpu_numbers(trace, events.process, events.device)
     group, first_of_group = number_groups(events.process, gpu, events.memory_kind)
     begins = np.flatnonzero(events.release == _ALLOCATION)
-    ended, by = _match_releases(trace)
-    event = np.concatenate([begins, by])
-    change = np.concatenate([events.size_bytes[begins], -events.size_bytes[ended]])
-    of_group = group[np.concatenate([begins, ended])]
+    allocation, record = _match_releases(trace)
+    event = np.concatenate([begins, record])
+    change = np.concatenate([events.size_bytes[begins], -events.size_bytes[allocation]])
+    of_group = group[np.concatenate([begins, allocation])]
     # What an allocation at the same address ends is gone before that allocation counts.
     order = np.argsort(2 * event + (np.arange(len(event)) < len(begins)), kind="stable")
     event, change, of_group = event[order], change[order], of_group[order]
@@ -696,9 +696,9 @@ def _pair_steps_with_ranges(
     """Return pairs of a step and the number of a range name around the call that made it, no pair twice."""
     trace = context.trace
     call = _find_calls(trace)[steps.event]
-    made = np.flatnonzero(call >= 0)
-    calls, at = context.launches.calls, call[made]
-    every = np.arange(len(made))
+    with_call = np.flatnonzero(call >= 0)
+    calls, at = context.launches.calls, call[with_call]
+    every = np.arange(len(with_call))
     pieces = list(
         iter_pairs(
             context.instances.segments,
@@ -710,7 +710,7 @@ def _pair_steps_with_ranges(
     instance, item = (np.concatenate(part) for part in zip(*pieces, strict=True))
     instance, item = instance[real[instance]], item[real[instance]]
     once = number_groups(label[instance], item)[1]
-    return made[item[once]], label[instance[once]]
+    return with_call[item[once]], label[instance[once]]
 
 
 def _find_peaks(trace: Trace, steps: _UsageSteps, group: int, start: Int64, end: Int64) -> Int64:

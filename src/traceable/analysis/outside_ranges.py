@@ -31,10 +31,10 @@ def measure_outside_ranges(context: Context) -> Table:
     for low, high in pairwise(bounds):
         starts, ends = instances.start_ns[rows[low:high]], instances.end_ns[rows[low:high]]
         first, last = int(starts.min()), int(ends.max())
-        gone = np.clip(apart[0], first, last), np.clip(apart[1], first, last)
-        unrecorded = int(merge_intervals(*gone).total_ns()[0])
-        covered = int(merge_intervals(np.append(starts, gone[0]), np.append(ends, gone[1])).total_ns()[0])
-        values.append((first, last, last - first - unrecorded, last - first - covered))
+        between = np.clip(apart[0], first, last), np.clip(apart[1], first, last)
+        unrecorded_ns = int(merge_intervals(*between).total_ns()[0])
+        covered_ns = int(merge_intervals(np.append(starts, between[0]), np.append(ends, between[1])).total_ns()[0])
+        values.append((first, last, last - first - unrecorded_ns, last - first - covered_ns))
     start, end, wall, outside = np.array(values, np.int64).reshape(-1, 4).T
     processes = [trace.processes[thread.process] for thread in threads]
     table = Table(

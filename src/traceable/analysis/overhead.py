@@ -106,12 +106,12 @@ def match_processes(
     The program itself where it took steps, and those were recorded. Else that one of its children that recorded and
     took steps first, and its counterpart is the child whose first step has the same place in the order of as many.
     """
-    recorded = [one for one in profiled if one.recorded_steps is None or one.recorded_steps] or profiled
-    programs = [[one for one in run if one.is_program] for run in (plain, recorded)]
+    recording = [one for one in profiled if one.recorded_steps is None or one.recorded_steps] or profiled
+    programs = [[one for one in run if one.is_program] for run in (plain, recording)]
     if all(programs):
         return programs[0][0], programs[1][0]
     before, after = (sorted((one for one in run if not one.is_program), key=_get_first_ns) for run in (plain, profiled))
-    candidates = [one for one in after if one in recorded] or after
+    candidates = [one for one in after if one in recording] or after
     if not candidates or len(before) != len(after):
         return None
     return before[after.index(candidates[0])], candidates[0]
@@ -138,10 +138,10 @@ def find_warm_up_end(duration_ns: Int64) -> int:
 def compute_cpu_wait_share(step_times: Int64, first: int) -> float | None:
     """Return for which part of the time the thread waited for a CPU, from step `first` on; None if not measured."""
     rows = step_times[first:]
-    measured = rows[(rows[:, 2] > 0) & (rows[:, 1] > 0)]
-    if len(measured) < 2 or measured[-1, 1] <= measured[0, 1]:
+    samples = rows[(rows[:, 2] > 0) & (rows[:, 1] > 0)]
+    if len(samples) < 2 or samples[-1, 1] <= samples[0, 1]:
         return None
-    return float(np.clip((measured[-1, 2] - measured[0, 2]) / (measured[-1, 1] - measured[0, 1]), 0, 1))
+    return float(np.clip((samples[-1, 2] - samples[0, 2]) / (samples[-1, 1] - samples[0, 1]), 0, 1))
 
 
 def compare_steps(

@@ -163,11 +163,11 @@ def build_range_names(traces: Sequence[Trace], rules: NameRules, expand: Sequenc
     range_names = []
     for trace, of, short in zip(traces, used, stripped, strict=True):
         whole = [folds.get(name, name) for name in short] if folds else short
-        made = dict.fromkeys((*short, *whole))
-        number = {name: index for index, name in enumerate(trace.names) if name in made}
-        new = [name for name in made if name not in number]
+        texts = dict.fromkeys((*short, *whole))
+        number = {name: index for index, name in enumerate(trace.names) if name in texts}
+        new = [name for name in texts if name not in number]
         number.update(zip(new, range(len(trace.names), len(trace.names) + len(new)), strict=True))
-        here = {name: folded[name] for name in made if name in folded}
+        here = {name: folded[name] for name in texts if name in folded}
         size = len(trace.names)
         of_name, of_stripped = (_make_index(size, of, [number[name] for name in names]) for names in (whole, short))
         range_names.append(RangeNames((*trace.names, *new), of, of_name, of_stripped, here, rules))
@@ -274,15 +274,15 @@ def _get_places(places: Sequence[int]) -> Callable[[Sequence[str]], object]:
 
 
 def _expand_folds(folds: dict[str, str], expand: Sequence[str]) -> dict[str, str]:
-    opened: set[str] = set()
+    to_expand: set[str] = set()
     folded = sorted(set(folds.values()))
     for glob in expand:
         matches = [name for name in folded if name == glob or fnmatchcase(name, glob)]
         if not matches:
-            listed = f"folded names: {', '.join(folded[:10])}" if folded else "no names are folded"
-            raise MissingDataError("no_folded_name_matches", f"no folded range name matches --expand {glob!r}", listed)
-        opened.update(matches)
-    return {name: whole for name, whole in folds.items() if whole not in opened} if opened else folds
+            remedy = f"folded names: {', '.join(folded[:10])}" if folded else "no names are folded"
+            raise MissingDataError("no_folded_name_matches", f"no folded range name matches --expand {glob!r}", remedy)
+        to_expand.update(matches)
+    return {name: whole for name, whole in folds.items() if whole not in to_expand} if to_expand else folds
 
 
 def _summarize_folds(folds: Mapping[str, str]) -> dict[str, FoldedName]:

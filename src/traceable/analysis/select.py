@@ -180,16 +180,16 @@ def _select_processes(trace: Trace, selected: Bool) -> Trace:
 
 
 def _select_devices(trace: Trace, devices: Sequence[int]) -> Trace:
-    tables, seen = {}, {device.number for device in trace.devices}
+    tables, present = {}, {device.number for device in trace.devices}
     for name in _WITH_DEVICE:
         events = getattr(trace, name)
         number = map_gpu_numbers(trace, events.process, events.device)
-        seen.update(distinct(number[number >= 0]).tolist())
+        present.update(distinct(number[number >= 0]).tolist())
         selected = np.isin(number, np.array(devices, np.int64))
         tables[name] = _take(events, selected | (number < 0) if name == "synchronizations" else selected)
     for device in devices:
-        if device not in seen:
-            there = ", ".join(map(str, sorted(seen)))
+        if device not in present:
+            there = ", ".join(map(str, sorted(present)))
             raise MissingDataError(
                 "gpu_not_in_trace", f"no GPU {device} in the trace", f"GPUs in the trace: {there or 'none'}"
             )
@@ -203,19 +203,19 @@ def _clip(events: _Lasting, cut: Cut) -> _Lasting:
     if not len(crossing):
         return events
     start, end = np.maximum(events.start_ns, cut.first_ns), np.minimum(events.end_ns, cut.last_ns)
-    clipped: dict[str, Any] = {"start_ns": start, "end_ns": end}
+    changes: dict[str, Any] = {"start_ns": start, "end_ns": end}
     if isinstance(events, Ranges):
-        clipped["clipped"] = events.clipped.copy()
-        clipped["clipped"][crossing] = True
+        changes["clipped"] = events.clipped.copy()
+        changes["clipped"][crossing] = True
     if isinstance(events, Copies | Memsets):
-        clipped["size_bytes"] = events.size_bytes.copy()
+        changes["size_bytes"] = events.size_bytes.copy()
         for one in crossing.tolist():
-            size, began = int(events.size_bytes[one]), int(events.start_ns[one])
-            length = int(events.end_ns[one]) - began
+            size, begin = int(events.size_bytes[one]), int(events.start_ns[one])
+            length = int(events.end_ns[one]) - begin
             # Of both edges alike, so that the parts on their sides add up; in Python's integers, which do not overflow.
-            before = [max(size, 0) * (int(edge) - began) // length for edge in (start[one], end[one])]
-            clipped["size_bytes"][one] = before[1] - before[0] if size > 0 else size
-    return replace(events, **clipped)
+            before = [max(size, 0) * (int(edge) - begin) // length for edge in (start[one], end[one])]
+            changes["size_bytes"][one] = before[1] - before[0] if size > 0 else size
+    return replace(events, **changes)
 
 
 def _take(events: _Kind, selected: Bool) -> _Kind:

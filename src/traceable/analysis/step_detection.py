@@ -11,8 +11,8 @@ Three kinds, which differ in what operations are a step's:
 Without a selection these are tried in order, and the first that holds counts (`Steps.source`):
 
 1. `range`: ranges called step or iteration, or else the outermost ranges that come again and again. Names that differ
-   in numbers are one. A range in which less than MIN_GPU_TIME_SHARE of the GPU's time was launched is not a step, and
-   neither is one that is called as parts of a model are, or that repeats within what repeats exactly.
+   in numbers are one. A range in which less than MIN_GPU_TIME_SHARE of the GPU's time was launched is not a step, nor
+   is one that is named like a part of a model, or that repeats within what repeats exactly.
 2. `repetition`, or `graph` where a CUDA graph ends it: the smallest lag after which the operations of a stream repeat
    exactly (`find_exact_period`).
 3. `graph`: each launch of the one CUDA graph that takes most of the GPU's time.
@@ -196,10 +196,10 @@ def is_launched_in_spans(context: Context, process: Int64, start_ns: Int64, end_
     Args:
         process, start_ns, end_ns: the spans: index into `Trace.processes`, begin, and end, which is not included.
     """
-    gpu, launched = context.gpu, context.launches
+    gpu, launches = context.gpu, context.launches
     at = gpu.start_ns.copy()
-    called = np.flatnonzero(launched.call_of >= 0)
-    at[called] = launched.calls.start_ns[launched.call_of[called]]
+    called = np.flatnonzero(launches.call_of >= 0)
+    at[called] = launches.calls.start_ns[launches.call_of[called]]
     inside = np.zeros(len(gpu), np.bool_)
     for one in distinct(process).tolist():
         rows = np.flatnonzero(gpu.process == one)
@@ -213,8 +213,8 @@ def is_in_spans(at_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
         return np.zeros(len(at_ns), np.bool_)
     order = np.argsort(start_ns, kind="stable")
     latest = np.maximum.accumulate(end_ns[order])
-    begun = np.searchsorted(start_ns[order], at_ns, "right") - 1
-    inside: Bool = (begun >= 0) & (latest[begun] > at_ns)
+    span = np.searchsorted(start_ns[order], at_ns, "right") - 1
+    inside: Bool = (span >= 0) & (latest[span] > at_ns)
     return inside
 
 
@@ -385,7 +385,7 @@ class _Paths:
     """Of each instance the number of its path where names that differ in numbers are one.
 
     Attributes:
-        part: whether it is called as parts of a model are, without a number that identifies one.
+        part: whether it is named like a part of a model, without a number that identifies one.
         texts: by number of a name, that name; and `name`, that number of each instance.
     """
 
@@ -446,9 +446,9 @@ def _detect_by_repeated_ranges(context: Context) -> Steps | None:
         return None
     names = [tuple(paths.texts[paths.name[rows[0]]] for rows in sequence) for sequence in sequences]
     if all(len(sequence) == 1 for sequence in sequences):
-        listed = ", ".join(sorted({repr(name) for (name,) in names}))
+        texts = ", ".join(sorted({repr(name) for (name,) in names}))
         rule = Message(
-            "step_range_by_repetition", f"a step is an instance of the range {listed}, inferred from its repetition"
+            "step_range_by_repetition", f"a step is an instance of the range {texts}, inferred from its repetition"
         )
         return _make_range_steps(context, is_step, "range", (rule,))
     return _make_sequence_steps(context, sequences, names)
@@ -504,8 +504,8 @@ def _find_range_sequence(instances: Instances, paths: _Paths, rows: Int64) -> li
     members = [rows[path == one] for one in fits]
     together = np.concatenate(members)
     span = int(instances.end_ns[together].max() - instances.start_ns[together].min())
-    explained = int((instances.end_ns - instances.start_ns)[together].sum())
-    return members if explained >= _COVER * span else None
+    explained_ns = int((instances.end_ns - instances.start_ns)[together].sum())
+    return members if explained_ns >= _COVER * span else None
 
 
 def _make_sequence_steps(context: Context, sequences: list[list[Int64]], names: list[tuple[str, ...]]) -> Steps:
@@ -761,10 +761,10 @@ def _find_extent(sequence: _Sequence, period: int) -> tuple[int, int]:
 
 def _detect_by_repetition(context: Context, lanes: list[_Lane]) -> Steps | None:
     """Return the steps of the processes and devices on which the operations of a stream repeat exactly."""
-    repeated = [lane for lane in lanes if lane.is_repeated()]
-    if not _has_most_gpu_time(repeated, lanes):
+    exact_lanes = [lane for lane in lanes if lane.is_repeated()]
+    if not _has_most_gpu_time(exact_lanes, lanes):
         return None
-    ends = [_find_ends(lane) for lane in repeated]
+    ends = [_find_ends(lane) for lane in exact_lanes]
     votes: dict[int, int] = {}
     idle: dict[int, int] = {}
     # One kernel ends the step of all that have it, so that the ranks of one program are cut at the same place.
@@ -775,7 +775,7 @@ def _detect_by_repetition(context: Context, lanes: list[_Lane]) -> Steps | None:
             idle[label] = idle.get(label, 0) + time
     items, begins, rules = [], [], []
     is_graph = True
-    for lane, one in zip(repeated, ends, strict=True):
+    for lane, one in zip(exact_lanes, ends, strict=True):
         sequence = lane.sequence
         at = one.items
         if one.natural is not None or not len(at):
@@ -813,7 +813,7 @@ def _has_most_gpu_time(some: list[_Lane], lanes: list[_Lane]) -> bool:
 
 def _detect_by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
     """Return the launches of the CUDA graph that takes most of the GPU's time, by process and device."""
-    items, some = [], []
+    items, graph_lanes = [], []
     for lane in lanes:
         sequence = lane.sequence
         at = np.flatnonzero(sequence.label >= sequence.graphs)
@@ -822,8 +822,8 @@ def _detect_by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
         often = np.flatnonzero((number >= MIN_REPETITIONS) & (time >= _COVER * sequence.device_ns))
         if len(often):
             items.append(sequence.operation[at[of_kind.reshape(-1) == often[0]]])
-            some.append(lane)
-    if not _has_most_gpu_time(some, lanes):
+            graph_lanes.append(lane)
+    if not _has_most_gpu_time(graph_lanes, lanes):
         return None
     rule = Message(
         "step_ends_with_graph",
@@ -834,24 +834,24 @@ def _detect_by_graph(context: Context, lanes: list[_Lane]) -> Steps | None:
 
 def _detect_by_cycle(context: Context, lanes: list[_Lane]) -> Steps | None:
     """Return the approximate repetitions in the sequence of each process and device, which may be steps or not."""
-    some: list[_Lane] = []
+    cycle_lanes: list[_Lane] = []
     periods: list[tuple[int, float, list[int]]] = []
     for lane in lanes:
         labels = lane.sequence.get_work_labels()
         middle = max(0, (len(labels) - _LONGEST_STRETCH) // 2)
         period = find_approximate_period(labels[middle : middle + _LONGEST_STRETCH]) if lane.may_cycle() else None
         if period is not None:
-            some.append(lane)
+            cycle_lanes.append(lane)
             periods.append(period)
-    if not _has_most_gpu_time(some, lanes):
+    if not _has_most_gpu_time(cycle_lanes, lanes):
         return None
     idle: dict[int, int] = {}
-    for lane, (_, _, ends) in zip(some, periods, strict=True):
+    for lane, (_, _, ends) in zip(cycle_lanes, periods, strict=True):
         for label in ends:
             time = lane.sequence.measure_idle_ns()[lane.sequence.label == label].sum()
             idle[label] = idle.get(label, 0) + int(time)
     items, rules = [], []
-    for lane, (length, share, ends) in zip(some, periods, strict=True):
+    for lane, (length, share, ends) in zip(cycle_lanes, periods, strict=True):
         end = max(ends, key=lambda each: (each >= lane.sequence.graphs, idle[each]))
         at = np.flatnonzero(lane.sequence.label == end)
         items.append(lane.sequence.operation[at])

@@ -418,7 +418,7 @@ def _summarize_lanes(
         means[f"{word}_mean{unit}"] = ratios(sums, np.bincount(steps.lane[known], minlength=lanes))
     # Steps may overlap (requests): the elapsed time counts, not the sum of their times.
     start_or_0, end_or_0 = np.where(count > 0, start, 0), np.where(count > 0, end, 0)
-    elapsed = end_or_0 - start_or_0 - context.trace.windows.measure_gaps_ns(start_or_0, end_or_0)
+    elapsed_ns = end_or_0 - start_or_0 - context.trace.windows.measure_gaps_ns(start_or_0, end_or_0)
     wall = np.bincount(of_steady, weights=columns["wall_ns"][steady], minlength=lanes)
     idle = np.where(columns["idle_ns"] == NULL, np.nan, columns["idle_ns"])
     busy = np.bincount(of_steady, weights=(columns["wall_ns"] - idle)[steady], minlength=lanes)
@@ -434,8 +434,8 @@ def _summarize_lanes(
             "steady_start_ns": integers(start, count > 0),
             "steady_end_ns": integers(end, count > 0),
             **sort_groups(steps.lane, columns["wall_ns"], lanes, steady).summary("wall"),
-            "steps_per_s": ratios(count * 1e9, elapsed),
-            **measure_rhythm(context, steps, steady, elapsed),
+            "steps_per_s": ratios(count * 1e9, elapsed_ns),
+            **measure_rhythm(context, steps, steady, elapsed_ns),
             "utilization_share": ratios(busy, wall),
             **means,
         }
@@ -517,8 +517,8 @@ def collect_step_operations(context: Context, steps: Steps) -> StepOperations:
         else _find_operations_by_time(context, steps, lanes)
     )
     bounds = np.searchsorted(step, np.arange(len(steps) + 1, dtype=step.dtype))
-    added = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
-    return StepOperations(step, operation, bounds, added, group_waits_by_thread(context), lanes)
+    added_ns = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
+    return StepOperations(step, operation, bounds, added_ns, group_waits_by_thread(context), lanes)
 
 
 @cache_per_context
@@ -675,16 +675,16 @@ def _find_nccl_pairs(context: Context, work: StepOperations) -> Int64:
 def _measure_union(context: Context, work: StepOperations, pairs: Int64) -> Int64:
     """Return the union of those of the steps' operations that count, by step."""
     step, operation = work.step[pairs], work.operation[pairs]
-    added = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
-    return sum_groups(step, added, len(work.bounds) - 1)
+    added_ns = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
+    return sum_groups(step, added_ns, len(work.bounds) - 1)
 
 
 def _measure_launching(context: Context, steps: Steps) -> Int64:
     """Return for how long of each step a thread of its process was in a launch call for its process (and device)."""
-    calls, launched = context.launches.calls, context.launches
-    leading = np.flatnonzero(launched.is_first_of_launch)
+    calls, launches = context.launches.calls, context.launches
+    leading = np.flatnonzero(launches.is_first_of_launch)
     lane = _assign_streams(context, steps)[find_streams(context).stream_of_operation[leading]]
-    call = launched.call_of[leading]
+    call = launches.call_of[leading]
     start, end = calls.start_ns[call], calls.end_ns[call]
     busy = union_by_lane(start, end, build_lanes(lane, len(steps.process), np.argsort(start, kind="stable")))
     return measure_covered_ns(busy, steps.lane, steps.start_ns, steps.end_ns)
@@ -733,7 +733,7 @@ def split_step(context: Context, steps: Steps, work: StepOperations, step: int) 
     operation = work.operation[pairs]
     innermost = context.innermost[operation]
     path_of_operation = np.where(innermost >= 0, ranges.path[innermost], -1) if len(ranges) else innermost
-    inside, alone, waited = _find_ranges_on_cpu(context, steps, work.waits, step)
+    inside, self_ns, waited_ns = _find_ranges_on_cpu(context, steps, work.waits, step)
     path, group = np.unique(np.concatenate([path_of_operation, ranges.path[inside]]), return_inverse=True)
     group = group.reshape(-1)
     names = context.trace.names
@@ -744,8 +744,8 @@ def split_step(context: Context, steps: Steps, work: StepOperations, step: int) 
     return Parts(
         path=paths,
         instances=integers(has_range, np.full(count, steps.kind != BOUNDARY)),
-        self_ns=integers(sum_groups(of_range, alone, count), has_range > 0),
-        sync_ns=integers(sum_groups(of_range, waited, count), has_range > 0),
+        self_ns=integers(sum_groups(of_range, self_ns, count), has_range > 0),
+        sync_ns=integers(sum_groups(of_range, waited_ns, count), has_range > 0),
         busy_ns=sum_groups(of_operation, work.added_ns[pairs], count),
         sum_ns=sum_groups(of_operation, gpu.end_ns[operation] - gpu.start_ns[operation], count),
         operations=np.bincount(of_operation, minlength=count),
@@ -771,12 +771,12 @@ def _find_ranges_on_cpu(context: Context, steps: Steps, waits: Union, step: int)
         inside = (ranges.style[rows] == PUSH_POP) & ranges.entered[rows] & (process == steps.process[steps.lane[step]])
         rows = rows[inside & (ranges.start_ns[rows] >= start) & (ranges.end_ns[rows] <= end)]
         rows = rows[~_is_in_another_step(ranges, steps, rows, step)]
-    waited = measure_covered_ns(waits, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
+    waited_ns = measure_covered_ns(waits, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
     above = ranges.parent[rows]
     place = np.minimum(np.searchsorted(rows, above), max(0, len(rows) - 1))
     among = np.flatnonzero(rows[place] == above)
-    own = waited.copy()
-    np.subtract.at(own, place[among], waited[among])
+    own = waited_ns.copy()
+    np.subtract.at(own, place[among], waited_ns[among])
     return rows, ranges.self_ns[rows], own
 
 
@@ -914,12 +914,12 @@ def split_wall_time(context: Context, steps: Steps, work: StepOperations, step: 
 
 def _measure_covered(ranges: Instances, instances: Int64, start_ns: int, end_ns: int) -> int:
     """Return how long at least one of these instances lasted between two times."""
-    covered, until = 0, start_ns
+    covered_ns, until = 0, start_ns
     for one in instances[np.argsort(ranges.start_ns[instances], kind="stable")].tolist():
         begin, end = max(int(ranges.start_ns[one]), until), min(int(ranges.end_ns[one]), end_ns)
         if end > begin:
-            covered, until = covered + end - begin, end
-    return covered
+            covered_ns, until = covered_ns + end - begin, end
+    return covered_ns
 
 
 def _get_path(context: Context, instance: int) -> Path:
@@ -1016,7 +1016,7 @@ def measure_rhythm(context: Context, steps: Steps, steady: Bool, elapsed_ns: Int
     waits = find_loader_wait_instances(context)
     processes = map_threads_to_processes(context.trace)
     process = processes[context.instances.thread[waits]]
-    waited = np.zeros(lanes, np.int64)
+    waited_ns = np.zeros(lanes, np.int64)
     if len(waits):
         start, end = context.instances.start_ns[waits], context.instances.end_ns[waits]
         when = union_by_lane(
@@ -1025,11 +1025,11 @@ def measure_rhythm(context: Context, steps: Steps, steady: Bool, elapsed_ns: Int
         first, last = np.full(lanes, np.iinfo(np.int64).max), np.zeros(lanes, np.int64)
         np.minimum.at(first, steps.lane[steady], steps.start_ns[steady])
         np.maximum.at(last, steps.lane[steady], steps.end_ns[steady])
-        waited = measure_covered_ns(when, steps.process, first, last)
+        waited_ns = measure_covered_ns(when, steps.process, first, last)
     known = np.isin(steps.process, process) & (elapsed_ns > 0)
     return {
         **{name: spread[name] for name in ("interval_p50_ns", "interval_p99_ns", "interval_max_ns")},
         "interval_stddev_ns": spread["interval_stddev_ns"],
-        "wait_total_ns": integers(waited, known),
-        "wait_share": np.where(known, ratios(waited, elapsed_ns), np.nan),
+        "wait_total_ns": integers(waited_ns, known),
+        "wait_share": np.where(known, ratios(waited_ns, elapsed_ns), np.nan),
     }

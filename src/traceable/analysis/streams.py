@@ -157,10 +157,10 @@ def _measure_unrecorded_ns(context: Context, first: Int64, last: Int64) -> Int64
 
 def _reduce_by_gpu(reduce: np.ufunc, values: Int64, gpu: Int64, count: int) -> Int64:
     """Return the first start or the last end of each GPU, given those of its streams; 0 for a GPU without any."""
-    reduced = np.zeros(count, np.int64)
-    reduced[gpu] = values
-    reduce.at(reduced, gpu, values)
-    return reduced
+    of_gpu = np.zeros(count, np.int64)
+    of_gpu[gpu] = values
+    reduce.at(of_gpu, gpu, values)
+    return of_gpu
 
 
 def _count_kinds(
@@ -196,12 +196,12 @@ def _measure_concurrency(
         start, end, lane = busy.start_ns, busy.end_ns, place.gpu[busy.lane_indices()]
         order = np.argsort(start, kind="stable")
     lanes = build_lanes(lane, len(gpus), order)
-    left = [sum_groups(place.gpu, of_stream.busy_ns, len(gpus))]
+    left_ns = [sum_groups(place.gpu, of_stream.busy_ns, len(gpus))]
     for _ in range(3):
         start, end, lanes = subtract_union(start, end, lanes)
-        left.append(np.array([int((end[rows] - start[rows]).sum()) for rows in lanes.lane_slices()], np.int64))
+        left_ns.append(np.array([int((end[rows] - start[rows]).sum()) for rows in lanes.lane_slices()], np.int64))
     # The rest beneath is the time of two streams, and again that of three, and so on, each as often as it is open.
-    one, two, three = (above - below for above, below in pairwise(left))
+    one, two, three = (above - below for above, below in pairwise(left_ns))
     return one - two, two - three, three
 
 

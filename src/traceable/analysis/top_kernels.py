@@ -102,32 +102,32 @@ def find_top_kernels(
     count = np.bincount(of_kernel[inside], minlength=len(name_codes))
     short = _get_functions(context, of_kernel, len(name_codes))
     present = [(place, names[code]) for place, code in enumerate(name_codes.tolist()) if code >= 0 and count[place]]
-    known = [(place, name) for place, name in present if not NCCL_KERNEL.match(name)]
+    replayable = [(place, name) for place, name in present if not NCCL_KERNEL.match(name)]
     matches = [
         place
-        for place, name in known
+        for place, name in replayable
         if pattern is None or re.fullmatch(pattern, name) or re.fullmatch(pattern, short[place])
     ]
     if not matches:
         raise MissingDataError(
             "no_kernel_matches",
-            f"no match for the pattern among the {len(known)} kernels that ncu can replay there",
+            f"no match for the pattern among the {len(replayable)} kernels that ncu can replay there",
             "list them with `--view kernels`; * and ? are wildcards",
         )
-    selected = sorted(matches, key=lambda place: (-int(total[place]), names[int(name_codes[place])]))[:top]
-    is_selected = np.isin(of_kernel, selected)
+    top_places = sorted(matches, key=lambda place: (-int(total[place]), names[int(name_codes[place])]))[:top]
+    is_selected = np.isin(of_kernel, top_places)
     visible = inside & is_selected & _mask_visible(context, instances)
-    all_visible = len(distinct(of_kernel[visible])) == len(selected)
+    all_visible = len(distinct(of_kernel[visible])) == len(top_places)
     eligible = visible if all_visible else is_selected
     return TopKernels(
         tuple(
             TopKernel(names[int(name_codes[place])], short[place], int(count[place]), int(total[place]))
-            for place in selected
+            for place in top_places
         ),
         int(total.sum()),
         all_visible,
         _count_needed_launches(of_kernel[eligible], kernels.start_ns[eligible], launches, skip),
-        len(present) - len(known),
+        len(present) - len(replayable),
     )
 
 
@@ -153,8 +153,8 @@ def _mask_visible(context: Context, instances: Bool | None) -> Bool:
     """Return which kernels were launched where ncu sees the range: a start/end range is seen by every thread."""
     if instances is None or bool((context.instances.style[instances] == START_END).all()):
         return np.ones(len(context.trace.kernels), np.bool_)
-    launched: Bool = context.attribution.rule[: len(context.trace.kernels)] != INHERITED
-    return launched
+    visible: Bool = context.attribution.rule[: len(context.trace.kernels)] != INHERITED
+    return visible
 
 
 def _get_functions(context: Context, of_kernel: Int64, groups: int) -> list[str]:
@@ -174,8 +174,8 @@ def _get_functions(context: Context, of_kernel: Int64, groups: int) -> list[str]
 def _count_needed_launches(kernel: Int64, start_ns: Int64, launches: int, skip: int) -> int:
     """Return how many launches, in order of their start, hold `launches` of each kernel, or all it has."""
     last = 0
-    ordered = kernel[np.argsort(start_ns, kind="stable")][skip:]
-    for one in distinct(ordered).tolist():
-        at = np.flatnonzero(ordered == one)[:launches]
+    in_order = kernel[np.argsort(start_ns, kind="stable")][skip:]
+    for one in distinct(in_order).tolist():
+        at = np.flatnonzero(in_order == one)[:launches]
         last = max(last, int(at[-1]) + 1)
     return max(last, 1)

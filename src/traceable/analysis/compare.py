@@ -7,12 +7,12 @@ given; ratios are relative to A.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from traceable.analysis.table import Table, objects
+from traceable.analysis.table import Table, objects, ratios
 from traceable.trace.model import NULL, NDArray
 
 LETTERS = string.ascii_uppercase
@@ -58,7 +58,11 @@ def compare_ranges(tables: Sequence[Table]) -> Table:
         tables: the result of `ranges` for each recording, by path or all by name; at least one.
     """
     by_path = "path" in tables[0].columns
-    rows_by_key = [dict(zip(_make_keys(table, by_path), range(len(table)), strict=True)) for table in tables]
+    rows_by_key: list[dict[Key, int]] = []
+    for table in tables:
+        paths = table.column("path") if by_path else [[name] for name in table.column("name")]
+        keys_of_rows = zip(map(tuple, paths), table.column("domain"), table.column("style"), strict=True)
+        rows_by_key.append({key: row for row, key in enumerate(keys_of_rows)})
     keys = list(dict.fromkeys(key for rows in rows_by_key for key in rows))
     first_seen: dict[tuple[str, ...], int] = {}
     for path, _, _ in keys:
@@ -78,7 +82,7 @@ def compare_ranges(tables: Sequence[Table]) -> Table:
             # A range that the recording lacks has place -1, the last value.
             values[format_column_name(letter, name)] = np.append(column.astype(dtype), absent)[place]
         for name in MEASURES if letter != LETTERS[0] else ():
-            values[format_ratio_name(letter, name)] = _compute_ratios(
+            values[format_ratio_name(letter, name)] = ratios(
                 values[format_column_name(letter, name)], values[format_column_name(LETTERS[0], name)]
             )
     return Table(values)
@@ -101,23 +105,9 @@ def compare_step_summaries(summaries: Sequence[Table | None]) -> Table:
         values[name] = np.concatenate(columns) if columns else np.zeros(0)
     first = summaries[0] if summaries else None
     single = first.values["wall_p50_ns"] if first is not None and len(first) == 1 else np.array([np.nan])
-    ratios = [
-        _compute_ratios(table.values["wall_p50_ns"], single) if len(table) == 1 else np.full(len(table), np.nan)
+    wall_ratios = [
+        ratios(table.values["wall_p50_ns"], single) if len(table) == 1 else np.full(len(table), np.nan)
         for letter, table in parts
     ]
-    values["wall_p50_ratio"] = np.concatenate(ratios) if ratios else np.zeros(0)
+    values["wall_p50_ratio"] = np.concatenate(wall_ratios) if wall_ratios else np.zeros(0)
     return Table(values)
-
-
-def _make_keys(table: Table, by_path: bool) -> Iterator[Key]:
-    names = table.column("path") if by_path else [[name] for name in table.column("name")]
-    for path, domain, style in zip(names, table.column("domain"), table.column("style"), strict=True):
-        yield tuple(path), domain, style
-
-
-def _compute_ratios(values: NDArray[Any], of: NDArray[Any]) -> NDArray[np.float64]:
-    """Return values / of, absent where either is, or the divisor is 0."""
-    values, of = np.asarray(values, np.float64), np.asarray(of, np.float64)
-    out = np.full(len(values), np.nan)
-    np.divide(values, of, out=out, where=of > 0)
-    return out

@@ -64,7 +64,8 @@ def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]
 
     A field is what an instance carried as payload (docs/annotation.md) or, where it carried none of that name, what
     was taken out of its name (docs/names.md). Whole numbers are an integer column; other numbers a float column; if
-    there are other values too all are text, as JSON those that are not text. Absent comes last, and is always among the values.
+    there are other values too all are text: as JSON those that are not. Absent comes last, and is always among the
+    values.
 
     Raises:
         MissingDataError: no instance has the field.

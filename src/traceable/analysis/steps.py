@@ -366,7 +366,7 @@ def _make_process_columns(context: Context, steps: Steps, lane: Int64) -> dict[s
 def _make_device_columns(context: Context, steps: Steps, work: StepOperations) -> dict[str, NDArray[Any]]:
     """Return how many GPUs each step ran on, and the number of the GPU where it is one."""
     if steps.kind == BOUNDARY:
-        device = _number_lane_devices(context, steps)[steps.lane]
+        device = _map_lane_devices(context, steps)[steps.lane]
         return {"devices": np.ones(len(steps), np.int64), "device": integers(device, device >= 0)}
     if not len(context.gpu):
         return {"devices": np.zeros(len(steps), np.int64), "device": np.full(len(steps), NULL)}
@@ -379,7 +379,7 @@ def _make_device_columns(context: Context, steps: Steps, work: StepOperations) -
     return {"devices": devices, "device": device}
 
 
-def _number_lane_devices(context: Context, steps: Steps) -> Int64:
+def _map_lane_devices(context: Context, steps: Steps) -> Int64:
     return map_gpu_numbers(context.trace, steps.process.astype(np.int32), steps.device.astype(np.int32))
 
 
@@ -408,7 +408,7 @@ def _summarize_lanes(
     end = np.full(lanes, NULL)
     np.minimum.at(start, of_steady, steps.start_ns[steady])
     np.maximum.at(end, of_steady, steps.end_ns[steady])
-    device = _number_lane_devices(context, steps)
+    device = _map_lane_devices(context, steps)
     means: dict[str, NDArray[Any]] = {}
     for name in MEASURES:
         known = steady & (columns[name] != NULL)
@@ -510,7 +510,7 @@ def _count_steps(instances: Bool) -> str:
 
 def collect_step_operations(context: Context, steps: Steps) -> StepOperations:
     """Return the operations of each step."""
-    lanes = group_by_lane(context, _assign_streams(context, steps), len(steps.process))
+    lanes = group_by_lane(context, _assign_lanes(context, steps), len(steps.process))
     step, operation = (
         _find_operations_of_ranges(context, steps, lanes)
         if steps.kind == RANGE
@@ -588,7 +588,7 @@ def _sort_by_step(step_of: Int64, by_start: Int64, lanes: Lanes) -> tuple[Int64,
     return step, operation[place]
 
 
-def _assign_streams(context: Context, steps: Steps) -> Int64:
+def _assign_lanes(context: Context, steps: Steps) -> Int64:
     """Return the lane of the steps that the operations of each stream are in; -1 for none."""
     streams = find_streams(context)
     lane = np.full(len(streams), -1, np.int64)
@@ -683,7 +683,7 @@ def _measure_launching(context: Context, steps: Steps) -> Int64:
     """Return for how long of each step a thread of its process was in a launch call for its process (and device)."""
     calls, launches = context.launches.calls, context.launches
     leading = np.flatnonzero(launches.is_first_of_launch)
-    lane = _assign_streams(context, steps)[find_streams(context).stream_of_operation[leading]]
+    lane = _assign_lanes(context, steps)[find_streams(context).stream_of_operation[leading]]
     call = launches.call_of[leading]
     start, end = calls.start_ns[call], calls.end_ns[call]
     busy = union_by_lane(start, end, build_lanes(lane, len(steps.process), np.argsort(start, kind="stable")))

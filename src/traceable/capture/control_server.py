@@ -236,7 +236,14 @@ class Server:
             peer.send("status", flight_recorder=flight.is_active(), **publisher.state)
             return False
         if command == "dump":
-            return _dump(peer, options.get("number"), by)
+            number = options.get("number")
+            if not (number is None or (type(number) is int and 0 < number <= _DUMPS_MAX)):
+                raise ValueError(number)
+            try:
+                peer.send("dumped", **flight.write_dump(by, number))
+            except flight.DumpError as error:
+                _reject(peer, error.message)
+            return False
         if flight.is_active():
             _reject(peer, flight.NO_WINDOWS)
             return False
@@ -277,17 +284,6 @@ class Server:
             peer.send("closed", window=window.to_dict())
             return False
         return True
-
-
-def _dump(peer: Peer, number: int | None, by: str) -> bool:
-    """Dump the flight recorder, on this thread; return False, since no events follow."""
-    if not (number is None or (type(number) is int and 0 < number <= _DUMPS_MAX)):
-        raise ValueError(number)
-    try:
-        peer.send("dumped", **flight.write_dump(by, number))
-    except flight.DumpError as error:
-        _reject(peer, error.message)
-    return False
 
 
 def _reject(peer: Peer, reason: Message) -> None:

@@ -174,7 +174,10 @@ class Kineto:
         import shutil
 
         os.makedirs(self._directory, exist_ok=True)  # noqa: PTH103 - pathlib takes 10 ms to import
-        path = self._free_path()
+        self._number += 1
+        # With os.exec* a process becomes another program that records too, with the same pid.
+        while os.path.exists(path := f"{self._directory}/{os.getpid()}-{self._number}{SUFFIX}"):  # noqa: PTH110
+            self._number += 1
         plain, packed = (f"{self._directory}/.{os.path.basename(path)}.{kind}.part" for kind in ("json", "gz"))  # noqa: PTH119
         try:
             save(plain)
@@ -186,14 +189,6 @@ class Kineto:
             for part in (plain, packed):
                 if os.path.exists(part):  # noqa: PTH110
                     os.unlink(part)  # noqa: PTH108
-
-    def _free_path(self) -> str:
-        while True:
-            self._number += 1
-            path = f"{self._directory}/{os.getpid()}-{self._number}{SUFFIX}"
-            # With os.exec* a process becomes another program that records too, with the same pid.
-            if not os.path.exists(path):  # noqa: PTH110
-                return path
 
     def _end_with_worker(self) -> None:
         """Have a worker forked by multiprocessing write its file: it ends without calling `atexit` functions."""
@@ -237,7 +232,10 @@ class Kineto:
         def starting(*args: Any, **kwargs: Any) -> Any:
             if self._ours:
                 return function(*args, **kwargs)
-            self._yield_to_program()
+            if self.running:
+                message = f"the program starts its own torch profiler, so traceable's recording stops: {ONE_ONLY}"
+                environment.warn_once("other_profiler_started", message)
+                self.stop_quietly()
             self._theirs = True
             try:
                 return function(*args, **kwargs)
@@ -254,13 +252,6 @@ class Kineto:
             return function(*args, **kwargs)
 
         return stopping
-
-    def _yield_to_program(self) -> None:
-        if not self.running:
-            return
-        message = f"the program starts its own torch profiler, so traceable's recording stops: {ONE_ONLY}"
-        environment.warn_once("other_profiler_started", message)
-        self.stop_quietly()
 
     def _in_child(self) -> None:
         self._on_fork()

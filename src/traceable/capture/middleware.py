@@ -154,20 +154,17 @@ class ASGIMiddleware:
 async def _call_on_thread(function: Callable[[], _Response]) -> _Response:
     """Call a function on a thread, with trio or asyncio, whichever runs this server."""
     trio: Any = sys.modules.get("trio")
-    if trio is not None and _is_trio(trio):
+    if trio is not None:
+        try:
+            trio.lowlevel.current_task()
+        except RuntimeError:  # loaded, but it does not run this server
+            trio = None
+    if trio is not None:
         response: _Response = await trio.to_thread.run_sync(function)
         return response
     import asyncio
 
     return await asyncio.get_running_loop().run_in_executor(None, function)
-
-
-def _is_trio(trio: Any) -> bool:
-    try:
-        trio.lowlevel.current_task()
-    except RuntimeError:
-        return False
-    return True
 
 
 class WSGIMiddleware:

@@ -145,7 +145,14 @@ def describe_python_end() -> str:
 
 
 def _describe_end() -> dict[str, Any]:
-    names = _list_range_names()
+    # Without those of steps and windows.
+    names = sorted(
+        {
+            message
+            for _type, message, _color, domain, *_rest in engine.list_interned_ranges()
+            if isinstance(message, str) and not (isinstance(domain, str) and domain.startswith("traceable."))
+        }
+    )
     return {
         "wall_ns": time.time_ns(),
         "reason": describe_python_end(),
@@ -154,16 +161,6 @@ def _describe_end() -> dict[str, Any]:
         "nvtx": _read_nvtx_version(),
         "torch_profiler": _has_torch_profiler(),
     }
-
-
-def _list_range_names() -> list[str]:
-    """Return the names of the ranges of this process, sorted, without those of steps and windows."""
-    names: set[str] = set()
-    for _type, message, _color, domain, *_rest in engine.list_interned_ranges():
-        ours = isinstance(domain, str) and domain.startswith("traceable.")
-        if isinstance(message, str) and not ours:
-            names.add(message)
-    return sorted(names)
 
 
 def _read_nvtx_version() -> str | None:

@@ -93,18 +93,16 @@ class ConditionProgress:
         if conditions.delay_s and self._delay_start_s is None:
             first_range.note()
             self._delay_start_s = first_range.at_s
-        if conditions.idle_s and not self._has_paused(conditions.idle_s):
-            return False
+        if conditions.idle_s:
+            now_ns = time.monotonic_ns()
+            pause_s = (now_ns - self._last_begin_ns) / 1e9 if self._last_begin_ns else 0.0
+            self._last_begin_ns = now_ns
+            self.longest_pause_s = max(self.longest_pause_s, pause_s)
+            if pause_s < conditions.idle_s:
+                return False
         if index < conditions.warmup_steps:
             return False
         return self._delay_start_s is None or time.monotonic() >= self._delay_start_s + conditions.delay_s
-
-    def _has_paused(self, min_s: float) -> bool:
-        now = time.monotonic_ns()
-        pause_s = (now - self._last_begin_ns) / 1e9 if self._last_begin_ns else 0.0
-        self._last_begin_ns = now
-        self.longest_pause_s = max(self.longest_pause_s, pause_s)
-        return pause_s >= min_s
 
 
 class WindowRequest:
@@ -158,7 +156,13 @@ class Schedule:
     def __init__(self) -> None:
         self.conditions = start_conditions.NO_CONDITIONS if engine.disabled else start_conditions.load_conditions()
         self._requested = _read_requested_steps()
-        self.whole = self._requested is None and any(self.conditions) and not _is_controlled(self.conditions)
+        self.whole = self._requested is None and any(self.conditions)
+        if self.whole and environment.read_flag(environment.CONTROL):
+            # Windows are requested while the program runs, and start conditions apply to none of those.
+            self.whole = False
+            text = _format_conditions(self.conditions)
+            message = f"{text!r} is ignored: it applies to {environment.STEPS}, which is not set"
+            environment.warn_once("conditions_ignored", message)
         self._planned: list[Planned] = []
         self.restart()
 
@@ -220,17 +224,14 @@ class Schedule:
         """Return its part of the section `steps` of the record."""
         progress = self._progress
         windows = self._requested or ",".join(str(window) for window, _ in self._planned)
+        waited_s = elapsed_delay_s(self.conditions) if self.conditions.delay_s else None
         return {
             "requested": str(windows) or None,
             "counted_from": self._counted_from,
-            "delay_waited_s": _round_ms(elapsed_delay_s(self.conditions)) if self.conditions.delay_s else None,
+            "delay_waited_s": None if waited_s is None else round(waited_s, 3),
             "first_range_wall_ns": first_range.wall_ns or None,
             "longest_pause_s": round(progress.longest_pause_s, 3) if progress and self.conditions.idle_s else None,
         }
-
-
-def _round_ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
 
 
 def _read_requested_steps() -> Spec | None:
@@ -248,17 +249,6 @@ def _read_requested_steps() -> Spec | None:
 
 def _format_conditions(conditions: Conditions) -> str:
     return str(conditions) or f"for {conditions.duration_s:g} s"
-
-
-def _is_controlled(conditions: Conditions) -> bool:
-    """Whether windows are requested while the program runs, so that start conditions apply to none."""
-    if not environment.read_flag(environment.CONTROL):
-        return False
-    text = _format_conditions(conditions)
-    environment.warn_once(
-        "conditions_ignored", f"{text!r} is ignored: it applies to {environment.STEPS}, which is not set"
-    )
-    return True
 
 
 def elapsed_delay_s(conditions: Conditions) -> float | None:

@@ -14,13 +14,6 @@ from traceable.protocol import environment
 WHOLE = "whole"
 
 
-def _open_timed_window() -> None:
-    """Open the timed window that waits for the import of torch, if there is one."""
-    from traceable.capture.control import timed_window
-
-    timed_window.on_torch_import()
-
-
 def begin() -> None:
     """Record until the process ends, unless windows are requested."""
     if environment.read_flag(environment.DISABLE):
@@ -43,7 +36,9 @@ def begin() -> None:
                 torch_gate.profiler.start()
             else:
                 torch_gate.profiler.watch()
-                _open_timed_window()
+                from traceable.capture.control import timed_window
+
+                timed_window.on_torch_import()
     except Exception as error:  # noqa: BLE001 - the program goes on, not recorded
         message = f"{profiler_name} records nothing in process {os.getpid()}: {error}"
         environment.warn_once(code_of(error, "torch_not_recorded"), message)

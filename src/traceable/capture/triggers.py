@@ -190,18 +190,16 @@ class TriggerSet:
     def on_step_begin(self, index: int, payload: Any) -> None:
         """Evaluate the conditions for a step that is about to begin."""
         for trigger in self._conditions:
-            if self._is_met(trigger, StepInfo(index, payload)):
+            assert trigger.condition is not None
+            try:
+                is_met = bool(trigger.condition(StepInfo(index, payload)))
+            except Exception as error:  # noqa: BLE001 - an error of the user's condition must not end the program
+                self._drop(trigger)
+                message = f"a condition of capture_when failed and is dropped: {type(error).__name__}: {error}"
+                environment.warn_once("condition_failed", message, key=str(id(trigger)))
+                continue
+            if is_met:
                 self._fire(trigger, f"a condition at step {index}")
-
-    def _is_met(self, trigger: Trigger, step: StepInfo) -> bool:
-        assert trigger.condition is not None
-        try:
-            return bool(trigger.condition(step))
-        except Exception as error:  # noqa: BLE001 - an error of the user's condition must not end the program
-            self._drop(trigger)
-            message = f"a condition of capture_when failed and is dropped: {type(error).__name__}: {error}"
-            environment.warn_once("condition_failed", message, key=str(id(trigger)))
-            return False
 
     def on_step_end(self, duration_ns: int) -> None:
         """Compare the duration of a step with the limits."""

@@ -214,7 +214,11 @@ class Windows:
             with self.lock:
                 self._wait_for_gate()
         if not self._leads:
-            self._lead()
+            # The first step of this process: from now on it does not follow its parent process.
+            self._leads = True
+            if self._follows and self._gate is not None:
+                with self._moving_gate():
+                    self._follows = self._gate.arm(False)
         if index >= self._schedule.opens_at or self._schedule.requests:
             self.open_due(index)
 
@@ -378,13 +382,6 @@ class Windows:
             gate = gates.NoGate()
         self._gate = gate
         self._publisher.gate = gate.name
-
-    def _lead(self) -> None:
-        """Stop following the parent process, at the first step."""
-        self._leads = True
-        if self._follows and self._gate is not None:
-            with self._moving_gate():
-                self._follows = self._gate.arm(False)
 
     # ---- requests, from any thread
 

@@ -136,8 +136,10 @@ def load_capture_request(directory: Path, manifest: dict[str, Any]) -> CaptureRe
     window = manifest.get(WINDOW_KEY)
     if window is None or window.get("requested") is None:
         return None
-    conditions = _parse_conditions(window)
-    end = manifest.get("end") or {}
+    try:
+        conditions = Conditions(**(window.get("conditions") or {}))
+    except TypeError:  # written by a newer traceable
+        conditions = NO_CONDITIONS
     bounds = window.get("windows")
     labels = load_labels(directory, manifest)
     statuses = tuple(replace(one, label=labels.get(one.pid, "")) for one in load_statuses(directory, conditions))
@@ -150,18 +152,11 @@ def load_capture_request(directory: Path, manifest: dict[str, Any]) -> CaptureRe
         windows=None if bounds is None else tuple((start, stop) for start, stop in bounds),
         processes=statuses,
         pid=manifest.get("pid"),
-        end=_format_end(end),
+        end=_format_end(manifest.get("end") or {}),
         conditions=str(conditions),
         duration_s=conditions.duration_s,
         need_steps=conditions.need_steps,
     )
-
-
-def _parse_conditions(window: dict[str, Any]) -> Conditions:
-    try:
-        return Conditions(**(window.get("conditions") or {}))
-    except TypeError:  # written by a newer traceable
-        return NO_CONDITIONS
 
 
 def _find_unmet_conditions(conditions: Conditions, steps: ProcessSteps, has_ended: bool) -> tuple[Message, ...]:

@@ -75,7 +75,8 @@ def find_secret_spans(words: Iterable[str]) -> Iterator[tuple[str, list[tuple[in
         if is_value:
             spans = [(0, len(word))]
         else:
-            spans = [*_find_logins(word), *_find_bearers(word), *([] if is_code else _find_values(word))]
+            bearers = (match.span(1) for match in _BEARER.finditer(word))
+            spans = [*_find_logins(word), *bearers, *([] if is_code else _find_values(word))]
         yield word, _merge_spans(spans)
         before = word
         program = program if word.startswith("-") else word
@@ -99,10 +100,6 @@ def _find_logins(word: str) -> Iterator[tuple[int, int]]:
             yield colon + 1, end
 
 
-def _find_bearers(word: str) -> Iterator[tuple[int, int]]:
-    return (one.span(1) for one in _BEARER.finditer(word))
-
-
 def _find_values(word: str) -> Iterator[tuple[int, int]]:
     """Find the value after each name of a secret.
 
@@ -119,7 +116,9 @@ def _find_values(word: str) -> Iterator[tuple[int, int]]:
                 continue
         if not is_secret(name):
             continue
-        begin = _skip_blanks(word, place)
+        begin = place
+        while begin < len(word) and word[begin] in _BLANKS:
+            begin += 1
         if closing_quote is None and before in ('"', "'"):
             place = _find_closing_quote(word, begin, before, _count_backslashes(word, 0, match.start() - 1))
         elif closing_quote is None and (not before or separator == ":"):
@@ -127,12 +126,6 @@ def _find_values(word: str) -> Iterator[tuple[int, int]]:
         else:
             begin, place = _find_value_in_list(word, begin)
         yield begin, place
-
-
-def _skip_blanks(word: str, place: int) -> int:
-    while place < len(word) and word[place] in _BLANKS:
-        place += 1
-    return place
 
 
 def _find_value_in_list(word: str, begin: int) -> tuple[int, int]:

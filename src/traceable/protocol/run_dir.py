@@ -63,7 +63,10 @@ def create_run_dir(output: Path | None, name: str, *, force: bool) -> Path:
             directory = output.absolute()
             check_run_dir(directory, name, force=force)
             if (directory / MANIFEST).exists():
-                directory.rename(_find_free_name(directory))
+                number = 1
+                while (free := directory.with_name(f"{directory.name}.{number}")).exists():
+                    number += 1
+                directory.rename(free)
             directory.mkdir(_MODE, parents=True, exist_ok=True)
         _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -153,13 +156,6 @@ def _create_dated(name: str) -> Path:
             directory.mkdir(_MODE)
             return directory
         attempt += 1
-
-
-def _find_free_name(directory: Path) -> Path:
-    number = 1
-    while (candidate := directory.with_name(f"{directory.name}.{number}")).exists():
-        number += 1
-    return candidate
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

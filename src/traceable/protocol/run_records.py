@@ -202,7 +202,10 @@ def _parse_steps(stem: Path, content: Mapping[str, Any] | None) -> ProcessSteps 
     """Return the steps of a process; their numbers from its counts, which outlive it, where it has any."""
     if content is None:
         return None
-    begun, ended = _read_step_counts(stem) or (content["begun"], content["ended"])
+    counts = _read_counts(stem.with_name(stem.name + COUNTS_SUFFIX))
+    begun, ended = struct.unpack_from("<qq", counts, STEPS_AT) if counts else (-1, -1)
+    if not all(0 <= count < untrusted.LATEST_NS for count in (begun, ended)):
+        begun, ended = content["begun"], content["ended"]
     return ProcessSteps(
         begun=begun,
         ended=ended,
@@ -270,12 +273,6 @@ def _parse_entries(content: bytes) -> list[tuple[int, int, bytes]]:
             break
         entries.append((certain, uncertain, content[at + TEXT_AT : at + TEXT_AT + length]))
     return entries
-
-
-def _read_step_counts(stem: Path) -> tuple[int, int] | None:
-    content = _read_counts(stem.with_name(stem.name + COUNTS_SUFFIX))
-    begun, ended = struct.unpack_from("<qq", content, STEPS_AT) if content else (-1, -1)
-    return (begun, ended) if all(0 <= count < untrusted.LATEST_NS for count in (begun, ended)) else None
 
 
 # ---- labels, ranks and expected names of all processes

@@ -99,7 +99,23 @@ class Spec:
     def __init__(self, windows: Iterable[Window] = (), every: PeriodicWindows | None = None) -> None:
         self.windows = tuple(sorted(windows))
         self.every = every
-        _check(self)
+        if every is None and not self.windows:
+            raise UsageError("no_steps_given", "no steps are given", _FORMS)
+        for window in self.windows:
+            if window.stop <= window.start:
+                is_reversed = window.stop < window.start
+                raise UsageError(
+                    "steps_empty",
+                    f"steps {window} are empty: the second number is the first step that is not recorded",
+                    f"write {window.stop}:{window.start}" if is_reversed else "write a larger second number",
+                )
+        for before, after in zip(self.windows, self.windows[1:], strict=False):
+            if after.start < before.stop:
+                remedy = f"write {before.start}:{max(before.stop, after.stop)}"
+                raise UsageError("steps_overlap", f"steps {before} and {after} overlap", remedy)
+        if every is not None and not 0 < every.steps <= every.period:
+            problem = f"steps {every} are not a series of windows"
+            raise UsageError("every_invalid", problem, "record at least 1 step, at most the period")
 
     @property
     def count(self) -> int | None:
@@ -175,25 +191,3 @@ def _parse_step(text: str, word: str) -> int:
         problem = f"steps {word[:40]!r}: {text[:20]!r} is not a step number from 0"
         raise UsageError("step_number_invalid", problem, _FORMS)
     return int(digits)
-
-
-def _check(spec: Spec) -> None:
-    if spec.every is None and not spec.windows:
-        raise UsageError("no_steps_given", "no steps are given", _FORMS)
-    for window in spec.windows:
-        if window.stop <= window.start:
-            raise UsageError(
-                "steps_empty",
-                f"steps {window} are empty: the second number is the first step that is not recorded",
-                f"write {window.stop}:{window.start}" if window.stop < window.start else "write a larger second number",
-            )
-    for before, after in zip(spec.windows, spec.windows[1:], strict=False):
-        if after.start < before.stop:
-            raise UsageError(
-                "steps_overlap",
-                f"steps {before} and {after} overlap",
-                f"write {before.start}:{max(before.stop, after.stop)}",
-            )
-    if spec.every is not None and not 0 < spec.every.steps <= spec.every.period:
-        problem = f"steps {spec.every} are not a series of windows"
-        raise UsageError("every_invalid", problem, "record at least 1 step, at most the period")

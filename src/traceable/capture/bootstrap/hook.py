@@ -41,15 +41,9 @@ def _load_module(name: str) -> "Any":
     return module
 
 
-def _remove_directory(path: str) -> str | None:
-    """Return the user's PYTHONPATH; None where it was unset."""
-    entries = path.split(os.pathsep)
-    rest = [entry for entry in entries if entry != _DIRECTORY]
-    return os.pathsep.join(rest) if rest else None
-
-
 def _add_directory(path: str | None) -> str:
-    rest = _remove_directory(path) if path else None
+    """Return a PYTHONPATH with our folder first, and once."""
+    rest = os.pathsep.join(entry for entry in (path or "").split(os.pathsep) if entry != _DIRECTORY)
     return _DIRECTORY + (os.pathsep + rest if rest else "")
 
 
@@ -224,16 +218,13 @@ def _report_if_idle(hook: "Any", pid: int) -> None:
         )
 
 
-def _enabled() -> bool:
-    return os.environ.get("TRACEABLE_DISABLE", "").strip().lower() not in ("1", "true", "yes", "on")
-
-
 def begin() -> None:
     """Do what the environment requests, with our folder hidden."""
     global import_hook
     try:
         requested = [name for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING) if os.environ.get(name)]
-        if not _enabled() or not requested:
+        is_disabled = os.environ.get("TRACEABLE_DISABLE", "").strip().lower() in ("1", "true", "yes", "on")
+        if is_disabled or not requested:
             return
         import_hook = _load_module("traceable.annotation.external.import_hook")
         _pass_on()

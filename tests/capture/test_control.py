@@ -555,7 +555,7 @@ RecorderGate.open = step_in_second_thread
 
 def test_a_step_waits_for_a_gate_that_another_thread_moves(running):
     code = """
-from traceable.capture.control import windows
+from traceable.capture.windows import windows
 def stop_and_let_go(gate):
     stop(gate)
     moving.set()

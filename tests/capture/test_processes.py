@@ -61,7 +61,7 @@ def test_a_worker_says_its_name_and_how_it_was_started(program: Program, tmp_pat
 
 
 def test_a_child_of_a_plain_fork_is_known_as_one(program: Program) -> None:
-    code = "import os, traceable, traceable.capture.control\nif os.fork(): os.wait()\nelse:\n    "
+    code = "import os, traceable, traceable.capture.windows\nif os.fork(): os.wait()\nelse:\n    "
     assert program(code + STEPPING).record["process"]["start"] == "fork"
 
 

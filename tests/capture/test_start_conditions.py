@@ -75,7 +75,7 @@ def test_a_duration_ends_a_window_with_the_step_that_is_open(program):
     code = """
 import threading, traceable
 ended = threading.Event()
-windows = __import__("traceable.capture.control").capture.control.windows
+windows = __import__("traceable.capture.windows").capture.windows.windows
 end_duration = windows.end_duration
 windows.end_duration = lambda window: (end_duration(window), ended.set())
 for n in traceable.steps(range(50)):
@@ -99,7 +99,7 @@ import os, time
 began = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 os.environ["TRACEABLE_DELAY"] = f"start+{time.clock_gettime(time.CLOCK_BOOTTIME) - began + 2}"
 import traceable
-publisher = __import__("traceable.capture.control").capture.control.publisher
+publisher = __import__("traceable.capture.windows").capture.windows.publisher
 with traceable.annotate("before"): pass
 while publisher.state["window"] is None: time.sleep(0.001)
 with traceable.annotate("within"): pass
@@ -124,7 +124,7 @@ def test_there_is_no_thread_unless_time_asks_for_one(program, variables):
 def test_the_thread_takes_no_signal_and_is_no_hindrance_to_a_fork(program):
     code = """
 import os, signal, traceable
-import traceable.capture.control
+import traceable.capture.windows
 (thread,) = [int(name) for name in os.listdir("/proc/self/task") if int(name) != os.getpid()]
 (blocked,) = [l for l in open(f"/proc/self/task/{thread}/status") if l.startswith("SigBlk")]
 print(bool(int(blocked.split()[1], 16) & 1 << signal.SIGTERM - 1))

@@ -6,7 +6,7 @@ import itertools
 from array import array
 from pathlib import Path
 
-from traceable.capture.step_times import CHUNK_STEPS, MAX_STEPS, VALUES_PER_STEP, StepTimes
+from traceable.capture.steps import CHUNK_STEPS, MAX_STEPS, VALUES_PER_STEP, StepTimes
 
 # Every reading of the clock is one more than the one before.
 CLOCK = "import itertools, time; tick = itertools.count(1); time.perf_counter_ns = lambda: next(tick)\n"

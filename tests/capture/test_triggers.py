@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from traceable.capture.triggers import Median
 
-# A step takes the milliseconds that the test gives: it replaces the clock that `counter` reads.
+# A step takes the milliseconds that the test gives: it replaces the clock that `steps` reads.
 CLOCK = """
 import traceable
-from traceable.capture import counter
+from traceable.capture import steps
 class Clock:
     now = 1
     def __getattr__(self, name): return getattr(real, name)
     def perf_counter_ns(self): return self.now
-real, counter.time = counter.time, Clock()
+real, steps.time = steps.time, Clock()
 def step(ms, **payload):
     with traceable.step(payload=payload):
-        counter.time.now += int(ms * 1e6)
+        steps.time.now += int(ms * 1e6)
 """
 
 

@@ -8,7 +8,7 @@ have and single steps hide, widen it). It is widened by what waiting for a CPU c
 more than all else. Other differences that last from the first step to the last are in no such interval, and the shorter
 the runs the larger these are; less than a second of steps proves nothing.
 
-The results have the keys of docs/measure-overhead.md. `capture/step_times.py` measures the times.
+The results have the keys of docs/measure-overhead.md. `capture/steps.py` measures the times.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ import threading
 import time
 
 from traceable.capture import flight
-from traceable.capture.control import publisher, windows
 from traceable.capture.schedule import WindowRequest
 from traceable.capture.timer import should_stop_for_fork
+from traceable.capture.windows import publisher, windows
 from traceable.errors import Message
 from traceable.protocol import environment
 

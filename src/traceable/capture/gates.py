@@ -1,6 +1,6 @@
 """Gates that start and stop a profiler: one small class for each way, opened and closed at step boundaries.
 
-A gate may raise; `control` reports it once and the program runs on. `control` also selects the gate.
+A gate may raise; `windows` reports it once and the program runs on. `windows` also selects the gate.
 """
 
 from __future__ import annotations

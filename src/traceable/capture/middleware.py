@@ -13,8 +13,8 @@ import os
 import sys
 
 from traceable.capture import flight
-from traceable.capture.control import publisher, windows
 from traceable.capture.schedule import WindowRequest
+from traceable.capture.windows import publisher, windows
 from traceable.errors import Message
 from traceable.protocol import environment
 

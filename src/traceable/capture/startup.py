@@ -14,7 +14,7 @@ def start_timed_capture() -> None:
     """Record the program once the launcher's conditions are met, even if it takes no steps."""
     if engine.disabled or is_our_command():
         return
-    from traceable.capture.control import timed_window
+    from traceable.capture.windows import timed_window
 
     timed_window.start()
 

@@ -64,7 +64,7 @@ def wrap_as_step(value: Any, target: Target, name: str, in_class: bool) -> Any:
 def _wrap_function(function: Any) -> Callable[..., Any]:
     import inspect
 
-    from traceable.capture.control import counter
+    from traceable.capture.steps import counter
 
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         reason = "is a generator: its call runs no code yet; name a function that it calls once a step"

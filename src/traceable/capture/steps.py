@@ -1,28 +1,76 @@
-"""The public functions of this package: `steps`, `step`, `step_boundary` and `window`.
+"""The steps of this process: `steps`, `step`, `step_boundary` and `window`, public functions of this package.
 
 A step is one iteration of the loop that matters: a training step, a decode iteration, a batch served. They are counted
 from 0 in every process. Each is a range `step` whose payload is its index. Profilers are started and stopped at the
 boundaries between them (docs/windows.md).
+
+One step is open at a time in a process: a nested loop over steps, or one on a second thread, is not counted, and is
+reported once. A forked child counts from 0 again. Windows open and close at the boundaries between steps (`windows`). A
+failure here is reported once on stderr; the program runs on.
+
+For `run --measure-overhead` the begin and end of each step are also written into a file of the run directory.
+`process.<pid>.times`, next to the record of the process, holds three native int64 for each step, in the order of its
+index: begin and end in ns of the monotonic clock, 0 and 0 for a step that did not end or whose begin was not recorded;
+and for some steps how long the thread had waited for a CPU by its end, in ns plus 1, a measure of how busy the machine
+was. It is written through a memory map, so it is correct however the process ends, and a step costs two stores. Time
+between steps, such as the opening and closing of windows, is part of no step. `cli/overhead.py` reads it.
 """
 
 from __future__ import annotations
 
-from _thread import _local
+import os
+import time
+from _thread import _local, get_ident
 
-from traceable.capture.control import counter, windows
+from traceable.annotation import engine, resumable
+from traceable.annotation.ranges import annotate
+from traceable.capture.windows import publisher, windows
 from traceable.errors import UsageError
 from traceable.protocol import environment
+from traceable.protocol.process_record import TIMES_SUFFIX, open_new_file, record
 from traceable.protocol.windows import Spec, Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import AsyncIterator, Callable, Iterator
     from types import TracebackType
     from typing import Any
 
     from typing_extensions import Self
 
-    from traceable.capture.counter import Step
+    from traceable.capture.windows import Publisher, Windows
+
+STEP = "step"
+"""The name of the range that every step is; its payload is the step's index."""
+
+WAIT = "step.wait"
+"""The name of the range in which `steps` waits for the next item."""
+
+can_emit = engine.can_emit()
+"""NVTX looks for a profiler once, so whether steps can be recorded is known from the start."""
+
+_wait = annotate(WAIT)
+
+VALUES_PER_STEP = 3
+"""How many int64 each step has."""
+
+CHUNK_STEPS = 8192
+"""By how many steps the file grows: 192 KiB, a whole number of pages everywhere."""
+
+MAX_STEPS = 1 << 20
+"""After this many steps (24 MiB) nothing more is written: the cost of a step is known by then."""
+
+_NEVER = 1 << 63
+_BYTES = 8 * VALUES_PER_STEP
+_READ_INTERVAL_NS = 10_000_000
+"""How often the waiting time of the thread is read: that takes 6 us, between two steps."""
+
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+"""Three numbers of this thread: time on a CPU in ns, time waiting for one in ns, number of time slices."""
+
+
+# ---- what the program calls
 
 
 def steps(iterable: Any, *, payload: Callable[[Any], Any] | None = None) -> Steps:
@@ -101,7 +149,7 @@ async def _stepping_async(iterator: AsyncIterator[Any], payload: Callable[[Any],
 
 def _make_payload(payload: Callable[[Any], Any] | None, items: list[Any]) -> Any:
     # Called only if there are conditions: it may be expensive.
-    return payload(items[0]) if payload is not None and counter.trigger_set is not None else None
+    return payload(items[0]) if payload is not None and windows.trigger_set is not None else None
 
 
 def step(*, payload: Any = None) -> OneStep:
@@ -193,3 +241,284 @@ def window(start: int, stop: int, *, synchronize: bool = False) -> None:
     except UsageError as error:
         raise ValueError(error.message) from None
     windows.plan(Window(start, stop), synchronize)
+
+
+# ---- the counter
+
+
+class Step:
+    """One open step."""
+
+    __slots__ = ("as_block", "at_boundary", "begun_ns", "index", "range", "thread")
+
+    def __init__(self, index: int, as_block: bool, at_boundary: bool) -> None:
+        self.index = index
+        self.begun_ns = 0
+        self.as_block = as_block
+        self.at_boundary = at_boundary
+        self.thread = get_ident()
+        self.range = annotate(STEP, None, None, None, index) if can_emit else None
+
+    def open(self) -> None:
+        """Open its range."""
+        if self.range is None:
+            return
+        if self.as_block:
+            resumable.open_block(self.range)
+        else:
+            self.range._push()
+
+    def close(self) -> None:
+        """Close its range: a push/pop range only on its own thread; elsewhere the pop would close another range."""
+        if self.range is None:
+            return
+        if self.as_block:
+            resumable.close_block(self.range)
+        elif self.thread == get_ident():
+            self.range._pop()
+        else:
+            environment.warn_once(
+                "step_thread_changed",
+                "a step ended on another thread than it began on; its range stays open (traceable help windows)",
+            )
+
+
+class Wait:
+    """A wait for the next item, with an open range that is closed once. Created only if a profiler can record it."""
+
+    __slots__ = ("_open", "as_block", "thread")
+
+    def __init__(self, as_block: bool) -> None:
+        self.as_block = as_block
+        self.thread = get_ident()
+        self._open = True
+        if as_block:
+            resumable.open_block(_wait)
+        else:
+            _wait._push()
+
+    def close(self) -> None:
+        """Close its range, on the thread that opened it."""
+        if not self._open:
+            return
+        self._open = False
+        if self.as_block:
+            resumable.close_block(_wait)
+        elif self.thread == get_ident():
+            _wait._pop()
+
+
+class StepCounter:
+    """The steps of this process.
+
+    Args:
+        windows: opens and closes windows at the boundaries between steps.
+        publisher: the numbers of steps go there.
+    """
+
+    def __init__(self, windows: Windows, publisher: Publisher) -> None:
+        self._windows = windows
+        self._publisher = publisher
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin at step 0, as a new process does and a forked child."""
+        self._lock = self._windows.lock
+        self._times = open_step_times()
+        self._next = 0
+        self._current: Step | None = None
+        self._waiting: Wait | None = None
+
+    def begin_wait(self, *, as_block: bool = False) -> Wait | None:
+        """Begin to wait for the next item; None in a step, during another wait, and without a profiler."""
+        if engine.disabled or not can_emit:
+            return None
+        with self._lock:
+            if self._current is not None or self._waiting is not None:
+                return None
+            self._waiting = Wait(as_block)
+            return self._waiting
+
+    def end_wait(self, wait: Wait | None) -> None:
+        """End what `begin_wait` returned."""
+        if wait is None:
+            return
+        with self._lock:
+            wait.close()
+            if self._waiting is wait:
+                self._waiting = None
+
+    def begin(self, *, as_block: bool = False, at_boundary: bool = False, payload: Any = None) -> Step | None:
+        """Begin a step; None if one is open already. Only the conditions of `capture_when` see the payload."""
+        if engine.disabled:
+            return None
+        try:
+            return self._begin(as_block, at_boundary, payload)
+        except Exception as error:  # noqa: BLE001 - no memory, no descriptor: the program goes on, the step is not counted
+            _report_failure(error)
+            return None
+
+    def _begin(self, as_block: bool, at_boundary: bool, payload: Any) -> Step | None:
+        with self._lock:
+            waiting = self._waiting
+            if waiting is not None and not waiting.as_block and waiting.thread == get_ident():
+                # The iterable takes steps itself: the end of the wait must not close the range of an open step.
+                self.end_wait(waiting)
+            if self._current is not None:
+                self._publisher.nested_steps += 1
+                environment.warn_once(
+                    "nested_step",
+                    "a step began inside another one and is not counted (traceable help windows, Nested steps)",
+                )
+                return None
+            # From here on a step of another thread is a nested one, also while a window opens.
+            step = self._current = Step(self._next, as_block, at_boundary)
+            self._windows.in_step = True
+        try:
+            trigger_set = self._windows.trigger_set
+            if trigger_set is not None and self._publisher.active is None:
+                trigger_set.on_step_begin(step.index, payload)
+            self._windows.begin_step(step.index)
+            self._publisher.count(step.index + 1, step.index)
+            if trigger_set is not None or self._times is not None:
+                step.begun_ns = time.perf_counter_ns()
+            step.open()
+        except BaseException:  # Ctrl+C too, while a window opens
+            self._current = None
+            self._windows.in_step = False
+            raise
+        return step
+
+    def end(self, step: Step | None) -> None:
+        """End what `begin` returned."""
+        if step is None or step is not self._current:
+            return
+        try:
+            step.close()
+            if self._times is not None:
+                self._times.add(step.index, step.begun_ns, time.perf_counter_ns())
+            # A step that a profiler slows down is not compared with steps without it.
+            trigger_set = self._windows.trigger_set
+            if trigger_set is not None and step.begun_ns and self._publisher.active is None:
+                trigger_set.on_step_end(time.perf_counter_ns() - step.begun_ns)
+            self._end(step.index + 1)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._current = None
+            self._windows.in_step = False
+            _report_failure(error)
+
+    def _end(self, count: int) -> None:
+        """Record that `count` steps have ended."""
+        with self._lock:
+            self._current = None
+            self._next = count
+            self._publisher.count(count, count)
+            closing = self._windows.end_step(count)
+        if closing is not None:
+            self._windows.close(closing)
+
+    def pass_boundary(self, payload: Any = None) -> None:
+        """End the current step and begin the next (`step_boundary`)."""
+        if engine.disabled:
+            return
+        try:
+            current = self._current
+            if current is None:
+                # The begin of the iteration that ends here was not recorded.
+                self._end(self._next + 1)
+            elif current.at_boundary:
+                self.end(current)
+            self.begin(at_boundary=True, payload=payload)
+        except Exception as error:  # noqa: BLE001 - as above
+            _report_failure(error)
+
+
+def _report_failure(error: Exception) -> None:
+    environment.warn_once("step_not_counted", f"a step is not counted: {type(error).__name__}: {error}")
+
+
+# ---- the file of step times
+
+
+class StepTimes:
+    """The file of this process, created when the first step ends.
+
+    Args:
+        path: of the file.
+    """
+
+    __slots__ = ("_from", "_map", "_next_read_ns", "_path", "_thread", "_until", "_values")
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._from = 0
+        self._until = 0
+        self._thread = 0
+        self._next_read_ns = 0
+        self._map: mmap.mmap | None = None
+        self._values: memoryview | None = None
+
+    def add(self, index: int, begin_ns: int, end_ns: int) -> None:
+        """Record when step `index` began and ended; indices never decrease."""
+        if index >= self._until:
+            self._grow(index)
+        if self._values is not None:
+            at = VALUES_PER_STEP * (index - self._from)
+            self._values[at] = begin_ns
+            self._values[at + 1] = end_ns
+            if end_ns >= self._next_read_ns:
+                self._next_read_ns = end_ns + _READ_INTERVAL_NS
+                self._values[at + 2] = self._read_cpu_wait_ns() + 1
+
+    def _read_cpu_wait_ns(self) -> int:
+        """Return how long this thread has waited for a CPU; -1 if not available, or for another thread."""
+        self._thread = self._thread or get_ident()
+        if self._thread != get_ident():
+            return -1
+        try:
+            # Opened each time: after a program has closed all descriptors, ours could be one of its own.
+            descriptor = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return int(os.read(descriptor, 100).split()[1])
+            finally:
+                os.close(descriptor)
+        except (OSError, ValueError, IndexError):
+            self._next_read_ns = _NEVER
+            return -1
+
+    def _grow(self, index: int) -> None:
+        """Extend the file to the chunk that contains `index`, and map that chunk."""
+        self._values = None
+        self._from = index - index % CHUNK_STEPS
+        self._until = self._from + CHUNK_STEPS
+        if self._from >= MAX_STEPS:
+            self._until = _NEVER
+            return
+        try:
+            import mmap
+
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags) if self._map else open_new_file(self._path)
+            try:
+                # Written and not only extended: a store into a hole on a full disk raises SIGBUS.
+                missing = self._until * _BYTES - os.fstat(descriptor).st_size
+                if os.pwrite(descriptor, bytes(missing), self._until * _BYTES - missing) != missing:
+                    raise OSError("no space left on the disk")
+                self._map = mmap.mmap(descriptor, CHUNK_STEPS * _BYTES, offset=self._from * _BYTES)
+            finally:
+                os.close(descriptor)
+            self._values = memoryview(self._map).cast("q")
+        except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
+            self._until = _NEVER
+            environment.warn_once("step_times_not_written", f"the times of steps are not recorded: {error}")
+
+
+def open_step_times() -> StepTimes | None:
+    """Return the file for the step times of this process; None if the launcher did not request it."""
+    if not record.run_dir or not environment.read_flag(environment.STEP_TIMES):
+        return None
+    return StepTimes(record.stem + TIMES_SUFFIX)
+
+
+counter = StepCounter(windows, publisher)
+os.register_at_fork(after_in_child=counter.restart)

@@ -36,7 +36,7 @@ def begin() -> None:
                 torch_gate.profiler.start()
             else:
                 torch_gate.profiler.watch()
-                from traceable.capture.control import timed_window
+                from traceable.capture.windows import timed_window
 
                 timed_window.on_torch_import()
     except Exception as error:  # noqa: BLE001 - the program goes on, not recorded

@@ -1,6 +1,6 @@
 """Windows opened while the program runs, by a signal or by conditions in the code.
 
-They make a `WindowRequest`, which `control` opens when the next step begins. The socket of `traceable control` is in
+They make a `WindowRequest`, which `windows` opens when the next step begins. The socket of `traceable control` is in
 `control_server`, the HTTP routes are in `middleware`.
 """
 
@@ -12,8 +12,8 @@ from collections import deque
 
 from traceable.annotation import engine
 from traceable.capture import flight, gates
-from traceable.capture.control import counter, schedule, windows
 from traceable.capture.schedule import WindowRequest
+from traceable.capture.windows import schedule, windows
 from traceable.errors import Message
 from traceable.protocol import environment
 
@@ -114,9 +114,9 @@ def capture_when(
         return
     if engine.disabled:
         return
-    if counter.trigger_set is None:
-        counter.trigger_set = TriggerSet()
-    counter.trigger_set.add(Trigger(condition, steps, slower_than_ms, slower_than_median, times))
+    if windows.trigger_set is None:
+        windows.trigger_set = TriggerSet()
+    windows.trigger_set.add(Trigger(condition, steps, slower_than_ms, slower_than_median, times))
     if not dump:
         windows.arm()
 
@@ -168,7 +168,7 @@ class Trigger:
 
 
 class TriggerSet:
-    """The conditions of this process, which `control` evaluates while no window is open."""
+    """The conditions of this process, which `steps` evaluates while no window is open."""
 
     def __init__(self) -> None:
         self._set_active([])

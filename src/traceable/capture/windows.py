@@ -1,4 +1,4 @@
-"""Opens and closes the windows of this process, on the thread that reaches their boundary.
+"""Opens and closes the windows of this process, on the thread that reaches their boundary, and records them.
 
 The gate starts and stops the profiler, which takes up to 1.3 s under nsys. No lock is held meanwhile: the thread that
 moves the gate is recorded, other threads that begin a step or have to move it wait until it is done, and requests and
@@ -6,10 +6,18 @@ status reports wait for nothing. A stop that is requested while a window opens t
 
 A process that has taken no step, such as a data loader worker, follows the windows of its parent process, if the gate
 supports that. A failure here is reported once on stderr; the program runs on.
+
+The section `steps` of the record of the process is written when a window opens or closes and when Python ends. The
+numbers of steps are also in the file of counts (`protocol/process_counts.py`), which is correct however the process
+ends.
+
+`schedule` lists which windows begin when, `windows` opens and closes them, `publisher` shows the result to the launcher
+and to control clients: the one instance of each in this process, from the import to the exit and across forks.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import time
@@ -19,10 +27,13 @@ from threading import Condition
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 from traceable.capture import flight, gates
-from traceable.capture.schedule import NEVER, age_s, elapsed_delay_s, first_range
+from traceable.capture.process import describe_python_end
+from traceable.capture.schedule import NEVER, Schedule, age_s, elapsed_delay_s, first_range
 from traceable.errors import Message, UsageError, code_of
 from traceable.protocol import environment
 from traceable.protocol.nvtx import WINDOW_DOMAIN, WINDOW_PREFIX
+from traceable.protocol.process_counts import counts
+from traceable.protocol.process_record import record
 from traceable.protocol.windows import Window, WindowRecord
 
 TYPE_CHECKING = False
@@ -31,9 +42,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from traceable.capture.gates import Gate
-    from traceable.capture.schedule import Schedule, WindowRequest
-    from traceable.capture.status import Publisher
+    from traceable.capture.schedule import WindowRequest
     from traceable.capture.timer import Timer
+    from traceable.capture.triggers import TriggerSet
 
 COMPLETE, EXIT, MISSED, FAILED, STOPPED, DURATION = "complete", "exit", "missed", "failed", "stopped", "duration"
 """How a window ended: after its last step; with the process; never opened, since its steps had passed; its gate failed;
@@ -41,6 +52,98 @@ on request; after its duration."""
 
 OPENING, OPEN, CLOSING = "opening", "open", "closing"
 """The state of a window that was begun."""
+
+
+class Publisher:
+    """What other processes can see of this one. `counter` and `windows` set the attributes.
+
+    Args:
+        schedule: which windows are requested.
+
+    Attributes:
+        begun, ended: how many steps have.
+        nested_steps: how many steps began inside of another, and are not counted.
+        gate: the name of the gate; None while nothing is gated.
+        windows: all windows by id, in the order in which they were due.
+        active: the window that is opening, open or closing; None for none.
+        on_update: called when a window has opened or closed; None for no function.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.on_update: Callable[[], None] | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin at step 0 with no window, as a new process does and a forked child."""
+        self.begun = self.ended = self.nested_steps = 0
+        self.gate: str | None = None
+        self.windows: dict[str, WindowRecord] = {}
+        self.active: ActiveWindow | None = None
+        self._is_open = False
+        self._counts: memoryview | None = None
+
+    def count(self, begun: int, ended: int) -> None:
+        """Record how many steps have begun and ended."""
+        self.begun, self.ended = begun, ended
+        if not self._is_open:
+            self.open()
+        if self._counts is not None:
+            self._counts[0] = begun
+            self._counts[1] = ended
+
+    def open(self) -> None:
+        """Begin to record: with the first step, or before a window that needs none."""
+        if not self._is_open:
+            self._is_open = True
+            self._counts = counts.open_steps()
+            self.write()
+
+    def write(self) -> None:
+        """Write the record, and report the change to control clients."""
+        if not self._is_open:
+            self.open()
+            return
+        record.update(steps=self._describe_steps)
+        self.notify()
+
+    def _describe_steps(self) -> dict[str, Any]:
+        return {
+            "wall_ns": time.time_ns(),
+            **self._schedule.to_status(),
+            "gate": self.gate,
+            "begun": self.begun,
+            "ended": self.ended,
+            "nested_steps": self.nested_steps,
+            "windows": [window.to_dict() for window in list(self.windows.values())],
+        }
+
+    def end(self) -> None:
+        """Record the state at the end of Python, if anything was recorded before."""
+        if self._is_open:
+            self.write()
+
+    def notify(self) -> None:
+        """Report a change to control clients."""
+        if self.on_update is not None:
+            self.on_update()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state of this process, for control requests. Waits for nothing."""
+        # Requests first: one that is being opened is seen as a request, as a window, or as both.
+        requested_by = [request.by for request in list(self._schedule.requests)]
+        active = self.active
+        window = active.record.to_dict() if active is not None and active.state != "closing" else None
+        return {
+            "pid": os.getpid(),
+            "steps": {"begun": self.begun, "ended": self.ended},
+            "gate": self.gate,
+            "requested_by": requested_by,
+            "state": active.state if active is not None else "requested" if requested_by else "idle",
+            "window": window,
+            "closed_windows": sum(one.closed_step is not None for one in list(self.windows.values())),
+        }
 
 
 class ActiveWindow:
@@ -177,6 +280,7 @@ class Windows:
     Attributes:
         lock: held for microseconds; guards the state here, the schedule, and the step that `counter` has open.
         in_step: whether a step is open, or is about to open once the gate has moved.
+        trigger_set: the conditions of `capture_when`; None for none.
     """
 
     def __init__(self, schedule: Schedule, publisher: Publisher, timer: Timer | None) -> None:
@@ -184,6 +288,7 @@ class Windows:
         self._publisher = publisher
         self._timer = timer
         self._gate: Gate | None = None
+        self.trigger_set: TriggerSet | None = None
         self._start()
 
     def _start(self) -> None:
@@ -205,6 +310,8 @@ class Windows:
         self._start()
         if is_armed:
             self.arm()
+        if self.trigger_set is not None:
+            self.trigger_set.restart()
 
     # ---- at the boundaries between steps
 
@@ -522,3 +629,34 @@ class TimedWindow:
 
 def _format_requester(requester: str | None) -> str:
     return f", by {requester}" if requester else ""
+
+
+def _make_timer() -> Timer | None:
+    conditions = schedule.conditions
+    if not (conditions.duration_s or (schedule.whole and conditions.delay_s)):
+        return None
+    from traceable.capture.timer import Timer
+
+    return Timer()
+
+
+def _end() -> None:
+    windows.end(describe_python_end())
+    publisher.end()
+
+
+def _restart() -> None:
+    """Start again in a forked child."""
+    schedule.restart()
+    publisher.restart()
+    windows.restart()
+    timed_window.restart()
+
+
+schedule = Schedule()
+_timer = _make_timer()
+publisher = Publisher(schedule)
+windows = Windows(schedule, publisher, _timer)
+timed_window = TimedWindow(schedule, windows, publisher, _timer)
+atexit.register(_end)
+os.register_at_fork(after_in_child=_restart)

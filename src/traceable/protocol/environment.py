@@ -118,7 +118,7 @@ WINDOW_SYNC = "TRACEABLE_WINDOW_SYNC"
 """`1`: wait for the GPU before a window is opened and before it is closed."""
 
 STEP_TIMES = "TRACEABLE_STEP_TIMES"
-"""`1`: record when each step begins and ends, in the run directory (`capture/step_times.py`). Set by
+"""`1`: record when each step begins and ends, in the run directory (`capture/steps.py`). Set by
 `run --measure-overhead`."""
 
 RECORDING_GATED = "TRACEABLE_RECORDING_GATED"

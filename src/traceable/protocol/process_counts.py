@@ -6,7 +6,7 @@ integers little-endian. The first is the header:
 
     8 bytes           MAGIC
     int64             the pid
-    int64, int64      the numbers of steps begun and of steps ended (`capture/status.py`)
+    int64, int64      the numbers of steps begun and of steps ended (`capture/windows.py`)
 
 The others count ranges (`annotation/range_counts.py`):
 

@@ -18,7 +18,7 @@ import time
 
 from traceable.annotation import engine
 from traceable.protocol import environment
-from traceable.protocol.process_record import record
+from traceable.protocol.process_record import describe_python_end, record
 from traceable.protocol.python_command import parse_python_command
 from traceable.protocol.ranks import read_rank
 
@@ -136,12 +136,6 @@ def _describe_start() -> dict[str, Any]:
         "level": engine.level,
         "listener": environment.can_have_profiler(),
     }
-
-
-def describe_python_end() -> str:
-    """Return how Python ends: `exit`, or `exception` with the class of the error."""
-    error = getattr(sys, "last_type", None)
-    return f"exception {error.__name__}" if isinstance(error, type) else "exit"
 
 
 def _describe_end() -> dict[str, Any]:

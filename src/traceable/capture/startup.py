@@ -1,4 +1,4 @@
-"""Starts what the launcher requests of this process, when the program imports traceable."""
+"""Starts what the launcher requests of this process, when the program imports traceable or, for its profiler, torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import os
 import sys
 
 from traceable.annotation import engine
+from traceable.errors import code_of
 from traceable.protocol import environment
 from traceable.protocol.python_command import MODULE, parse_python_command
+
+_WHOLE = "whole"
+"""The value of `TRACEABLE_TORCH` for everything."""
 
 
 def start_timed_capture() -> None:
@@ -44,6 +48,40 @@ def listen_from_environment() -> None:
             f"{environment.CONTROL_SIGNAL}={steps[:40]!r} is not a number of steps; ignored",
             key=environment.CONTROL_SIGNAL,
         )
+
+
+def start_torch_profiler() -> None:
+    """Record with torch's profiler until the process ends, or, if windows are requested, watch torch for them.
+
+    The `sitecustomize` of `capture/bootstrap` calls this after that import. A failure is printed once on stderr; it
+    never makes the import of torch fail.
+    """
+    if environment.read_flag(environment.DISABLE):
+        return
+    profiler_name = "torch.profiler"
+    try:
+        whole = os.environ.get(environment.TORCH) == _WHOLE
+        if os.environ.get(environment.GPU_DIR):
+            from traceable.capture import gpu_gate
+
+            profiler_name = "--gpu"
+            if whole and not gpu_gate.profiler.gated:
+                gpu_gate.profiler.start()
+            else:
+                gpu_gate.profiler.watch_cuda()
+        else:
+            from traceable.capture import torch_gate
+
+            if whole and not torch_gate.profiler.gated:
+                torch_gate.profiler.start()
+            else:
+                torch_gate.profiler.watch()
+                from traceable.capture.windows import timed_window
+
+                timed_window.on_torch_import()
+    except Exception as error:  # noqa: BLE001 - the program goes on, not recorded
+        message = f"{profiler_name} records nothing in process {os.getpid()}: {error}"
+        environment.warn_once(code_of(error, "torch_not_recorded"), message)
 
 
 def is_our_command() -> bool:

@@ -27,13 +27,12 @@ from threading import Condition
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 from traceable.capture import flight, gates
-from traceable.capture.process import describe_python_end
 from traceable.capture.schedule import NEVER, Schedule, age_s, elapsed_delay_s, first_range
 from traceable.errors import Message, UsageError, code_of
 from traceable.protocol import environment
 from traceable.protocol.nvtx import WINDOW_DOMAIN, WINDOW_PREFIX
 from traceable.protocol.process_counts import counts
-from traceable.protocol.process_record import record
+from traceable.protocol.process_record import describe_python_end, record
 from traceable.protocol.windows import Window, WindowRecord
 
 TYPE_CHECKING = False

@@ -138,6 +138,12 @@ def report_failure(error: Exception) -> None:
         environment.warn_once("process_record_not_written", message)
 
 
+def describe_python_end() -> str:
+    """Return how Python ends: `exit`, or `exception` with the class of the error."""
+    error = getattr(sys, "last_type", None)
+    return f"exception {error.__name__}" if isinstance(error, type) else "exit"
+
+
 def to_json(value: Any) -> str:
     """Return a value as JSON in ASCII.
 

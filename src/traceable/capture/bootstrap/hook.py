@@ -183,9 +183,9 @@ def _watch_imports(patterns: str) -> None:
 def _record_torch() -> None:
     """Have traceable start torch.profiler, or watch it."""
     try:
-        from traceable.capture import torch_import
+        from traceable.capture import startup
 
-        torch_import.begin()
+        startup.start_torch_profiler()
     except Exception as error:  # noqa: BLE001 - the program runs on, not recorded
         _log(
             "torch_profiler_not_started",

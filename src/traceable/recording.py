@@ -497,10 +497,10 @@ class Recording:
         """
         from traceable.analysis.select import select_part
         from traceable.launch.ranks import check_ranks_option
-        from traceable.protocol.ranks import matches_rank
+        from traceable.protocol.ranks import has_rank
 
         processes = None if process is None else [str(one) for one in _as_list(process)]
-        is_selected = None if ranks is None else partial(matches_rank, check_ranks_option(ranks))
+        is_selected = None if ranks is None else partial(has_rank, check_ranks_option(ranks))
         devices = None if device is None else _as_list(device)
         part = self._part(
             select_part(self.trace, processes=processes, ranks=is_selected, devices=devices, time_ns=time_ns)

@@ -22,9 +22,9 @@ def test_watching_is_undone() -> None:
     assert not set(watched) & set(before)
     profiler.watch()
     assert functions() == watched
-    profiler.unwatch()
+    profiler.stop_watching()
     assert functions() == before
-    profiler.unwatch()
+    profiler.stop_watching()
     assert functions() == before
 
 

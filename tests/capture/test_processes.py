@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.capture.conftest import Ran
 
-from traceable.protocol.ranks import matches_rank, parse_ranks, read_rank
+from traceable.protocol.ranks import has_rank, parse_ranks, read_rank
 from traceable.protocol.run_records import load_process_records
 
 Program = Callable[..., Ran]
@@ -146,7 +146,7 @@ def test_torchruns_default_role_is_no_name() -> None:
     [("0,3", [0, 3]), ("1-3", [1, 2, 3]), ("!1", [0, 2, 3, 4]), ("0-3,!2", [0, 1, 3]), (" 4 , 0 ", [0, 4])],
 )
 def test_ranks_are_numbers_ranges_and_exceptions(text: str, selected: list[int]) -> None:
-    assert [rank for rank in range(5) if matches_rank(text, rank)] == selected
+    assert [rank for rank in range(5) if has_rank(text, rank)] == selected
 
 
 @pytest.mark.parametrize("text", ["a", "", "0,", "3-1", "-1", "1.5", "!", "٣"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.capture.schedule import age_s
+from traceable.capture.schedule import measure_age_s
 from traceable.errors import UsageError
 from traceable.protocol.start_conditions import Conditions, parse_conditions
 
@@ -186,4 +186,4 @@ def test_a_duration_is_above_nothing(text):
 
 
 def test_the_age_of_a_process_is_what_linux_says():
-    assert 0 < age_s() < 10**6
+    assert 0 < measure_age_s() < 10**6

@@ -98,7 +98,7 @@ class Server:
         self._owner = os.geteuid()
         self._listener.listen(_PEERS_MAX)
         self._listener.setblocking(False)
-        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._begin_thread()
         self._serving = True
         publisher.on_update = self.wake
@@ -120,7 +120,7 @@ class Server:
     def wake(self) -> None:
         """Wake the thread, which sends what has changed."""
         with contextlib.suppress(OSError):  # the pipe is full: the thread is about to wake up anyway
-            os.write(self._wake, b"\0")
+            os.write(self._wake_writer, b"\0")
 
     def remove(self) -> None:
         """Remove the socket. Open connections stay until the process ends."""
@@ -128,15 +128,15 @@ class Server:
             with contextlib.suppress(OSError):
                 os.unlink(self._name, dir_fd=self._directory)
 
-    def before_fork(self) -> None:
+    def stop_before_fork(self) -> None:
         """Stop the thread where Python 3.12 and later would warn of a fork with threads, an error under -W error."""
         if self._serving and should_stop_for_fork(self._idle):
             self._pausing = True
             self.wake()
             self._thread.join(_JOIN_SECONDS)
 
-    def after_in_parent(self) -> None:
-        """Restart the thread, if `before_fork` stopped it."""
+    def restart_in_parent(self) -> None:
+        """Restart the thread, if `stop_before_fork` stopped it."""
         if not self._serving:
             return
         with self._leaving:
@@ -144,7 +144,7 @@ class Server:
         if self._gone:
             self._begin_thread()
 
-    def after_in_child(self) -> None:
+    def restart_in_child(self) -> None:
         """Close the parent's socket, and create one for this process."""
         if not self._serving:
             return
@@ -154,7 +154,7 @@ class Server:
             peer.connection.close()
         self._peers.clear()
         self._listener.close()
-        for descriptor in (self._directory, self._woken, self._wake):
+        for descriptor in (self._directory, self._wake_reader, self._wake_writer):
             os.close(descriptor)
         try:
             self.start()
@@ -167,7 +167,7 @@ class Server:
         # poll and not epoll: a forked child would share the watched descriptors.
         with selectors.PollSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
             for peer in self._peers.values():
                 selector.register(peer.connection, selectors.EVENT_READ, peer)
             while not self._should_stop():
@@ -176,11 +176,11 @@ class Server:
                 self._idle = False
                 for key, _ in ready:
                     if key.fileobj is self._listener:
-                        self._accept(selector)
+                        self._accept_peer(selector)
                     elif key.data is None:
                         with contextlib.suppress(BlockingIOError):
-                            os.read(self._woken, 4096)
-                    elif not self._read(key.data):
+                            os.read(self._wake_reader, 4096)
+                    elif not self._read_request(key.data):
                         self._disconnect(key.data, selector)
                 for peer in list(self._peers.values()):
                     if not self._send_events(peer):
@@ -191,7 +191,7 @@ class Server:
             self._gone = self._pausing
         return self._gone
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    def _accept_peer(self, selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError:
@@ -209,7 +209,7 @@ class Server:
         del self._peers[peer.connection.fileno()]
         peer.connection.close()
 
-    def _read(self, peer: Peer) -> bool:
+    def _read_request(self, peer: Peer) -> bool:
         """Read from a peer; return whether it stays connected."""
         try:
             received = peer.connection.recv(_LINE_BYTES)
@@ -224,12 +224,13 @@ class Server:
             return len(peer.received) < _LINE_BYTES
         try:
             request = json.loads(peer.received)
-            return self._handle(peer, str(request["command"]), request, str(request.get("by", "a controller"))[:200])
+            requester = str(request.get("by", "a controller"))[:200]
+            return self._handle_request(peer, str(request["command"]), request, requester)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             _reject(peer, Message("request_invalid", "the request is invalid"))
             return False
 
-    def _handle(self, peer: Peer, command: str, options: dict[str, Any], by: str) -> bool:
+    def _handle_request(self, peer: Peer, command: str, options: dict[str, Any], by: str) -> bool:
         """Execute a request; return whether the peer stays connected for events."""
         steps = options.get("steps")
         if command == "status":
@@ -311,5 +312,5 @@ def serve(run_dir: str) -> None:
     _server = server
     atexit.register(server.remove)
     os.register_at_fork(
-        before=server.before_fork, after_in_parent=server.after_in_parent, after_in_child=server.after_in_child
+        before=server.stop_before_fork, after_in_parent=server.restart_in_parent, after_in_child=server.restart_in_child
     )

@@ -87,7 +87,7 @@ def write_dump(by: str, number: int | None = None) -> dict[str, Any]:
             import ctypes
 
             number, directory = _create_directory(run_dir, number)
-            _copy(directory, by, ctypes.CDLL)
+            _copy_ring(directory, by, ctypes.CDLL)
         except OSError as error:
             raise DumpError("dump_failed", error.strerror or str(error)) from None
         except (ImportError, MemoryError) as error:
@@ -155,7 +155,7 @@ def _create_directory(run_dir: str, number: int | None) -> tuple[int, str]:
         return candidate, directory
 
 
-def _copy(directory: str, by: str, load: Callable[[str], Any]) -> None:
+def _copy_ring(directory: str, by: str, load: Callable[[str], Any]) -> None:
     recording = os.path.join(directory, _RECORDING)  # noqa: PTH118
     try:  # noqa: SIM105 - contextlib would be loaded into every annotated process
         os.mkdir(recording)  # noqa: PTH102
@@ -165,17 +165,17 @@ def _copy(directory: str, by: str, load: Callable[[str], Any]) -> None:
         # NVTX has loaded it: one file is one library in a process. ctypes releases the GIL meanwhile.
         write_ring = load(os.environ.get(environment.NVTX_INJECTION, "")).traceable_recorder_dump
     except (OSError, AttributeError):
-        _remove(recording, directory)
+        _remove_directories(recording, directory)
         raise DumpError("not_our_recorder", "the embedded recorder does not record this process") from None
     error: int = write_ring(os.fsencode(recording), by.encode()[:60])
     if error:
-        _remove(recording, directory)
+        _remove_directories(recording, directory)
         if error == errno.ENODATA:
             raise DumpError("nothing_recorded_yet", "nothing is recorded yet")
         raise DumpError("dump_failed", os.strerror(error))
 
 
-def _remove(*directories: str) -> None:
+def _remove_directories(*directories: str) -> None:
     """Remove empty directories: another process may have written to the same dump."""
     for directory in directories:
         try:
@@ -184,9 +184,9 @@ def _remove(*directories: str) -> None:
             return
 
 
-def _in_child() -> None:
+def _reset_in_child() -> None:
     global _lock, _request_lock, _writing, _next
     _lock, _request_lock, _writing, _next = allocate_lock(), RLock(), False, None
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)

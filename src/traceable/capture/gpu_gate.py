@@ -72,9 +72,9 @@ class GpuProfiler(kineto.Kineto):
             return
         self._write_state(WAITING)
         # Called once CUDA is initialized, on the thread that does so, and not under a lock of ours.
-        torch.cuda._lazy_call(self._on_cuda_init)
+        torch.cuda._lazy_call(self._start_with_cuda)
 
-    def _on_cuda_init(self) -> None:
+    def _start_with_cuda(self) -> None:
         try:
             with self._lock:
                 if self._is_requested and not self.running:
@@ -111,7 +111,7 @@ class GpuProfiler(kineto.Kineto):
 
     # ---- Kineto
 
-    def _begin(self, torch: Any) -> Any:
+    def _begin_recording(self, torch: Any) -> Any:
         profiler = sys.modules["torch.autograd.profiler"]
         from torch._C._profiler import ProfilerActivity, ProfilerConfig, ProfilerState, RecordScope
 
@@ -132,10 +132,10 @@ class GpuProfiler(kineto.Kineto):
             raise
         return profiler
 
-    def _on_start(self, torch: Any) -> None:  # noqa: ARG002 - of the base
+    def _handle_start(self, torch: Any) -> None:  # noqa: ARG002 - of the base
         self._write_state(RECORDING)
 
-    def _end(self, recording: Any) -> Callable[[str], Any]:
+    def _end_recording(self, recording: Any) -> Callable[[str], Any]:
         torch: Any = sys.modules["torch"]
         _finish_gpu_work(torch)
         self._emit_markers(torch)
@@ -159,13 +159,13 @@ class GpuProfiler(kineto.Kineto):
 
     # ---- state for the launcher
 
-    def _on_written(self) -> None:
+    def _handle_written(self) -> None:
         self._write_state(STOPPED)
 
-    def _on_lost(self, reason: str) -> None:
+    def _handle_loss(self, reason: str) -> None:
         self._write_state(LOST, reason)
 
-    def _on_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         self._lock = RLock()
 
     def _write_state(self, state: str, detail: str = "") -> None:

@@ -45,40 +45,40 @@ class Kineto:
         self._running: Any = None
         self._directory = ""
         self._number = 0
-        self._theirs = False
-        self._ours = False
-        self._forked = False
+        self._is_program_recording = False
+        self._is_own_call = False
+        self._was_forked = False
         self._patches = Patches()
         self._ends_with: int | None = None
-        atexit.register(self._finish)
-        os.register_at_fork(after_in_child=self._in_child)
+        atexit.register(self._end_with_process)
+        os.register_at_fork(after_in_child=self._handle_fork)
 
     # ---- for subclasses
 
-    def _begin(self, torch: Any) -> Any:
-        """Start torch's profiler and return the object for `_end`."""
+    def _begin_recording(self, torch: Any) -> Any:
+        """Start torch's profiler and return the object for `_end_recording`."""
         raise NotImplementedError
 
-    def _on_start(self, torch: Any) -> None:
+    def _handle_start(self, torch: Any) -> None:
         """Called when it records."""
 
-    def _on_stop(self) -> None:
+    def _prepare_stop(self) -> None:
         """Called before it is stopped."""
 
-    def _end(self, recording: Any) -> Callable[[str], Any]:
+    def _end_recording(self, recording: Any) -> Callable[[str], Any]:
         """Stop it and return a function that writes it to a path."""
         raise NotImplementedError
 
-    def _on_stopped(self) -> None:
+    def _finish_stop(self) -> None:
         """Called when it has stopped, with or without an error."""
 
-    def _on_written(self) -> None:
+    def _handle_written(self) -> None:
         """Called when its file is on disk, or was discarded."""
 
-    def _on_lost(self, reason: str) -> None:
+    def _handle_loss(self, reason: str) -> None:
         """Called when its file could not be written."""
 
-    def _on_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Called in a forked child, to which the recording of its parent does not belong."""
 
     # ---- start and stop
@@ -101,26 +101,26 @@ class Kineto:
         if not directory:
             reason = f"{self.directory_variable} is not set; use `traceable run {self.option}`"
             raise GateError("trace_dir_not_set", reason)
-        if self._forked:
+        if self._was_forked:
             raise GateError("forked_while_recording", f"this process was forked during a recording of {self.label}")
         self.watch()
         enabled = torch._C._autograd._profiler_enabled()
-        if self._theirs or enabled:
+        if self._is_program_recording or enabled:
             reason = f"the program runs its own torch profiler, and {ONE_ONLY}"
             raise GateError("other_profiler_running", reason)
         self._directory = directory
-        self._ours = True
+        self._is_own_call = True
         try:
-            self._running = self._begin(torch)
+            self._running = self._begin_recording(torch)
         except GateError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever torch raises, the program goes on
             reason = f"torch.profiler does not start ({type(error).__name__}: {error})"
             raise GateError("torch_profiler_not_started", reason) from None
         finally:
-            self._ours = False
+            self._is_own_call = False
         self._end_with_worker()
-        self._on_start(torch)
+        self._handle_start(torch)
 
     def stop(self) -> None:
         """Stop recording and write the file, if a recording is in progress.
@@ -132,16 +132,16 @@ class Kineto:
         if save is None:
             return
         try:
-            self._write(save)
+            self._write_file(save)
         except BaseException as error:
-            self._on_lost(str(error))
+            self._handle_loss(str(error))
             raise
-        self._on_written()
+        self._handle_written()
 
     def discard(self) -> None:
         """Stop recording and discard the data."""
         if self._stop_recording() is not None:
-            self._on_written()
+            self._handle_written()
 
     def stop_quietly(self) -> None:
         """Stop where no caller can handle an error; it is printed on stderr."""
@@ -151,25 +151,25 @@ class Kineto:
             message = f"the trace of {self.label} was not written: {error}"
             environment.warn_once("trace_not_written", message, key=self.label)
 
-    def _finish(self) -> None:
+    def _end_with_process(self) -> None:
         """The process ends."""
         self.stop_quietly()
-        self.unwatch()
+        self.stop_watching()
 
     def _stop_recording(self) -> Callable[[str], Any] | None:
         recording, self._running = self._running, None
         if recording is None:
             return None
-        self._on_stop()
-        self._ours = True
+        self._prepare_stop()
+        self._is_own_call = True
         try:
             _add_rank_metadata()
-            return self._end(recording)
+            return self._end_recording(recording)
         finally:
-            self._ours = False
-            self._on_stopped()
+            self._is_own_call = False
+            self._finish_stop()
 
-    def _write(self, save: Callable[[str], Any]) -> None:
+    def _write_file(self, save: Callable[[str], Any]) -> None:
         import gzip
         import shutil
 
@@ -216,50 +216,50 @@ class Kineto:
 
         try:
             module = importlib.import_module("torch.autograd.profiler")
-            self._patches.wrap(module, "_prepare_profiler", self._before)
-            self._patches.wrap(module, "_enable_profiler", self._before)
-            self._patches.wrap(module, "_disable_profiler", self._after)
+            self._patches.wrap(module, "_prepare_profiler", self._wrap_start)
+            self._patches.wrap(module, "_enable_profiler", self._wrap_start)
+            self._patches.wrap(module, "_disable_profiler", self._wrap_stop)
         except (ImportError, AttributeError) as error:
-            self.unwatch()
+            self.stop_watching()
             raise GateError("torch_without_profiler", f"this torch has no profiler ({error})") from None
 
-    def unwatch(self) -> None:
+    def stop_watching(self) -> None:
         """Watch no more: torch has its own functions again."""
         self._patches.undo()
-        self._theirs = False
+        self._is_program_recording = False
 
-    def _before(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def starting(*args: Any, **kwargs: Any) -> Any:
-            if self._ours:
+    def _wrap_start(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def start(*args: Any, **kwargs: Any) -> Any:
+            if self._is_own_call:
                 return function(*args, **kwargs)
             if self.running:
                 message = f"the program starts its own torch profiler, so traceable's recording stops: {ONE_ONLY}"
                 environment.warn_once("other_profiler_started", message)
                 self.stop_quietly()
-            self._theirs = True
+            self._is_program_recording = True
             try:
                 return function(*args, **kwargs)
             except BaseException:
-                self._theirs = False
+                self._is_program_recording = False
                 raise
 
-        return starting
+        return start
 
-    def _after(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def stopping(*args: Any, **kwargs: Any) -> Any:
-            if not self._ours:
-                self._theirs = False
+    def _wrap_stop(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def stop(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_own_call:
+                self._is_program_recording = False
             return function(*args, **kwargs)
 
-        return stopping
+        return stop
 
-    def _in_child(self) -> None:
-        self._on_fork()
+    def _handle_fork(self) -> None:
+        self._reset_after_fork()
         if self._running is None:
             return
         self._running = None
-        self._forked = True
-        self.unwatch()
+        self._was_forked = True
+        self.stop_watching()
         # Otherwise torch would go on to record this thread, for no reader, until memory is full.
         sys.modules["torch"].autograd._enable_record_function(False)
 

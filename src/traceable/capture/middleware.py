@@ -42,7 +42,7 @@ class _Response(Exception):  # noqa: N818 - a response, not only an error
             self.headers.append(("WWW-Authenticate", "Bearer"))
 
 
-def _rejection(status: str, reason: Message, **content: Any) -> _Response:
+def _make_rejection(status: str, reason: Message, **content: Any) -> _Response:
     return _Response(status, error=reason, code=reason.code, **content)
 
 
@@ -54,43 +54,43 @@ def _encode_token(token: str | None) -> bytes:
     return (os.environ.get(environment.CONTROL_TOKEN, "") if token is None else token).strip().encode()
 
 
-def _check(secret: bytes, method: str, authorization: bytes) -> None:
+def _check_request(secret: bytes, method: str, authorization: bytes) -> None:
     """Check the method and the token of a request.
 
     Raises:
         _Response: it is rejected.
     """
     if method != "POST":
-        raise _rejection("405 Method Not Allowed", Message("post_required", "send POST"))
+        raise _make_rejection("405 Method Not Allowed", Message("post_required", "send POST"))
     scheme, _, token = authorization.strip().partition(b" ")
     # Compared in constant time, so that the time does not reveal how much of it is correct.
     if not hmac.compare_digest(token.strip(), secret) or scheme.lower() != b"bearer":
         remedy = "send `Authorization: Bearer TOKEN` with the token of this server"
-        raise _rejection("401 Unauthorized", Message("token_required", remedy))
+        raise _make_rejection("401 Unauthorized", Message("token_required", remedy))
 
 
-def _dump() -> _Response:
+def _write_dump() -> _Response:
     try:
         return _Response("200 OK", dump=flight.write_dump(f"POST {DUMP}"))
     except flight.DumpError as error:
-        return _rejection("409 Conflict", error.message)
+        return _make_rejection("409 Conflict", error.message)
 
 
 def _check_no_flight_recorder() -> None:
     if flight.is_active():
-        raise _rejection("409 Conflict", Message(flight.NO_WINDOWS.code, f"{flight.NO_WINDOWS}, POST {DUMP}"))
+        raise _make_rejection("409 Conflict", Message(flight.NO_WINDOWS.code, f"{flight.NO_WINDOWS}, POST {DUMP}"))
 
 
-def _start(query: str) -> _Response:
+def _start_window(query: str) -> _Response:
     _check_no_flight_recorder()
     steps = _parse_steps(query)
     rejection = windows.request(WindowRequest(steps, f"POST {START}"))
     if rejection:
-        return _rejection("409 Conflict", rejection, state=publisher.state)
+        return _make_rejection("409 Conflict", rejection, state=publisher.state)
     return _Response("202 Accepted", requested_steps=steps, opens="when the next step begins", state=publisher.state)
 
 
-def _stop() -> _Response:
+def _stop_window() -> _Response:
     _check_no_flight_recorder()
     window = windows.stop()
     if window is None:
@@ -108,7 +108,7 @@ def _parse_steps(query: str) -> int | None:
     parameters = parse_qs(query, keep_blank_values=True)
     values = parameters.get("steps", [])
     if set(parameters) - {"steps"} or len(values) > 1:
-        raise _rejection(
+        raise _make_rejection(
             "400 Bad Request", Message("parameter_unknown", "the only parameter is steps, as in ?steps=20")
         )
     if not values:
@@ -116,7 +116,7 @@ def _parse_steps(query: str) -> int | None:
     text = values[0]
     if not (text.isascii() and text.isdigit()) or len(text) > 16 or not 0 < int(text) <= _STEPS_MAX:
         problem = f"steps={text[:40]!r} is not a number of steps from 1"
-        raise _rejection("400 Bad Request", Message("number_invalid", problem))
+        raise _make_rejection("400 Bad Request", Message("number_invalid", problem))
     return int(text)
 
 
@@ -138,12 +138,12 @@ class ASGIMiddleware:
             return
         try:
             headers = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-            _check(self._token, scope["method"], headers[0] if len(headers) == 1 else b"")
+            _check_request(self._token, scope["method"], headers[0] if len(headers) == 1 else b"")
             if scope["path"] == START:
-                response = _start(scope["query_string"].decode("latin-1"))
+                response = _start_window(scope["query_string"].decode("latin-1"))
             else:
                 # Stopping a profiler may take a second, and no other request of this server should wait for that.
-                response = await _call_on_thread(_stop if scope["path"] == STOP else _dump)
+                response = await _call_on_thread(_stop_window if scope["path"] == STOP else _write_dump)
         except _Response as rejection:
             response = rejection
         fields = [(name.lower().encode(), value.encode()) for name, value in response.headers]
@@ -180,14 +180,14 @@ class WSGIMiddleware:
             body: Iterable[bytes] = self.app(environ, start_response)
             return body
         try:
-            _check(
+            _check_request(
                 self._token,
                 environ["REQUEST_METHOD"],
                 environ.get("HTTP_AUTHORIZATION", "").encode("latin-1", "replace"),
             )
             if path == DUMP:
-                raise _dump()
-            response = _start(environ.get("QUERY_STRING", "")) if path == START else _stop()
+                raise _write_dump()
+            response = _start_window(environ.get("QUERY_STRING", "")) if path == START else _stop_window()
         except _Response as rejection:
             response = rejection
         start_response(response.status, response.headers)

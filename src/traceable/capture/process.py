@@ -49,16 +49,16 @@ class _Forks:
     def __init__(self) -> None:
         self.child_pid = self.worker_pid = 0
         self._is_watching_workers = False
-        os.register_at_fork(after_in_child=self._in_child)
+        os.register_at_fork(after_in_child=self._record_child)
 
     def watch_workers(self) -> None:
         """Have multiprocessing report the workers that it forks, once it is loaded."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None and not self._is_watching_workers:
-            util.register_after_fork(self, _Forks._in_worker)
+            util.register_after_fork(self, _Forks._record_worker)
             self._is_watching_workers = True
 
-    def _in_child(self) -> None:
+    def _record_child(self) -> None:
         self.child_pid = os.getpid()
         try:
             # A fork by subprocess only starts another program.
@@ -68,7 +68,7 @@ class _Forks:
         except Exception:  # noqa: BLE001 - the child is the user's: only its record is lost
             return
 
-    def _in_worker(self) -> None:
+    def _record_worker(self) -> None:
         self.worker_pid = os.getpid()
         record.update(silent=True, process=_describe_process)
 

@@ -49,11 +49,11 @@ class FirstRange:
     def watch(self, callback: Callable[[], None] | None = None) -> None:
         """Record the next range or step as the first, and call `callback` then."""
         self.at_s, self.wall_ns, self._callback = None, 0, callback
-        engine.call_before_next_event(self._on_range)
+        engine.call_before_next_event(self._note_range)
 
-    def _on_range(self) -> None:
+    def _note_range(self) -> None:
         if self.ignored_thread == get_ident():
-            engine.call_before_next_event(self._on_range)
+            engine.call_before_next_event(self._note_range)
         else:
             self.note()
 
@@ -85,7 +85,7 @@ class ConditionProgress:
         from_first = bool(conditions.delay_s) and not conditions.delay_from_start
         self.first_step = 0 if conditions.idle_s or from_first else conditions.warmup_steps
         # Reading the age of the process takes 20 us, too long for a step.
-        self._delay_start_s = time.monotonic() - age_s() if conditions.delay_from_start else None
+        self._delay_start_s = time.monotonic() - measure_age_s() if conditions.delay_from_start else None
 
     def is_met(self, index: int) -> bool:
         """Whether all conditions are met as step `index` begins. Called for each step from `first_step` on."""
@@ -123,7 +123,7 @@ class WindowRequest:
         self.window_id: str | None = None
         self.withdrawn = False
 
-    def window(self, index: int) -> Window:
+    def make_window(self, index: int) -> Window:
         """Return the window that begins with step `index`."""
         return Window(index, index + self.steps if self.steps else UNTIL_STOPPED)
 
@@ -224,7 +224,7 @@ class Schedule:
         """Return its part of the section `steps` of the record."""
         progress = self._progress
         windows = self._requested or ",".join(str(window) for window, _ in self._planned)
-        waited_s = elapsed_delay_s(self.conditions) if self.conditions.delay_s else None
+        waited_s = measure_delay_s(self.conditions) if self.conditions.delay_s else None
         return {
             "requested": str(windows) or None,
             "counted_from": self._counted_from,
@@ -251,14 +251,14 @@ def _format_conditions(conditions: Conditions) -> str:
     return str(conditions) or f"for {conditions.duration_s:g} s"
 
 
-def elapsed_delay_s(conditions: Conditions) -> float | None:
+def measure_delay_s(conditions: Conditions) -> float | None:
     """Return how much of the delay has passed; None if it has not begun."""
     if conditions.delay_from_start or not conditions.delay_s:
-        return age_s()
+        return measure_age_s()
     return None if first_range.at_s is None else time.monotonic() - first_range.at_s
 
 
-def age_s() -> float:
+def measure_age_s() -> float:
     """Return the age of this process: from Linux, to 10 ms; elsewhere since traceable was loaded."""
     try:
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib takes 10 ms to import

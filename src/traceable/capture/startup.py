@@ -78,7 +78,7 @@ def start_torch_profiler() -> None:
                 torch_gate.profiler.watch()
                 from traceable.capture.windows import timed_window
 
-                timed_window.on_torch_import()
+                timed_window.note_torch_import()
     except Exception as error:  # noqa: BLE001 - the program goes on, not recorded
         message = f"{profiler_name} records nothing in process {os.getpid()}: {error}"
         environment.warn_once(code_of(error, "torch_not_recorded"), message)

@@ -106,13 +106,13 @@ class Steps:
         return len(self._iterable)
 
     def __iter__(self) -> Iterator[Any]:
-        return _stepping(iter(self._iterable), self._payload)
+        return _iterate_steps(iter(self._iterable), self._payload)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return _stepping_async(aiter(self._iterable), self._payload)
+        return _iterate_steps_async(aiter(self._iterable), self._payload)
 
 
-def _stepping(iterator: Iterator[Any], payload: Callable[[Any], Any] | None) -> Iterator[Any]:
+def _iterate_steps(iterator: Iterator[Any], payload: Callable[[Any], Any] | None) -> Iterator[Any]:
     # The item leaves this frame before it is yielded: the frame must not keep a batch alive that the loop has released.
     items: list[Any] = []
     while True:
@@ -130,7 +130,9 @@ def _stepping(iterator: Iterator[Any], payload: Callable[[Any], Any] | None) -> 
             counter.end(open_)
 
 
-async def _stepping_async(iterator: AsyncIterator[Any], payload: Callable[[Any], Any] | None) -> AsyncIterator[Any]:
+async def _iterate_steps_async(
+    iterator: AsyncIterator[Any], payload: Callable[[Any], Any] | None
+) -> AsyncIterator[Any]:
     items: list[Any] = []
     while True:
         wait = counter.begin_wait(as_block=True)
@@ -353,12 +355,12 @@ class StepCounter:
         if engine.disabled:
             return None
         try:
-            return self._begin(as_block, at_boundary, payload)
+            return self._begin_step(as_block, at_boundary, payload)
         except Exception as error:  # noqa: BLE001 - no memory, no descriptor: the program goes on, the step is not counted
             _report_failure(error)
             return None
 
-    def _begin(self, as_block: bool, at_boundary: bool, payload: Any) -> Step | None:
+    def _begin_step(self, as_block: bool, at_boundary: bool, payload: Any) -> Step | None:
         with self._lock:
             waiting = self._waiting
             if waiting is not None and not waiting.as_block and waiting.thread == get_ident():
@@ -377,7 +379,7 @@ class StepCounter:
         try:
             trigger_set = self._windows.trigger_set
             if trigger_set is not None and self._publisher.active is None:
-                trigger_set.on_step_begin(step.index, payload)
+                trigger_set.evaluate_conditions(step.index, payload)
             self._windows.begin_step(step.index)
             self._publisher.count(step.index + 1, step.index)
             if trigger_set is not None or self._times is not None:
@@ -400,14 +402,14 @@ class StepCounter:
             # A step that a profiler slows down is not compared with steps without it.
             trigger_set = self._windows.trigger_set
             if trigger_set is not None and step.begun_ns and self._publisher.active is None:
-                trigger_set.on_step_end(time.perf_counter_ns() - step.begun_ns)
-            self._end(step.index + 1)
+                trigger_set.compare_duration(time.perf_counter_ns() - step.begun_ns)
+            self._end_step(step.index + 1)
         except Exception as error:  # noqa: BLE001 - as above
             self._current = None
             self._windows.in_step = False
             _report_failure(error)
 
-    def _end(self, count: int) -> None:
+    def _end_step(self, count: int) -> None:
         """Record that `count` steps have ended."""
         with self._lock:
             self._current = None
@@ -425,7 +427,7 @@ class StepCounter:
             current = self._current
             if current is None:
                 # The begin of the iteration that ends here was not recorded.
-                self._end(self._next + 1)
+                self._end_step(self._next + 1)
             elif current.at_boundary:
                 self.end(current)
             self.begin(at_boundary=True, payload=payload)
@@ -461,7 +463,7 @@ class StepTimes:
     def add(self, index: int, begin_ns: int, end_ns: int) -> None:
         """Record when step `index` began and ended; indices never decrease."""
         if index >= self._until:
-            self._grow(index)
+            self._grow_file(index)
         if self._values is not None:
             at = VALUES_PER_STEP * (index - self._from)
             self._values[at] = begin_ns
@@ -486,7 +488,7 @@ class StepTimes:
             self._next_read_ns = _NEVER
             return -1
 
-    def _grow(self, index: int) -> None:
+    def _grow_file(self, index: int) -> None:
         """Extend the file to the chunk that contains `index`, and map that chunk."""
         self._values = None
         self._from = index - index % CHUNK_STEPS

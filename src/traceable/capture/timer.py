@@ -39,12 +39,12 @@ class Timer:
     """One deadline at a time."""
 
     def __init__(self) -> None:
-        self._restart()
+        self._reset()
         os.register_at_fork(
-            before=self._before_fork, after_in_parent=self._after_in_parent, after_in_child=self._restart
+            before=self._stop_before_fork, after_in_parent=self._restart_in_parent, after_in_child=self._reset
         )
 
-    def _restart(self) -> None:
+    def _reset(self) -> None:
         self._changed = threading.Condition()
         self._deadline: tuple[float, Callable[[], None]] | None = None
         self._thread: threading.Thread | None = None
@@ -56,7 +56,7 @@ class Timer:
             self._deadline = (time.monotonic() + seconds, call)
             self._changed.notify()
             if self._thread is None:
-                self._begin()
+                self._begin_thread()
 
     def cancel(self) -> None:
         """Cancel the pending call."""
@@ -64,14 +64,14 @@ class Timer:
             self._deadline = None
             self._changed.notify()
 
-    def _begin(self) -> None:
+    def _begin_thread(self) -> None:
         if sys.is_finalizing():  # a thread started now never runs, and `start` would wait for it
             self._deadline = None
             return
         self._leaving = False
         before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         try:
-            self._thread = threading.Thread(target=self._wait, name="traceable timer", daemon=True)
+            self._thread = threading.Thread(target=self._run_calls, name="traceable timer", daemon=True)
             self._thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter ends
             self._thread = self._deadline = None
@@ -79,14 +79,14 @@ class Timer:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _wait(self) -> None:
-        while (call := self._next()) is not None:
+    def _run_calls(self) -> None:
+        while (call := self._wait_for_call()) is not None:
             try:
                 call()
             except Exception as error:  # noqa: BLE001, PERF203 - a bug of ours; the program goes on
                 environment.warn_once("timer_failed", f"a window was not opened or closed by time: {error}")
 
-    def _next(self) -> Callable[[], None] | None:
+    def _wait_for_call(self) -> Callable[[], None] | None:
         """Wait for the deadline and return the function to call; None if no call is pending."""
         with self._changed:
             while self._deadline is not None and not self._leaving:
@@ -101,7 +101,7 @@ class Timer:
             self._thread = None
             return None
 
-    def _before_fork(self) -> None:
+    def _stop_before_fork(self) -> None:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread() and should_stop_for_fork(self._idle):
             with self._changed:
@@ -109,8 +109,8 @@ class Timer:
                 self._changed.notify()
             thread.join(_JOIN_SECONDS)
 
-    def _after_in_parent(self) -> None:
+    def _restart_in_parent(self) -> None:
         with self._changed:
             self._leaving = False
             if self._thread is None and self._deadline is not None:
-                self._begin()
+                self._begin_thread()

@@ -33,7 +33,7 @@ class Profiler(kineto.Kineto):
     option = "--collector torch"
     label = "torch.profiler"
 
-    def _begin(self, torch: Any) -> Any:  # noqa: ARG002 - of the base
+    def _begin_recording(self, torch: Any) -> Any:  # noqa: ARG002 - of the base
         """Start a torch profiler for all activities that this machine supports.
 
         It is that of `torch.autograd.profiler`, on which `torch.profiler` is built: the latter imports all of dynamo
@@ -51,23 +51,23 @@ class Profiler(kineto.Kineto):
         kineto.add_metadata(METADATA, '{"annotations": 1}')
         return profiler
 
-    def _on_start(self, torch: Any) -> None:
+    def _handle_start(self, torch: Any) -> None:
         profiler_backend.start_emission(
             torch.autograd._record_function_with_args_enter, torch.autograd._record_function_with_args_exit
         )
 
-    def _on_stop(self) -> None:
+    def _prepare_stop(self) -> None:
         profiler_backend.pause_emission()
 
-    def _end(self, recording: Any) -> Callable[[str], Any]:
+    def _end_recording(self, recording: Any) -> Callable[[str], Any]:
         recording.__exit__(None, None, None)
         save: Callable[[str], Any] = recording.export_chrome_trace
         return save
 
-    def _on_stopped(self) -> None:
+    def _finish_stop(self) -> None:
         profiler_backend.close_open_annotations()
 
-    def _on_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         profiler_backend.reset_after_fork()
 
 

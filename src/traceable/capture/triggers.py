@@ -91,13 +91,13 @@ def capture_when(
     if dump is (steps is not None):
         raise TypeError("give one of steps and dump=True")
     if steps is not None:
-        _check("steps", steps, int, 1)
+        _check_number("steps", steps, int, 1)
     if times is not None:
-        _check("times", times, int, 1)
+        _check_number("times", times, int, 1)
     if condition is None:
         for name, value in (("slower_than_ms", slower_than_ms), ("slower_than_median", slower_than_median)):
             if value is not None:
-                _check(name, value, (int, float), 0)
+                _check_number(name, value, (int, float), 0)
     if flight.is_active() is not dump:
         if not dump:
             message = f"capture_when(steps=...) has no effect: {flight.NO_WINDOWS}"
@@ -121,7 +121,7 @@ def capture_when(
         windows.arm()
 
 
-def _check(name: str, value: object, kind: Any, minimum: int) -> None:
+def _check_number(name: str, value: object, kind: Any, minimum: int) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         expected = "an int" if kind is int else "a number"
         raise TypeError(f"{name} must be {expected}, not {type(value).__name__}")
@@ -187,7 +187,7 @@ class TriggerSet:
         self._median = Median(MEDIAN_STEPS)
         self._set_active(list(self._all))
 
-    def on_step_begin(self, index: int, payload: Any) -> None:
+    def evaluate_conditions(self, index: int, payload: Any) -> None:
         """Evaluate the conditions for a step that is about to begin."""
         for trigger in self._conditions:
             assert trigger.condition is not None
@@ -201,7 +201,7 @@ class TriggerSet:
             if is_met:
                 self._fire(trigger, f"a condition at step {index}")
 
-    def on_step_end(self, duration_ns: int) -> None:
+    def compare_duration(self, duration_ns: int) -> None:
         """Compare the duration of a step with the limits."""
         if not self._limits:
             return
@@ -305,14 +305,14 @@ class SignalHandler:
             if self.steps is None:
                 flight.dump_in_background("SIGUSR2")
             elif rejection := windows.request(WindowRequest(self.steps, "SIGUSR2")):
-                _print(Message(rejection.code, f"SIGUSR2 opens no window: {rejection}"))
+                _print_message(Message(rejection.code, f"SIGUSR2 opens no window: {rejection}"))
             if callable(self._before):
                 self._before(number, frame)
         finally:
             self._handling.pop()
 
 
-def _print(message: Message) -> None:
+def _print_message(message: Message) -> None:
     try:
         sys.stderr.write(f"traceable: {environment.escape_unprintable(message.printed)}\n")
     except Exception:  # noqa: BLE001 - stderr may be closed, or the signal may interrupt a write to it

@@ -27,7 +27,7 @@ from threading import Condition
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate
 from traceable.capture import flight, gates
-from traceable.capture.schedule import NEVER, Schedule, age_s, elapsed_delay_s, first_range
+from traceable.capture.schedule import NEVER, Schedule, first_range, measure_age_s, measure_delay_s
 from traceable.errors import Message, UsageError, code_of
 from traceable.protocol import environment
 from traceable.protocol.nvtx import WINDOW_DOMAIN, WINDOW_PREFIX
@@ -179,7 +179,7 @@ class ActiveWindow:
         begun = time.perf_counter_ns()
         try:
             if self._synchronize:
-                _synchronize()
+                _synchronize_gpu()
             gate.open()
             if engine.range_counts is not None:
                 engine.range_counts.set_recording(True)
@@ -199,7 +199,7 @@ class ActiveWindow:
         problem = {}
         try:
             if self._synchronize:
-                _synchronize()
+                _synchronize_gpu()
             self._marker._end(self._number)
             if engine.range_counts is not None:
                 engine.range_counts.set_recording(False)
@@ -224,19 +224,19 @@ class ActiveWindow:
         return Window(self.record.start_step, self.record.stop_step)
 
 
-def _synchronize() -> None:
+def _synchronize_gpu() -> None:
     from traceable.capture import cuda
 
     cuda.find_runtime().synchronize()
 
 
-def _torch_gate() -> Gate:
+def _make_torch_gate() -> Gate:
     from traceable.capture.torch_gate import TorchGate
 
     return TorchGate()
 
 
-def _gpu_gate() -> Gate:
+def _make_gpu_gate() -> Gate:
     from traceable.capture.gpu_gate import GpuGate
 
     return GpuGate()
@@ -244,8 +244,8 @@ def _gpu_gate() -> Gate:
 
 _GATES: dict[str, Callable[[], Gate]] = {
     **{gate.name: gate for gate in (gates.NvtxGate, gates.CudaGate, gates.RecorderGate, gates.NoGate)},
-    "torch": _torch_gate,
-    "gpu": _gpu_gate,
+    "torch": _make_torch_gate,
+    "gpu": _make_gpu_gate,
     "whole": gates.NoGate,
 }
 """By the values of `TRACEABLE_GATE`."""
@@ -288,9 +288,9 @@ class Windows:
         self._timer = timer
         self._gate: Gate | None = None
         self.trigger_set: TriggerSet | None = None
-        self._start()
+        self._reset()
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self.lock = RLock()
         self._gate_moved = Condition(self.lock)
         self._mover = 0
@@ -306,7 +306,7 @@ class Windows:
     def restart(self) -> None:
         """Start again in a forked child, with the gate armed if it was."""
         is_armed, self._gate = self._gate is not None, None
-        self._start()
+        self._reset()
         if is_armed:
             self.arm()
         if self.trigger_set is not None:
@@ -323,7 +323,7 @@ class Windows:
             # The first step of this process: from now on it does not follow its parent process.
             self._leads = True
             if self._follows and self._gate is not None:
-                with self._moving_gate():
+                with self._move_gate():
                     self._follows = self._gate.arm(False)
         if index >= self._schedule.opens_at or self._schedule.requests:
             self.open_due(index)
@@ -332,8 +332,8 @@ class Windows:
         """Return the window that closes after `count` steps, for `close`; None for none. The lock is held."""
         self.in_step = False
         if count >= self._closes_at:
-            return self._claim_close(COMPLETE)
-        return self._claim_close(self._stopping) if self._stopping is not None else None
+            return self._claim_open_window(COMPLETE)
+        return self._claim_open_window(self._stopping) if self._stopping is not None else None
 
     def open_due(self, index: int) -> None:
         """Open the window that contains step `index`, if there is one; record those that have passed as missed."""
@@ -342,11 +342,11 @@ class Windows:
         try:
             with self.lock:
                 self._wait_for_gate()
-                opening = self._claim_due(index)
+                opening = self._claim_due_window(index)
                 if opening is None:
                     return
                 self._mover = get_ident()
-            self._arm()
+            self._arm_gate()
             assert self._gate is not None
             first_range.ignored_thread = get_ident()
             is_open = opening.open(self._gate, index)
@@ -358,7 +358,7 @@ class Windows:
                     self._closes_at = opening.record.stop_step
                     stopping = self._stopping
                     if not is_open:
-                        self._release(opening)
+                        self._release_window(opening)
                     self._release_gate()
                     closing = self._close_at_boundary(stopping) if is_open and stopping is not None else None
         self._publisher.write()
@@ -372,7 +372,7 @@ class Windows:
         ):
             self._timer.call_later(self._schedule.conditions.duration_s, lambda: self.end_duration(opening))
 
-    def _claim_due(self, index: int) -> ActiveWindow | None:
+    def _claim_due_window(self, index: int) -> ActiveWindow | None:
         """Return the window to open before step `index`, in the state `opening`; None for none."""
         schedule = self._schedule
         is_held_back = schedule.is_held_back(index)
@@ -390,7 +390,7 @@ class Windows:
             schedule.advance()
         elif schedule.requests:
             request = schedule.requests[0]
-            record = self._make_record(request.window(index), request.by)
+            record = self._make_record(request.make_window(index), request.by)
             opening = ActiveWindow(record, environment.read_flag(environment.WINDOW_SYNC), self._publisher)
             request.window_id = record.id
         else:
@@ -419,11 +419,11 @@ class Windows:
             closing.close(self._gate, self._publisher.ended)
         finally:
             with self.lock:
-                self._release(closing)
+                self._release_window(closing)
                 self._release_gate()
         self._publisher.write()
 
-    def _claim_close(self, reason: str) -> ActiveWindow | None:
+    def _claim_open_window(self, reason: str) -> ActiveWindow | None:
         """Return the open window, in the state `closing`, for `close`; None for none. The lock is held."""
         active = self._publisher.active
         if active is None or active.state != OPEN:
@@ -438,9 +438,9 @@ class Windows:
         if self.in_step or (active is not None and active.state == OPENING):
             self._stopping = reason
             return None
-        return self._claim_close(reason)
+        return self._claim_open_window(reason)
 
-    def _release(self, window: ActiveWindow) -> None:
+    def _release_window(self, window: ActiveWindow) -> None:
         if self._publisher.active is window:
             self._publisher.active = None
             self._stopping = None
@@ -458,7 +458,7 @@ class Windows:
         self._gate_moved.notify_all()
 
     @contextlib.contextmanager
-    def _moving_gate(self) -> Iterator[None]:
+    def _move_gate(self) -> Iterator[None]:
         with self.lock:
             self._wait_for_gate()
             self._mover, before = get_ident(), self._mover
@@ -472,10 +472,10 @@ class Windows:
     def arm(self) -> None:
         """Record only windows from now on, as far as this process controls it."""
         if self._gate is None:
-            with self._moving_gate():
-                self._arm()
+            with self._move_gate():
+                self._arm_gate()
 
-    def _arm(self) -> None:
+    def _arm_gate(self) -> None:
         if self._gate is not None:
             return
         if engine.range_counts is not None:
@@ -564,7 +564,7 @@ class Windows:
             self._timer.cancel()
         with self.lock:
             self._wait_for_gate()
-            closing = self._claim_close(reason)
+            closing = self._claim_open_window(reason)
         if closing is not None:
             self.close(closing)
 
@@ -602,27 +602,27 @@ class TimedWindow:
             first_range.watch(lambda: self._open_after(conditions.delay_s))
             return
         first_range.watch()
-        self._open_after(conditions.delay_s - age_s() if conditions.delay_s else 0.0)
+        self._open_after(conditions.delay_s - measure_age_s() if conditions.delay_s else 0.0)
 
     def restart(self) -> None:
         """Start again in a forked child, if it was started."""
         if self._is_started:
             self.start()
 
-    def on_torch_import(self) -> None:
+    def note_torch_import(self) -> None:
         """Record that the program has imported torch, without which torch's profiler can't start."""
         self._lacks_torch = False
         if self._is_requested:
-            self._open()
+            self._open_if_due()
 
     def _open_after(self, seconds: float) -> None:
         if self._timer is not None and seconds > 0:
-            self._timer.call_later(seconds, self._open)
+            self._timer.call_later(seconds, self._open_if_due)
         else:
-            self._open()
+            self._open_if_due()
 
-    def _open(self) -> None:
-        if not self._lacks_torch and elapsed_delay_s(self._schedule.conditions) is not None:
+    def _open_if_due(self) -> None:
+        if not self._lacks_torch and measure_delay_s(self._schedule.conditions) is not None:
             self._windows.open_timed()
 
 
@@ -639,12 +639,12 @@ def _make_timer() -> Timer | None:
     return Timer()
 
 
-def _end() -> None:
+def _end_at_exit() -> None:
     windows.end(describe_python_end())
     publisher.end()
 
 
-def _restart() -> None:
+def _restart_in_child() -> None:
     """Start again in a forked child."""
     schedule.restart()
     publisher.restart()
@@ -657,5 +657,5 @@ _timer = _make_timer()
 publisher = Publisher(schedule)
 windows = Windows(schedule, publisher, _timer)
 timed_window = TimedWindow(schedule, windows, publisher, _timer)
-atexit.register(_end)
-os.register_at_fork(after_in_child=_restart)
+atexit.register(_end_at_exit)
+os.register_at_fork(after_in_child=_restart_in_child)

@@ -13,7 +13,7 @@ from traceable.cli.console import print_command
 from traceable.errors import TraceError
 from traceable.launch import launcher, ranks, target
 from traceable.protocol import run_dir
-from traceable.protocol.ranks import Rank, matches_rank, read_rank
+from traceable.protocol.ranks import Rank, has_rank, read_rank
 
 
 def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +93,7 @@ def _read_own_rank(program: target.Target) -> Rank | None:
 def _log_absent_ranks(own: Rank, text: str, log: Callable[[str], None]) -> None:
     """Log, in the first of the selected ranks alone, the requested ranks that do not exist."""
     there = range(own.world_size or 0)
-    if own.rank == next((rank for rank in there if matches_rank(text, rank)), None):
+    if own.rank == next((rank for rank in there if has_rank(text, rank)), None):
         missing = ranks.find_absent_ranks(text, there)
         if missing:
             log(missing)

@@ -16,7 +16,7 @@ from typing import Any
 from traceable.errors import Message, TraceError, UsageError
 from traceable.launch.target import COMMAND, MODULE, Target
 from traceable.protocol import run_dir, untrusted
-from traceable.protocol.ranks import RANK_KEY, VARIABLES, Rank, get_rank_number, matches_rank, parse_ranks
+from traceable.protocol.ranks import RANK_KEY, VARIABLES, Rank, get_rank_number, has_rank, parse_ranks
 
 _RANK_LAUNCHERS = frozenset(
     {"torchrun", "mpirun", "mpiexec", "orterun", "prterun", "srun", "accelerate", "deepspeed", "horovodrun"}
@@ -65,12 +65,12 @@ def is_selected(rank: Rank | None, text: str) -> bool:
             "start traceable by torchrun, mpirun or srun, or record all and type `traceable report --ranks`",
         )
     world = rank.world_size
-    if world is not None and not any(matches_rank(text, one) for one in range(world)):
+    if world is not None and not any(has_rank(text, one) for one in range(world)):
         existing = f"ranks 0 to {world - 1}" if world > 1 else "rank 0 only"
         raise UsageError(
             "no_rank_matches", f"--ranks {text} matches no rank: {rank.by} started {existing}", "select one of these"
         )
-    return matches_rank(text, rank.rank)
+    return has_rank(text, rank.rank)
 
 
 def find_absent_ranks(text: str, existing: Collection[int]) -> Message | None:

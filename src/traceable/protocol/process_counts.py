@@ -64,10 +64,10 @@ class ProcessCounts:
     """
 
     def __init__(self) -> None:
-        self._restart()
-        os.register_at_fork(after_in_child=self._restart)
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _restart(self) -> None:
+    def _reset(self) -> None:
         self.map: mmap.mmap | None = None
         self._is_requested = False
         self._path = ""
@@ -79,7 +79,7 @@ class ProcessCounts:
             if not self._is_requested and record.stem:
                 self._is_requested = True
                 try:
-                    self.map = self._create()
+                    self.map = self._create_file()
                 except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
                     report_failure(error)
             return self.map
@@ -97,26 +97,26 @@ class ProcessCounts:
             # Opened again: after a program has closed all descriptors, ours could be one of its own.
             descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                self._allocate(descriptor, entries * ENTRY_BYTES)
+                self._allocate_blocks(descriptor, entries * ENTRY_BYTES)
             finally:
                 os.close(descriptor)
         except OSError:
             return False
         return True
 
-    def _create(self) -> mmap.mmap:
+    def _create_file(self) -> mmap.mmap:
         self._path = record.stem + COUNTS_SUFFIX
         descriptor = open_new_file(self._path)
         try:
             os.truncate(descriptor, ENTRIES_MAX * ENTRY_BYTES)
-            self._allocate(descriptor, _BLOCK)
+            self._allocate_blocks(descriptor, _BLOCK)
             table = mmap.mmap(descriptor, ENTRIES_MAX * ENTRY_BYTES)
         finally:
             os.close(descriptor)
         table[:STEPS_AT] = MAGIC + os.getpid().to_bytes(8, "little")
         return table
 
-    def _allocate(self, descriptor: int, size: int) -> None:
+    def _allocate_blocks(self, descriptor: int, size: int) -> None:
         """Write zeros into the file: a store into a hole of it, on a full disk, would be a SIGBUS."""
         missing = -(-(size - self._room) // _BLOCK) * _BLOCK
         if os.pwrite(descriptor, bytes(missing), self._room) != missing:

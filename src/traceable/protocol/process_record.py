@@ -44,11 +44,11 @@ class ProcessRecord:
 
     def __init__(self, run_dir: str) -> None:
         self.run_dir = run_dir
-        self._begin()
+        self._reset()
         # Before those of all parts of the process, which are imported later.
-        os.register_at_fork(after_in_child=self._begin)
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.lock = RLock()
         self._stem = ""
         self._sections: dict[str, str] = {}
@@ -86,14 +86,14 @@ class ProcessRecord:
                     changes = self._changes
                     for name, build in sections.items():
                         self._sections[name] = to_json(build())
-                    self._write()
+                    self._write_file()
                     if changes == self._changes:
                         return
         except Exception as error:  # noqa: BLE001 - a full disk, a directory that is gone: the program goes on
             if not silent:
                 report_failure(error)
 
-    def _write(self) -> None:
+    def _write_file(self) -> None:
         """Write the file, whole or not at all."""
         path = self.stem + RECORD_SUFFIX
         head = f'{{"schema": "{SCHEMA}", "pid": {os.getpid()}'
@@ -111,11 +111,11 @@ class ProcessRecord:
                 os.close(descriptor)
             os.replace(part, path)  # noqa: PTH105 - pathlib takes 5 ms to import
         except BaseException:
-            _remove(part)
+            _remove_file(part)
             raise
 
 
-def _remove(path: str) -> None:
+def _remove_file(path: str) -> None:
     try:
         os.unlink(path)  # noqa: PTH108
     except OSError:

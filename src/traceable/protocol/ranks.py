@@ -103,7 +103,7 @@ def parse_ranks(text: str) -> list[tuple[bool, int, int]]:
     return spans
 
 
-def matches_rank(text: str, rank: int) -> bool:
+def has_rank(text: str, rank: int) -> bool:
     """Whether a list of ranks has this one. A list that only excludes ranks has all others.
 
     Raises:

@@ -71,7 +71,7 @@ def find_secret_spans(words: Iterable[str]) -> Iterator[tuple[str, list[tuple[in
     before = program = ""
     is_code = False
     for word in words:
-        is_value = _takes_secret(before) and not _NO_VALUE.match(word)
+        is_value = _is_before_secret(before) and not _NO_VALUE.match(word)
         if is_value:
             spans = [(0, len(word))]
         else:
@@ -83,7 +83,7 @@ def find_secret_spans(words: Iterable[str]) -> Iterator[tuple[str, list[tuple[in
         is_code = word == "-c" and not is_value and not _SHELL.fullmatch(program)
 
 
-def _takes_secret(word: str) -> bool:
+def _is_before_secret(word: str) -> bool:
     """Whether the next word is the secret value of this one."""
     header = _HEADER.fullmatch(word)
     name = header[1] if header else word if _OPTION.fullmatch(word) else ""

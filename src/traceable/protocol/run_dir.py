@@ -40,7 +40,7 @@ CLIENT_OF_KEY = "client_of"
 _MODE = 0o775
 """Mode of created directories, less the umask: in a world-writable one any user could place links."""
 
-_held: dict[Path, int] = {}
+_own_descriptors: dict[Path, int] = {}
 """Descriptors of the run directories that this process has created, opened at their creation."""
 
 
@@ -68,7 +68,7 @@ def create_run_dir(output: Path | None, name: str, *, force: bool) -> Path:
                     number += 1
                 directory.rename(free)
             directory.mkdir(_MODE, parents=True, exist_ok=True)
-        _held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _own_descriptors[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         path = error.filename or output or PARENT
         raise UsageError(
@@ -180,9 +180,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def _open_directory(directory: Path) -> Iterator[int]:
     """Yield a descriptor of a run directory; of one that this process has created, the descriptor from then."""
-    if directory in _held:
+    if directory in _own_descriptors:
         check_not_replaced(directory)
-        yield _held[directory]
+        yield _own_descriptors[directory]
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -197,7 +197,7 @@ def check_not_replaced(directory: Path) -> None:
     Raises:
         OSError: it is gone, or was replaced by another.
     """
-    if directory in _held and not os.path.samestat(directory.stat(), os.fstat(_held[directory])):
+    if directory in _own_descriptors and not os.path.samestat(directory.stat(), os.fstat(_own_descriptors[directory])):
         raise untrusted.RejectedFileError(errno.ESTALE, "it was replaced by another directory", os.fspath(directory))
 
 

@@ -55,15 +55,15 @@ def scale_limit(amount: int) -> int:
     Args:
         amount: the limit without that variable.
     """
-    return amount * _factor()
+    return amount * _read_limit_factor()
 
 
 def format_limit_remedy() -> str:
     """Return how to raise the limits, as an imperative clause."""
-    return f"if you trust the file, set {environment.READ_LIMIT}={10 * _factor()}, which raises the limits"
+    return f"if you trust the file, set {environment.READ_LIMIT}={10 * _read_limit_factor()}, which raises the limits"
 
 
-def _factor() -> int:
+def _read_limit_factor() -> int:
     text = os.environ.get(environment.READ_LIMIT, "").strip()
     if text.isascii() and text.isdigit() and len(text) < 8 and 1 <= int(text) <= _LARGEST_FACTOR:
         return int(text)
@@ -109,20 +109,20 @@ def _check_regular(mode: int, path: Path) -> None:
 
 def exists(path: Path) -> bool:
     """Whether anything of this name exists, including a broken link."""
-    return _mode(path) != 0
+    return _read_mode(path) != 0
 
 
 def is_regular(path: Path) -> bool:
     """Whether there is a regular file of this name, not a link to one."""
-    return stat.S_ISREG(_mode(path))
+    return stat.S_ISREG(_read_mode(path))
 
 
 def is_directory(path: Path) -> bool:
     """Whether there is a directory of this name, not a link to one."""
-    return stat.S_ISDIR(_mode(path))
+    return stat.S_ISDIR(_read_mode(path))
 
 
-def _mode(path: Path) -> int:
+def _read_mode(path: Path) -> int:
     try:
         return path.lstat().st_mode
     except (OSError, ValueError):
@@ -195,11 +195,11 @@ def open_database(path: Path) -> sqlite3.Connection:
         steps = [0]
         limit = scale_limit(_STEPS_MIN + _STEPS_OF_A_BYTE * size)
 
-        def exceeds_limit() -> bool:
+        def is_over_limit() -> bool:
             steps[0] += _STEPS_AT_ONCE
             return steps[0] > limit
 
-        connection.set_progress_handler(exceeds_limit, _STEPS_AT_ONCE)
+        connection.set_progress_handler(is_over_limit, _STEPS_AT_ONCE)
     except BaseException:
         connection.close()
         raise
@@ -262,7 +262,7 @@ def validate_shape(value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: it is not; the text is the reason, as the end of a sentence.
     """
-    _check(value, shape, "")
+    _check_value(value, shape, "")
     checked: dict[str, Any] = value
     return checked
 
@@ -270,33 +270,33 @@ def validate_shape(value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
 def has_shape(value: Any, shape: Mapping[str, Any]) -> bool:
     """Whether `value` is an object of this shape."""
     try:
-        _check(value, shape, "")
+        _check_value(value, shape, "")
     except ValueError:
         return False
     return True
 
 
-def _text(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _flag(value: Any) -> bool:
+def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _whole(value: Any) -> bool:
+def _is_whole(value: Any) -> bool:
     return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < LATEST_NS
 
 
-def _number(value: Any) -> bool:
-    return _whole(value) or (type(value) is float and math.isfinite(value))
+def _is_number(value: Any) -> bool:
+    return _is_whole(value) or (type(value) is float and math.isfinite(value))
 
 
-def _path_text(value: Any) -> bool:
+def _is_path(value: Any) -> bool:
     """Whether it can be a path: no null bytes, and only characters that a file name can have."""
     try:
         return isinstance(value, str) and b"\0" not in os.fsencode(value)
@@ -304,11 +304,11 @@ def _path_text(value: Any) -> bool:
         return False
 
 
-def _pid(value: Any) -> bool:
+def _is_pid(value: Any) -> bool:
     return type(value) is int and 0 < value < PID_MAX
 
 
-def _file_name(value: Any) -> bool:
+def _is_file_name(value: Any) -> bool:
     """Whether it is the name of a file directly in the run directory."""
     return isinstance(value, str) and len(value) <= _NAME_CHARACTERS and _NAME.fullmatch(value) is not None
 
@@ -316,8 +316,8 @@ def _file_name(value: Any) -> bool:
 _NAME = re.compile(r"(?!\.)[\w.-]+")
 """The names that `run --name` accepts."""
 
-TEXT, FLAG, WHOLE, COUNT, NUMBER, PID = _text, _flag, _whole, _count, _number, _pid
-FILE_NAME, PATH = _file_name, _path_text
+TEXT, FLAG, WHOLE, COUNT, NUMBER, PID = _is_text, _is_flag, _is_whole, _is_count, _is_number, _is_pid
+FILE_NAME, PATH = _is_file_name, _is_path
 _DESCRIPTIONS = {
     TEXT: "a text",
     FLAG: "true or false",
@@ -337,7 +337,7 @@ _KINDS = {dict: "an object", list: "a list", str: "a text", bool: "true or false
 # `=` has pairs of keys, the second of which may not be null if the first is not.
 
 
-def _check(value: Any, shape: Any, where: str) -> None:
+def _check_value(value: Any, shape: Any, where: str) -> None:
     if isinstance(shape, Mapping):
         if not isinstance(value, dict):
             raise ValueError(_describe_mismatch(value, "an object", where))
@@ -348,7 +348,7 @@ def _check(value: Any, shape: Any, where: str) -> None:
         if isinstance(shape, tuple) and len(shape) != len(value):
             raise ValueError(f"`{where}` has {len(value)} values, not {len(shape)}")
         for number, one in enumerate(value):
-            _check(one, shape[number] if isinstance(shape, tuple) else shape[0], f"{where}[{number}]")
+            _check_value(one, shape[number] if isinstance(shape, tuple) else shape[0], f"{where}[{number}]")
     elif not shape(value):
         raise ValueError(_describe_mismatch(value, _DESCRIPTIONS[shape], where))
 
@@ -358,23 +358,23 @@ def _check_members(value: dict[str, Any], shape: Mapping[str, Any], where: str) 
         if key == "*":
             for name, one in value.items():
                 if one is not None:
-                    _check(one, expected, f"{where}.{name[:40]}")
+                    _check_value(one, expected, f"{where}.{name[:40]}")
             continue
         if key == "=":
             for first, second in expected:
                 if value.get(first) is not None and value.get(second) is None:
-                    raise ValueError(f"`{_member(where, second)}` is missing")
+                    raise ValueError(f"`{_format_member(where, second)}` is missing")
             continue
         name = key.rstrip("!?")
         if key[-1] == "?" and name not in value:
-            raise ValueError(f"`{_member(where, name)}` is missing")
+            raise ValueError(f"`{_format_member(where, name)}` is missing")
         if value.get(name) is not None:
-            _check(value[name], expected, _member(where, name))
+            _check_value(value[name], expected, _format_member(where, name))
         elif key[-1] == "!":
-            raise ValueError(f"`{_member(where, name)}` is missing")
+            raise ValueError(f"`{_format_member(where, name)}` is missing")
 
 
-def _member(where: str, name: str) -> str:
+def _format_member(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 

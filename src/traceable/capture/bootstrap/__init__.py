@@ -50,7 +50,7 @@ def find_bootstrap_problem(command: Sequence[str]) -> str | None:
     """
     words = list(command)
     if words and not _is_python(words[0]):
-        words = [*_shebang(words[0]), *words]
+        words = [*_read_shebang(words[0]), *words]
     if words and Path(words[0]).name == "env":
         words = words[1:]
         while words and (words[0].startswith("-") or "=" in words[0]):
@@ -67,7 +67,7 @@ def _is_python(word: str) -> bool:
     return _PYTHON.fullmatch(Path(word).name) is not None
 
 
-def _shebang(program: str) -> list[str]:
+def _read_shebang(program: str) -> list[str]:
     try:
         with Path(program).open("rb") as file:
             first = file.readline(_SHEBANG_BYTES)

@@ -47,7 +47,7 @@ def _add_directory(path: str | None) -> str:
     return _DIRECTORY + (os.pathsep + rest if rest else "")
 
 
-def _pass_on() -> None:
+def _pass_on_patterns() -> None:
     """Have every Python that the program starts read the patterns, whatever the program does to PYTHONPATH.
 
     A child gets its environment in one of two ways: the C environment as it is (multiprocessing, os.system), kept
@@ -151,7 +151,7 @@ def _log(code: str, message: str) -> None:
         return
 
 
-def _main_name() -> str:
+def _find_main_name() -> str:
     """Return the name of the program's own file as a module: of `app.py` or `-m app`; "" where it is neither."""
     first, *rest = sys.argv or [""]
     if first == "-m":
@@ -164,7 +164,7 @@ def _watch_imports(patterns: str) -> None:
     packages = {line.strip().partition(":")[0].partition(".")[0] for line in patterns.split("\n")}
     if not os.environ.get(_RUN_DIR):
         os.environ.setdefault(_REPORTER, str(os.getpid()))
-    main = _main_name()
+    main = _find_main_name()
     if "__main__" in packages or main.partition(".")[0] in packages:
         # The program's own file is read next: there is no import of it to wait for.
         if _take_patterns():
@@ -180,7 +180,7 @@ def _watch_imports(patterns: str) -> None:
         atexit.register(_report_if_idle, hook, os.getpid())
 
 
-def _record_torch() -> None:
+def _start_torch_profiler() -> None:
     """Have traceable start torch.profiler, or watch it."""
     try:
         from traceable.capture import startup
@@ -193,7 +193,7 @@ def _record_torch() -> None:
         )
 
 
-def _load() -> None:
+def _load_traceable() -> None:
     """Load traceable, which reads the requests at its import: the runtime's pauses, a window of time."""
     try:
         import traceable  # noqa: F401
@@ -227,13 +227,13 @@ def begin() -> None:
         if is_disabled or not requested:
             return
         import_hook = _load_module("traceable.annotation.external.import_hook")
-        _pass_on()
+        _pass_on_patterns()
         patterns = [os.environ[name] for name in (_ANNOTATE, _STEP_FUNCTION) if name in requested]
         if patterns:
             _watch_imports("\n".join(patterns))
         if _TORCH in requested:
-            import_hook.call_after_import("torch", _record_torch)
+            import_hook.call_after_import("torch", _start_torch_profiler)
         if any(name in _PAUSES + _TIMING for name in requested):
-            _load()
+            _load_traceable()
     except Exception as error:  # noqa: BLE001 - an interpreter that can't start because of us is the worst failure
         _log("patterns_not_read", f"annotate patterns have no effect: {type(error).__name__}: {error}")

@@ -30,7 +30,7 @@ def _load_hook():  # type: ignore[no-untyped-def] # Python 2 has no annotations
     return module
 
 
-def _hide():  # type: ignore[no-untyped-def]
+def _hide_directory():  # type: ignore[no-untyped-def]
     """Take our folder out of what the program sees: `sys.path`, its cache, and `os.environ`.
 
     Only the mapping is changed: the C environment keeps the folder for the processes that inherit it.
@@ -52,7 +52,7 @@ def _hide():  # type: ignore[no-untyped-def]
 _ours = sys.modules.pop("sitecustomize")  # still named: Python 2 empties a module that nothing refers to
 _hook = _load_hook()  # type: ignore[no-untyped-call]
 try:
-    _hide()  # type: ignore[no-untyped-call]
+    _hide_directory()  # type: ignore[no-untyped-call]
 except Exception:  # noqa: BLE001 - an interpreter that can't start because of us is the worst of all
     _hook = None
 if _hook is not None:

@@ -43,6 +43,7 @@ class Peer:
     """One connection: its request, and the events sent to it.
 
     Attributes:
+        line: what it has sent.
         request: the window that it wants opened.
         window_id: the window that it wants closed.
         sent_opened: whether the event `opened` was sent.
@@ -50,7 +51,7 @@ class Peer:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.received = b""
+        self.line = b""
         self.request: WindowRequest | None = None
         self.window_id: str | None = None
         self.sent_opened = False
@@ -170,7 +171,11 @@ class Server:
             selector.register(self._wake_reader, selectors.EVENT_READ)
             for peer in self._peers.values():
                 selector.register(peer.connection, selectors.EVENT_READ, peer)
-            while not self._should_stop():
+            while True:
+                with self._leaving:
+                    self._gone = self._pausing
+                if self._gone:
+                    return
                 self._idle = True
                 ready = selector.select()
                 self._idle = False
@@ -185,11 +190,6 @@ class Server:
                 for peer in list(self._peers.values()):
                     if not self._send_events(peer):
                         self._disconnect(peer, selector)
-
-    def _should_stop(self) -> bool:
-        with self._leaving:
-            self._gone = self._pausing
-        return self._gone
 
     def _accept_peer(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -212,18 +212,18 @@ class Server:
     def _read_request(self, peer: Peer) -> bool:
         """Read from a peer; return whether it stays connected."""
         try:
-            received = peer.connection.recv(_LINE_BYTES)
+            content = peer.connection.recv(_LINE_BYTES)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        if not received or peer.request is not None or peer.window_id is not None:
+        if not content or peer.request is not None or peer.window_id is not None:
             return False
-        peer.received += received
-        if b"\n" not in peer.received:
-            return len(peer.received) < _LINE_BYTES
+        peer.line += content
+        if b"\n" not in peer.line:
+            return len(peer.line) < _LINE_BYTES
         try:
-            request = json.loads(peer.received)
+            request = json.loads(peer.line)
             requester = str(request.get("by", "a controller"))[:200]
             return self._handle_request(peer, str(request["command"]), request, requester)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

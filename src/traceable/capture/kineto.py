@@ -284,10 +284,10 @@ def make_config(*options: str) -> Any:
     from torch._C._profiler import _ExperimentalConfig
 
     make: Any = _ExperimentalConfig
-    known = {name: True for name in (_ALL_THREADS, *options) if name in (make.__init__.__doc__ or "")}
-    if _ALL_THREADS not in known:
+    settings = {name: True for name in (_ALL_THREADS, *options) if name in (make.__init__.__doc__ or "")}
+    if _ALL_THREADS not in settings:
         environment.warn_once("one_thread_recorded", "this torch records only the thread that starts its profiler")
-    return make(**known)
+    return make(**settings)
 
 
 def _add_rank_metadata() -> None:

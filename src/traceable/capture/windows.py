@@ -133,7 +133,7 @@ class Publisher:
         # Requests first: one that is being opened is seen as a request, as a window, or as both.
         requested_by = [request.by for request in list(self._schedule.requests)]
         active = self.active
-        window = active.record.to_dict() if active is not None and active.state != "closing" else None
+        window = active.record.to_dict() if active is not None and active.state != CLOSING else None
         return {
             "pid": os.getpid(),
             "steps": {"begun": self.begun, "ended": self.ended},

@@ -145,8 +145,8 @@ def load_capture_request(directory: Path, manifest: dict[str, Any]) -> CaptureRe
     statuses = tuple(replace(one, label=labels.get(one.pid, "")) for one in load_statuses(directory, conditions))
     text = window["requested"]
     if text == ON_REQUEST:
-        opened = (f"{one.start_step}:{one.stop_step}" for process in statuses for one in process.windows)
-        text = ",".join(dict.fromkeys(opened)) or ON_REQUEST
+        spans = (f"{one.start_step}:{one.stop_step}" for process in statuses for one in process.windows)
+        text = ",".join(dict.fromkeys(spans)) or ON_REQUEST
     return CaptureRequest(
         text=text,
         windows=None if bounds is None else tuple((start, stop) for start, stop in bounds),

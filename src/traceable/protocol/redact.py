@@ -157,10 +157,10 @@ def _count_backslashes(word: str, begin: int, end: int) -> int:
 
 
 def _merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
+    disjoint: list[tuple[int, int]] = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        if disjoint and begin <= disjoint[-1][1]:
+            disjoint[-1] = disjoint[-1][0], max(end, disjoint[-1][1])
         else:
-            merged.append((begin, end))
-    return merged
+            disjoint.append((begin, end))
+    return disjoint

@@ -295,9 +295,9 @@ def load_labels(directory: Path, manifest: Mapping[str, Any]) -> dict[int, str]:
 
 def load_rank_numbers(directory: Path, manifest: Mapping[str, Any], pids: Iterable[int]) -> dict[int, int | None]:
     """Return the ranks of these processes of a run: as recorded, else that of the run; None for none."""
-    recorded = {one.pid: one.rank for one in load_last_programs(directory)}
+    own = {one.pid: one.rank for one in load_last_programs(directory)}
     of_run = get_rank_number(manifest)
-    return {pid: of_run if recorded.get(pid) is None else recorded[pid] for pid in pids}
+    return {pid: of_run if own.get(pid) is None else own[pid] for pid in pids}
 
 
 def load_expected_names(directory: Path, manifest: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def _hide_directory():  # type: ignore[no-untyped-def]
         del seen[encoded("PYTHONPATH")]
 
 
-_ours = sys.modules.pop("sitecustomize")  # still named: Python 2 empties a module that nothing refers to
+_own_module = sys.modules.pop("sitecustomize")  # still named: Python 2 empties a module that nothing refers to
 _hook = _load_hook()  # type: ignore[no-untyped-call]
 try:
     _hide_directory()  # type: ignore[no-untyped-call]

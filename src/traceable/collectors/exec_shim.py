@@ -46,7 +46,11 @@ def main(command: list[str]) -> int:
     if not handover_text:
         _exec(command, dict(os.environ))
     handover = json.loads(handover_text)
-    handover.update(_receive_descriptors(handover))
+    # A standard stream that was closed has no descriptor.
+    handover |= {"stdin": None, "stdout": None, "stderr": None}
+    with socket.socket(fileno=handover["socket"]) as receiver:
+        _, descriptors, _, _ = socket.recv_fds(receiver, 1, len(handover["descriptors"]))
+    handover.update(zip(handover["descriptors"], descriptors, strict=True))
     if not _is_permitted(handover["permission"]):
         return NOT_PERMITTED
     with os.fdopen(handover["environment"], "rb") as file:
@@ -62,7 +66,9 @@ def main(command: list[str]) -> int:
     for name in ("stdin", "stdout", "stderr"):
         if handover[name] is not None:
             os.close(handover[name])
-    _ignore_signals()
+    # A signal to nsys's group is meant for the program, and the launcher sends it there.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     os.umask(handover["umask"])  # that of nsys is 0, which would make these files writable by any user
     write_atomically(handover["run_dir"], PID_FILE, str(pid))
     _send(handover["status_descriptor"], f"{pid}\n".encode())
@@ -102,15 +108,6 @@ def write_atomically(run_dir: str, name: str, text: str) -> None:
         return
 
 
-def _receive_descriptors(handover: dict[str, object]) -> dict[str, int | None]:
-    """Return the descriptors sent through the socket, by name; None for a standard stream that was closed."""
-    number, names = handover["socket"], handover["descriptors"]
-    assert isinstance(number, int) and isinstance(names, list)
-    with socket.socket(fileno=number) as receiver:
-        _, descriptors, _, _ = socket.recv_fds(receiver, 1, len(names))
-    return {"stdin": None, "stdout": None, "stderr": None, **dict(zip(names, descriptors, strict=True))}
-
-
 def _is_permitted(descriptor: int) -> bool:
     os.set_blocking(descriptor, False)
     try:
@@ -133,15 +130,11 @@ def _restore_session(handover: dict[str, object]) -> None:
             source = os.open(os.devnull, os.O_RDWR)
         os.dup2(source, target)
         os.close(source)
-    status_descriptor = handover["status_descriptor"]
-    assert isinstance(status_descriptor, int)
+    status_descriptor, umask = handover["status_descriptor"], handover["umask"]
+    ignored, blocked = handover["ignored"], handover["blocked"]
+    assert isinstance(status_descriptor, int) and isinstance(umask, int)
+    assert isinstance(ignored, list) and isinstance(blocked, list)
     os.close(status_descriptor)
-    _restore_signals(handover)
-
-
-def _restore_signals(handover: dict[str, object]) -> None:
-    ignored, blocked, umask = handover["ignored"], handover["blocked"], handover["umask"]
-    assert isinstance(ignored, list) and isinstance(blocked, list) and isinstance(umask, int)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):  # the two that libc reserves
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
@@ -155,12 +148,6 @@ def _exec(command: list[str], environment: dict[str, str]) -> None:
     except OSError as error:
         os.write(2, f"traceable: {command[0]} can't be executed: {error.strerror} [program_not_executed]\n".encode())
         os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
-
-
-def _ignore_signals() -> None:
-    """A signal to nsys's group is meant for the program, and the launcher sends it there."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _send(descriptor: int, message: bytes) -> None:

@@ -6,7 +6,7 @@ CUDA is not initialized: every run checks this, and `cuInit` may take seconds. `
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from traceable.errors import Message
@@ -38,19 +38,13 @@ def explain_no_gpu(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -
     if visible is not None and visible.partition(",")[0].strip() in _NONE_VISIBLE:
         return Message("gpus_hidden", f"{VISIBLE}={visible} hides every GPU")
     device_files = list_device_files(root)
-    if not device_files and not _creates_device_files(root):
-        if (root / "proc/driver/nvidia/version").exists():
-            return Message("no_gpu_in_dev", "the NVIDIA driver is loaded, but no GPU is in /dev")
-        return Message("no_gpu", "this machine has no NVIDIA GPU")
-    if device_files and not _can_open_any(device_files):
+    if device_files:
+        if any(os.access(path, os.R_OK | os.W_OK) for path in device_files):
+            return None
         return Message("gpu_not_permitted", f"{device_files[0]} can't be opened by this user")
-    return None
-
-
-def _creates_device_files(root: Path) -> bool:
-    """Whether CUDA makes the device files itself: outside of containers nvidia-modprobe does, for the first user."""
-    return any(root.glob("proc/driver/nvidia/gpus/*")) and (root / "usr/bin/nvidia-modprobe").exists()
-
-
-def _can_open_any(device_files: Iterable[Path]) -> bool:
-    return any(os.access(path, os.R_OK | os.W_OK) for path in device_files)
+    # Outside of containers CUDA makes the device files itself: nvidia-modprobe does, for the first user.
+    if any(root.glob("proc/driver/nvidia/gpus/*")) and (root / "usr/bin/nvidia-modprobe").exists():
+        return None
+    if (root / "proc/driver/nvidia/version").exists():
+        return Message("no_gpu_in_dev", "the NVIDIA driver is loaded, but no GPU is in /dev")
+    return Message("no_gpu", "this machine has no NVIDIA GPU")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,33 +31,23 @@ def store_range_counts(directory: Path, manifest: Mapping[str, Any], recorded: C
         return
     if any(kind == loss_table.EMITTED for kind, _, _ in loss_table.read_rows(database)):
         return
-    rows = [
-        (
-            one.pid,
-            {
-                "names": {text.decode(): number for text, number in one.names.items()},
-                "rest": one.rest,
-                "other": one.other,
-            },
-        )
-        for one in load_range_counts(directory)
-    ]
+    rows = []
+    for one in load_range_counts(directory):
+        names = {text.decode(): number for text, number in one.names.items()}
+        rows.append((one.pid, {"names": names, "rest": one.rest, "other": one.other}))
     if rows:
         loss_table.replace_rows(database, loss_table.EMITTED, rows)
 
 
 def parse_stored_counts(rows: Iterable[tuple[str, int, dict[str, Any]]]) -> list[EmittedCounts]:
     """Return the counts in the rows of a database (`loss_table.read_rows`). Damaged ones are ignored."""
-    counts = (_parse_counts(pid, content) for kind, pid, content in rows if kind == loss_table.EMITTED)
-    return [one for one in counts if one is not None]
-
-
-def _parse_counts(pid: int, content: dict[str, Any]) -> EmittedCounts | None:
-    try:
-        names = {str(name).encode(): int(number) for name, number in content["names"].items()}
-        return EmittedCounts(pid, names, int(content["rest"]), int(content["other"]))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
+    counts = []
+    for kind, pid, content in rows:
+        if kind == loss_table.EMITTED:
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                names = {str(name).encode(): int(number) for name, number in content["names"].items()}
+                counts.append(EmittedCounts(pid, names, int(content["rest"]), int(content["other"])))
+    return counts
 
 
 def get_incomparable_reason(manifest: Mapping[str, Any]) -> str | None:

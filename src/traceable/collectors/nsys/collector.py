@@ -112,7 +112,10 @@ class NsysCollector(Collector):
             CollectorError: no nsys works, or it does not support the requested windows.
             UsageError: the user's own options for nsys are not supported.
         """
-        extra_options = self._user_options
+        extra_options = user_options.parse_user_options(self._request.words, self.install.options)
+        user_options.check_user_options(extra_options)
+        if extra_options:
+            self.install.validate_user_options(extra_options)
         timed = self._make_timed_options(gating) if gating and gating.timed else None
         if gating and not timed:
             user_options.check_window_options(extra_options)
@@ -150,15 +153,6 @@ class NsysCollector(Collector):
     @cached_property
     def _preset(self) -> user_options.ResolvedPreset:
         return user_options.resolve_preset(self._request.effective_preset, self.install.options, self.install)
-
-    @cached_property
-    def _user_options(self) -> tuple[user_options.UserOption, ...]:
-        """The user's own options, accepted by this nsys."""
-        options = user_options.parse_user_options(self._request.words, self.install.options)
-        user_options.check_user_options(options)
-        if options:
-            self.install.validate_user_options(options)
-        return options
 
     def _list_unavailable(self) -> list[Message]:
         """Return a note on the preset's options that this nsys lacks, and one for each that is not permitted."""

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from traceable.collectors import tools
@@ -244,16 +245,11 @@ def import_stream(stream: Path, report: Path, install: Install | None = None) ->
 
 def find_importer(install: Install | None = None) -> Path | None:
     """Return the importer: next to the nsys in use (the versions must match), on PATH, or in an install folder."""
-    for folder in _importer_folders(install):
+    near: list[Path] = []
+    if install is not None:
+        for home in (install.executable.parent, install.executable.resolve().parent):
+            near += [home, *sorted(home.parent.glob("host-linux-*"))]
+    for folder in chain(near, map(Path, os.get_exec_path()), find_folders(IMPORTER_FOLDERS)):
         if os.access(folder / IMPORTER, os.X_OK):
             return folder / IMPORTER
     return None
-
-
-def _importer_folders(install: Install | None) -> Iterator[Path]:
-    if install is not None:
-        for home in (install.executable.parent, install.executable.resolve().parent):
-            yield home
-            yield from sorted(home.parent.glob("host-linux-*"))
-    yield from (Path(folder) for folder in os.get_exec_path())
-    yield from find_folders(IMPORTER_FOLDERS)

@@ -100,9 +100,10 @@ def find_temporary_folder(folder: Path, run_dir: Path) -> Path | None:
     """Return the folder for nsys's temporary files in place of `folder`; None if that is usable, or no other is."""
     if not explain_unfit_folder(folder):
         return None
-    return next(
-        (candidate for candidate in _list_temporary_folders(run_dir) if not explain_unfit_folder(candidate)), None
-    )
+    # The usual ones, then the run's, if its name is short enough.
+    short = [one for one in (run_dir, run_dir.parent) if len(str(one)) <= SOCKET_CHARACTERS]
+    candidates = (Path("/tmp"), Path("/var/tmp"), *short)
+    return next((candidate for candidate in candidates if not explain_unfit_folder(candidate)), None)
 
 
 def check_command_line(words: Sequence[str]) -> tuple[Message, ...]:
@@ -126,12 +127,6 @@ def explain_unfit_folder(folder: Path) -> str | None:
     if status.f_bavail * status.f_frsize < ROOM_BYTES:
         return f"has {status.f_bavail * status.f_frsize / 1e6:.0f} MB free"
     return None if os.access(folder, os.W_OK | os.X_OK) else "can't be written"
-
-
-def _list_temporary_folders(run_dir: Path) -> list[Path]:
-    """Return other folders for temporary files: the usual ones, then the run's, if its name is short enough."""
-    usual = [Path("/tmp"), Path("/var/tmp")]
-    return [*usual, *(one for one in (run_dir, run_dir.parent) if len(str(one)) <= SOCKET_CHARACTERS)]
 
 
 @dataclass(frozen=True)
@@ -251,18 +246,14 @@ def _select_environments(connection: sqlite3.Connection, texts: list[_Text]) -> 
     """
     several = {number for number, _, text in texts if b"\0" in text}
     single = {number for number, _, text in texts if number not in several and _VARIABLE.match(text)}
-    columns = _list_text_columns(connection)
+    # Empty if nsys did not create the tables.
+    tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
+    columns = [(table, column) for table, declared in tables for column in _REFERENCE.findall(declared or "")]
     several -= _select_referenced(
         connection, several, [(table, column) for table, column in columns if table == _STREAMS]
     )
     single -= _select_referenced(connection, single, columns) if columns else single
     return [text for text in texts if text[0] in several | single]
-
-
-def _list_text_columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Return the tables and columns that hold text ids; none if nsys did not create the tables."""
-    tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
-    return [(table, column) for table, declared in tables for column in _REFERENCE.findall(declared or "")]
 
 
 def _select_referenced(connection: sqlite3.Connection, texts: set[int], columns: Iterable[tuple[str, str]]) -> set[int]:
@@ -289,9 +280,13 @@ def check_report_for_secrets(report: Path, database: Path, stored: Sequence[Stor
     names = sorted(removed | _find_secrets_in(report) | _find_secrets_in(database))
     if not foreign and not names:
         return ()
-    contents = [f"the environment of {_count_processes(len(foreign))}"] if foreign else []
+    contents = []
+    if foreign:
+        processes = f"{len(foreign)} processes" if len(foreign) > 1 else "a process"
+        contents.append(f"the environment of {processes}")
     shown = ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")
-    contents += [f"the values of {shown}"] if names else []
+    if names:
+        contents.append(f"the values of {shown}")
     text = (
         f"{report.name} holds {' and '.join(contents)}: "
         "don't share it with anyone who may not know them; see `traceable help secrets`"
@@ -301,21 +296,14 @@ def check_report_for_secrets(report: Path, database: Path, stored: Sequence[Stor
 
 def _find_secrets_in(file: Path) -> set[str]:
     """Return the names of this process's secrets whose values occur in `file`."""
-    values = dict(_list_secrets(os.environb.items()))
+    values = {}
+    for raw, value in os.environb.items():
+        name = os.fsdecode(raw)
+        # A path is not itself a secret: GOOGLE_APPLICATION_CREDENTIALS.
+        if redact.is_secret(name) and len(value) >= MIN_SECRET_CHARACTERS and not value.startswith(b"/"):
+            values[name] = value
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return {name for name, value in values.items() if content.find(value, 0, MAX_SCAN_BYTES) >= 0}
     except (OSError, ValueError):  # not readable, or empty
         return set()
-
-
-def _list_secrets(variables: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[str, bytes]]:
-    for raw, value in variables:
-        name = os.fsdecode(raw)
-        # A path is not itself a secret: GOOGLE_APPLICATION_CREDENTIALS.
-        if redact.is_secret(name) and len(value) >= MIN_SECRET_CHARACTERS and not value.startswith(b"/"):
-            yield name, value
-
-
-def _count_processes(number: int) -> str:
-    return f"{number} processes" if number > 1 else "a process"

@@ -252,14 +252,16 @@ def resolve_preset(preset: Preset, options: Options, machine: Machine) -> Resolv
         requested += preset.sampling_options
     resolved += _select_supported([one for one in NO_CPU_SAMPLING if one[0] not in dict(requested)], options)
     resolved += _select_supported(requested, options)
-    missing += [_format_missing(name, value, options) for name, value in requested if not options.takes(name, value)]
+    for name, value in requested:
+        if not options.takes(name, value):
+            missing.append(f"{name}={value}" if name in options else name)
     if preset.gpu_metrics:
-        name = next((one for one in GPU_METRICS if one in options), None)
-        value, reason_text = (
-            machine.select_gpu_metrics_devices(name) if name else (None, "this nsys does not support them")
+        metrics = next((one for one in GPU_METRICS if one in options), None)
+        devices, reason_text = (
+            machine.select_gpu_metrics_devices(metrics) if metrics else (None, "this nsys does not support them")
         )
-        if name and value:
-            resolved.append((name, value))
+        if metrics and devices:
+            resolved.append((metrics, devices))
         else:
             not_permitted.append(Message("gpu_counters_unavailable", f"GPU counters ({reason_text})"))
     return ResolvedPreset(tuple(resolved), tuple(missing), tuple(not_permitted))
@@ -267,11 +269,6 @@ def resolve_preset(preset: Preset, options: Options, machine: Machine) -> Resolv
 
 def _select_supported(requested: Iterable[tuple[str, str]], options: Options) -> list[tuple[str, str]]:
     return [(name, value) for name, value in requested if options.takes(name, value)]
-
-
-def _format_missing(name: str, value: str, options: Options) -> str:
-    """Return what is missing as it would be typed: the option, or this value of it."""
-    return f"{name}={value}" if name in options else name
 
 
 @dataclass(frozen=True)

@@ -59,20 +59,26 @@ def find_gpu_recording(run_dir: Path, recording: Recording, *, requested: bool) 
     if not requested and not exists:
         return None
     entries = sorted(directory.iterdir()) if exists else []
-    files = tuple(_list_files(entries))
-    states = dict(_read_states(entries))
-    notes = (*_list_missing(states, recording.processes), *_list_unused(states, recorded=bool(files)))
-    return GpuRecording(files, notes, tuple(_list_without_cuda(states)))
-
-
-def _list_files(entries: Iterable[Path]) -> list[tuple[str, int]]:
-    """Return Kineto's files, each with the pid of its process, in the order of their creation."""
     matches = [
         (int(match[1]), int(match[2]), entry.name)
         for entry in entries
         if (match := re.fullmatch(TRACE_NAME, entry.name)) and untrusted.is_regular(entry)
     ]
-    return [(name, pid) for pid, _, name in sorted(matches) if 0 < pid < untrusted.PID_MAX]
+    # Those of a process in the order of their creation.
+    files = tuple((name, pid) for pid, _, name in sorted(matches) if 0 < pid < untrusted.PID_MAX)
+    states = dict(_read_states(entries))
+    notes = list(_list_missing(states, recording.processes))
+    waiting = sorted(pid for pid, state in states.items() if state.state == WAITING)
+    if waiting and not files:
+        text = f"{_format_pids(waiting)} imported torch but did not use CUDA through it: there is no GPU activity"
+        notes.append(Message("cuda_not_used", text))
+    infos = []
+    # They also reported it on stderr themselves.
+    without_cuda = sorted(pid for pid, state in states.items() if state.state == NO_CUDA)
+    if without_cuda:
+        text = f"the torch of {_format_pids(without_cuda)} is built without CUDA: GPU activity is not recorded"
+        infos.append(Message("torch_without_cuda", text))
+    return GpuRecording(files, tuple(notes), tuple(infos))
 
 
 def _read_states(entries: Iterable[Path]) -> Iterator[tuple[int, _State]]:
@@ -108,41 +114,19 @@ def _list_missing(states: dict[int, _State], processes: Iterable[ProcessRecordin
         elif state.state == REFUSED:
             yield Message("gpu_refused", f"GPU activity of process {pid} is not recorded: {state.detail}")
     by_pid = {process.pid: process for process in processes}
-    without_torch = [
-        process.pid for process in by_pid.values() if process.pid not in states and not _is_fork(process, by_pid)
-    ]
+    without_torch = []
+    for process in by_pid.values():
+        parent = by_pid.get(process.parent_pid)
+        # A fork without an exec: it would have a state file if torch had used CUDA in it.
+        is_fork = parent is not None and parent.command == process.command
+        if process.pid not in states and not is_fork:
+            without_torch.append(process.pid)
     if without_torch:
-        whose = _format_possessive(without_torch)
+        whose = "their" if len(without_torch) > 1 else "its"
         text = f"{_format_pids(without_torch)} never imported torch: {whose} GPU activity, if any, is not recorded"
         yield Message("torch_not_imported", text)
-
-
-def _is_fork(process: ProcessRecording, by_pid: dict[int, ProcessRecording]) -> bool:
-    """Whether it is a fork of its parent without an exec: it would have a state file if torch had used CUDA in it."""
-    parent = by_pid.get(process.parent_pid)
-    return parent is not None and parent.command == process.command
-
-
-def _list_unused(states: dict[int, _State], *, recorded: bool) -> Iterator[Message]:
-    """Yield, if there is no GPU activity at all, the processes that could have had some."""
-    waiting = sorted(pid for pid, state in states.items() if state.state == WAITING)
-    if waiting and not recorded:
-        text = f"{_format_pids(waiting)} imported torch but did not use CUDA through it: there is no GPU activity"
-        yield Message("cuda_not_used", text)
-
-
-def _list_without_cuda(states: dict[int, _State]) -> Iterator[Message]:
-    """Yield the processes without CUDA, which they also reported on stderr themselves."""
-    without = sorted(pid for pid, state in states.items() if state.state == NO_CUDA)
-    if without:
-        text = f"the torch of {_format_pids(without)} is built without CUDA: GPU activity is not recorded"
-        yield Message("torch_without_cuda", text)
 
 
 def _format_pids(pids: list[int]) -> str:
     more = f" and {len(pids) - _MAX_PIDS_SHOWN} more" if len(pids) > _MAX_PIDS_SHOWN else ""
     return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids[:_MAX_PIDS_SHOWN]))}{more}"
-
-
-def _format_possessive(pids: list[int]) -> str:
-    return "their" if len(pids) > 1 else "its"

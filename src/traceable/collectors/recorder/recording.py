@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,8 +266,12 @@ def read_recording(directory: Path) -> Recording:
 
 def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | None:
     path = directory / "process"
-    content = _read(path, notes, _HEADER_BYTES)
-    if content is None:
+    try:
+        content = untrusted.read_file(path, _HEADER_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        notes.append(_unreadable(path, error))
         return None
     if not content.strip(b"\0"):
         # The process died between making its directory and writing its header, so before its first event.
@@ -295,7 +299,10 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
         notes.append(Message("header_damaged", text))
         return None
     command = content[begin : begin + length].rstrip(b"\0")
-    threads = tuple(_read_ring(directory, segment_bytes, notes) if segment_bytes else _read_threads(directory, notes))
+    if segment_bytes:
+        threads = tuple(_read_ring_threads(directory, segment_bytes, notes))
+    else:
+        threads = tuple(_read_threads(directory, notes))
     return ProcessRecording(
         directory=directory,
         pid=pid,
@@ -348,16 +355,6 @@ def _check_version(path: Path, version: int) -> None:
         raise CollectorError("recording_version_unknown", text, _OTHER_VERSION)
 
 
-def _read(path: Path, notes: list[Message], most: int) -> bytes | None:
-    try:
-        return untrusted.read_file(path, most)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        notes.append(_unreadable(path, error))
-        return None
-
-
 def _unreadable(path: Path, error: OSError) -> Message:
     return Message("file_unreadable", f"{path} can't be read ({error.strerror}) and was skipped")
 
@@ -387,39 +384,35 @@ def _read_names(
     try:
         with untrusted.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if _has_header(path, file.read(_FILE_HEADER.size), NAMES_MAGIC, notes):
-                file.seek(_NAME_ENTRY.size)
-                yield from _names_in(path, file, size, notes, kinds)
+            if not _has_header(path, file.read(_FILE_HEADER.size), NAMES_MAGIC, notes):
+                return
+            place = file.seek(_NAME_ENTRY.size)
+            # Domains and strings are numbered consecutively: a number too large for the size of the file is invalid.
+            most = size // _NAME_ENTRY.size
+            while place + _NAME_ENTRY.size <= size:
+                kind, tid, identity, domain, time_ns, length = _NAME_ENTRY.unpack(file.read(_NAME_ENTRY.size))
+                place += _NAME_ENTRY.size
+                if kind == 0:
+                    return
+                if place + length > size:
+                    text = f"{path} is truncated at byte {place}; the names after it are lost"
+                    notes.append(Message("names_cut_off", text))
+                    return
+                largest_number = max(identity if kind in (DOMAIN, STRING) else 0, domain)
+                if kind in kinds and (largest_number > most or abs(time_ns) >= untrusted.LATEST_NS):
+                    text = f"{path} is damaged at byte {place}; the names after it are lost"
+                    notes.append(Message("names_damaged", text))
+                    return
+                room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
+                place += room
+                if kind in kinds:
+                    yield kind, identity, domain, tid, time_ns, decode_text(file.read(room)[:length])
+                else:
+                    file.seek(room, os.SEEK_CUR)
     except FileNotFoundError:
         return
     except OSError as error:
         notes.append(_unreadable(path, error))
-
-
-def _names_in(
-    path: Path, file: IO[bytes], size: int, notes: list[Message], kinds: tuple[int, ...]
-) -> Iterator[tuple[int, int, int, int, int, str]]:
-    place = _NAME_ENTRY.size
-    # Domains and strings are numbered consecutively: a number too large for the size of the file is invalid.
-    most = size // _NAME_ENTRY.size
-    while place + _NAME_ENTRY.size <= size:
-        kind, tid, identity, domain, time_ns, length = _NAME_ENTRY.unpack(file.read(_NAME_ENTRY.size))
-        place += _NAME_ENTRY.size
-        if kind == 0:
-            return
-        if place + length > size:
-            notes.append(Message("names_cut_off", f"{path} is truncated at byte {place}; the names after it are lost"))
-            return
-        largest_number = max(identity if kind in (DOMAIN, STRING) else 0, domain)
-        if kind in kinds and (largest_number > most or abs(time_ns) >= untrusted.LATEST_NS):
-            notes.append(Message("names_damaged", f"{path} is damaged at byte {place}; the names after it are lost"))
-            return
-        room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
-        place += room
-        if kind in kinds:
-            yield kind, identity, domain, tid, time_ns, decode_text(file.read(room)[:length])
-        else:
-            file.seek(room, os.SEEK_CUR)
 
 
 def _read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecording]:
@@ -436,17 +429,28 @@ def _read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecor
         yield ThreadRecording(path, path.with_suffix(".text"), sequence, tid, _c_text(name), pthread)
 
 
-def _read_ring(directory: Path, segment_bytes: int, notes: list[Message]) -> Iterator[ThreadRecording]:
+def _read_ring_threads(directory: Path, segment_bytes: int, notes: list[Message]) -> Iterator[ThreadRecording]:
+    """Yield the threads in a flight recorder's ring, by their number in the process."""
     path = directory / "ring"
+    threads: dict[int, tuple[int, bytes, list[Piece]]] = {}
     try:
-        threads = read_ring_threads(path, segment_bytes, notes)
+        for place, ordinal in _segments(path, segment_bytes):
+            # Opened for each: bytes buffered with the one before may be outdated if the process is alive.
+            with path.open("rb") as file:
+                file.seek(place)
+                content = file.read(segment_bytes)
+            for sequence, tid, name, piece in _pieces(path, place, ordinal, content, notes):
+                _, _, pieces = threads.get(sequence, (0, b"", []))
+                threads[sequence] = tid, name, pieces
+                pieces.append(piece)
     except FileNotFoundError:
         return
     except OSError as error:
         notes.append(_unreadable(path, error))
         return
-    for thread in threads:
-        yield ThreadRecording(path, path, thread.sequence, thread.tid, _c_text(thread.name), pieces=thread.pieces)
+    for sequence in sorted(threads):
+        tid, name, pieces = threads[sequence]
+        yield ThreadRecording(path, path, sequence, tid, _c_text(name), pieces=tuple(pieces))
 
 
 def _window(content: bytes, threads: Iterable[ThreadRecording]) -> Window:
@@ -468,39 +472,6 @@ def decode_text(content: bytes) -> str:
     return content.decode("utf-8", "backslashreplace")
 
 
-@dataclass(frozen=True)
-class RingThread:
-    """One thread: its number in the process, its id in the OS, its last name (bytes), and its pieces, in order."""
-
-    sequence: int
-    tid: int
-    name: bytes
-    pieces: tuple[Piece, ...]
-
-
-def read_ring_threads(path: Path, segment_bytes: int, notes: list[Message]) -> list[RingThread]:
-    """Return the threads in the ring at `path`, by their number; unreadable parts are added to `notes`.
-
-    Raises:
-        OSError: the file can't be read.
-    """
-    threads: dict[int, tuple[int, bytes, list[Piece]]] = {}
-    for place, ordinal in _segments(path, segment_bytes):
-        content = _segment(path, place, segment_bytes)
-        for sequence, tid, name, piece in _pieces(path, place, ordinal, content, notes):
-            _, _, pieces = threads.get(sequence, (0, b"", []))
-            threads[sequence] = tid, name, pieces
-            pieces.append(piece)
-    return [RingThread(sequence, *threads[sequence][:2], tuple(threads[sequence][2])) for sequence in sorted(threads)]
-
-
-def read_records(path: Path, piece: Piece) -> NDArray[np.void]:
-    """Return the records of a piece."""
-    with path.open("rb") as file:
-        file.seek(piece.begin)
-        return np.frombuffer(file.read(piece.end - piece.begin), RECORD)
-
-
 def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
     """Return place and ordinal of the segments with content, in the order in which they were started."""
     segments = []
@@ -516,12 +487,6 @@ def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
             if ordinal:
                 segments.append((ordinal, place))
     return [(place, ordinal) for ordinal, place in sorted(segments)]
-
-
-def _segment(path: Path, place: int, segment_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(place)
-        return file.read(segment_bytes)
 
 
 def _pieces(
@@ -541,7 +506,8 @@ def _pieces(
     kinds = (records["word"] >> KIND_SHIFT).astype(np.uint8)
     begin = 0
     for end in [*np.flatnonzero(kinds == _THREAD_RECORD).tolist(), len(records)]:
-        last_ns = _last_ns(records["word"][begin + carried : end], kinds[begin + carried : end])
+        events = np.flatnonzero(kinds[begin + carried : end] <= _LAST_EVENT)
+        last_ns = int(records["word"][begin + carried + events[-1]] & VALUE_MASK) if len(events) else -1
         first = place + _SEGMENT_HEADER.size
         piece = Piece(place, first + begin * RECORD.itemsize, first + end * RECORD.itemsize, carried, last_ns)
         yield sequence, tid, name, piece
@@ -550,11 +516,6 @@ def _pieces(
             names = records[end + 1 : end + 3]
             name = names["data"][kinds[end + 1 : end + 3] == _NAME_RECORD].tobytes()
             begin, carried = end + 1 + len(names), 0
-
-
-def _last_ns(words: NDArray[np.uint64], kinds: NDArray[np.uint8]) -> int:
-    events = np.flatnonzero(kinds <= _LAST_EVENT)
-    return int(words[events[-1]] & VALUE_MASK) if len(events) else -1
 
 
 def read_events(thread: ThreadRecording, notes: list[Message], records: int | None = None) -> Iterator[Events]:
@@ -574,7 +535,9 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
         while True:
             content = file.read(records * RECORD.itemsize)
             chunk = np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], RECORD)
-            used = _count_used(chunk)
+            # Up to the first empty record, where the thread ended or the process died.
+            is_empty = chunk["word"] == 0
+            used = int(is_empty.argmax()) if is_empty.any() else len(chunk)
             whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
             kinds = _kinds(whole)
             is_known = _IS_KNOWN[kinds]
@@ -595,7 +558,9 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
 
 def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) -> Iterator[Events]:
     for number, piece in enumerate(pieces):
-        records = read_records(path, piece)
+        with path.open("rb") as file:
+            file.seek(piece.begin)
+            records = np.frombuffer(file.read(piece.end - piece.begin), RECORD)
         kinds = _kinds(records)
         is_known = _IS_KNOWN[kinds]
         if not is_known.all():
@@ -618,12 +583,6 @@ def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) ->
 def _kinds(records: NDArray[np.void]) -> NDArray[np.uint8]:
     """Return the kind of each record: the highest byte of its word, which comes last."""
     return np.ascontiguousarray(records).view(np.uint8)[RECORD.itemsize - 1 :: RECORD.itemsize].copy()
-
-
-def _count_used(chunk: NDArray[np.void]) -> int:
-    """Count the records before the first empty one, which is where the thread ended or the process died."""
-    empty = chunk["word"] == 0
-    return int(empty.argmax()) if empty.any() else len(chunk)
 
 
 def _last_attributes(records: NDArray[np.void], kinds: NDArray[np.uint8], held: NDArray[np.void]) -> NDArray[np.void]:
@@ -673,7 +632,14 @@ def _decode_events(
     for back in (1, 2):
         rows = rows[places[rows] >= back]
         rows = rows[_IS_BEFORE[kinds[places[rows] - back]]]
-        _apply_payloads(events, rows, records[places[rows] - back], kinds[places[rows] - back])
+        before = records[places[rows] - back]
+        before_kinds = kinds[places[rows] - back]
+        is_payload = before_kinds == _PAYLOAD
+        types = before["word"][is_payload] & np.uint64(0xFF)
+        events.payload_type[rows[is_payload]] = np.where(types <= _PAYLOAD_TYPES, types, 0)
+        events.payload[rows[is_payload]] = before["data"][is_payload]
+        is_range_id = before_kinds == _RANGE_ID
+        events.range_id[rows[is_range_id]] = before["data"][is_range_id]
     return events
 
 
@@ -696,16 +662,3 @@ def _attributes(
         return color.view(np.int64), category.view(np.int64)
     number = np.cumsum(is_attributes, dtype=np.int32)[places]
     return color.view(np.int64)[number], category.view(np.int64)[number]
-
-
-def _apply_payloads(
-    events: Events, rows: NDArray[np.intp], records: NDArray[np.void], kinds: NDArray[np.uint8]
-) -> None:
-    """Write the payloads and range ids in `records` into the columns of the events at `rows`."""
-    data, word = records["data"], records["word"]
-    of_kind = kinds == _PAYLOAD
-    types = word[of_kind] & np.uint64(0xFF)
-    events.payload_type[rows[of_kind]] = np.where(types <= _PAYLOAD_TYPES, types, 0)
-    events.payload[rows[of_kind]] = data[of_kind]
-    of_kind = kinds == _RANGE_ID
-    events.range_id[rows[of_kind]] = data[of_kind]

@@ -143,7 +143,7 @@ class ProcessRows:
         yield self._columns(events, np.flatnonzero(is_finished), end, texts, tid)
         for domain in _list_distinct(events.domain[stray_pops]):
             pop_times = time_ns[stray_pops[events.domain[stray_pops] == domain]]
-            for rows in pushes.pop(self._domain(domain), len(pop_times)):
+            for rows in pushes.pop(domain + self._first_domain if domain else 0, len(pop_times)):
                 yield replace(rows, end=pop_times[: len(rows.kind)])
                 pop_times = pop_times[len(rows.kind) :]
         pushes.add(self._columns(events, open_pushes, end, texts, tid))
@@ -152,9 +152,6 @@ class ProcessRows:
             self._columns(events, starts[~is_paired], end, texts, tid),
             Ends(events.range_id[open_ends], time_ns[open_ends], tids),
         )
-
-    def _domain(self, number: int) -> int:
-        return number + self._first_domain if number else 0
 
     def _columns(
         self, events: rec.Events, places: NDArray[np.intp], end: NDArray[np.int64], texts: UnregisteredStrings, tid: int
@@ -458,8 +455,12 @@ def pair_push_pop(domain: NDArray[np.integer[Any]], is_push: NDArray[np.bool_]) 
     if not len(domain):
         return partner
     several = bool((domain != domain[0]).any())
-    order = _stable_argsort(domain) if several else np.arange(len(domain))
-    push = is_push[order] if several else is_push
+    order, push = np.arange(len(domain)), is_push
+    if several:
+        # numpy sorts small types several times faster.
+        is_small = int(domain.max()) <= np.iinfo(np.uint16).max
+        order = np.argsort(domain.astype(np.uint16) if is_small else domain, kind="stable")
+        push = is_push[order]
     for _ in range(_ROUNDS):
         inner = push[:-1] > push[1:]
         if several:
@@ -514,12 +515,6 @@ def _list_distinct(numbers: NDArray[np.integer[Any]]) -> list[int]:
     """Return the distinct numbers in order. Without counts `np.unique` would import numpy.ma, which takes 10 ms."""
     distinct: list[int] = np.unique(numbers, return_counts=True)[0].tolist()
     return distinct
-
-
-def _stable_argsort(keys: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
-    """Return the stable order of integers from 0 on; numpy sorts small types several times faster."""
-    small = not len(keys) or int(keys.max()) <= np.iinfo(np.uint16).max
-    return np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")
 
 
 def pair_ids(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.intp]:

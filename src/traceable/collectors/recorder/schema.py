@@ -128,9 +128,15 @@ class _Export:
         self._strings = Strings(folder / _STRINGS)
         self._events = 0
         self._last_ns = 0
-        self._origin_ns = self._first_ns()
         self._domains: dict[int, int] = {}
         self._infos: list[Message] = []
+        # The start of the earliest flight recorder window, in ns since the first process's zero; else 0.
+        starts = [
+            process.monotonic_ns - recording.processes[0].monotonic_ns + process.window.start_ns
+            for process in recording.processes
+            if process.window and self._clocks_agree(process)
+        ]
+        self._origin_ns = min(starts, default=0)
 
     def write(self, complete: bool, gpu: GpuRecording | None) -> WriteResult:
         path = self._folder / _DATABASE
@@ -207,59 +213,43 @@ class _Export:
         default = next(iter(offsets.values()), None)
         files = [(global_tid(pid, 0), name, offsets.get(pid, default)) for name, pid in gpu.files]
         self._insert(gpu_files.TABLE, ("globalPid", "name", "clockOffset"), files)
-        for process in placed:
-            self._insert(
-                gpu_files.THREADS_TABLE, ("globalTid", "name", "pthread", "start"), self._list_threads(process)
-            )
+        threads: list[tuple[int, str | None, int | None, int | None]] = []
+        for one in placed:
+            process, names = one.recording, _list_thread_names(one.recording)
+            for thread in process.threads:
+                first = next(rec.read_events(thread, [], records=64), None)
+                start = None if first is None else one.offset_ns + int(first.time_ns[0]) - self._origin_ns
+                name = names.get(thread.tid)
+                threads.append((global_tid(process.pid, thread.tid), name, thread.pthread or None, start))
+            without_events = names.keys() - {thread.tid for thread in process.threads}
+            threads += [(global_tid(process.pid, tid), names[tid], None, None) for tid in without_events]
+        self._insert(gpu_files.THREADS_TABLE, ("globalTid", "name", "pthread", "start"), threads)
         for note in gpu.notes:
             self._note(note)
         self._infos += gpu.infos
 
-    def _list_threads(self, placed: PlacedProcess) -> Iterator[tuple[int, str | None, int | None, int | None]]:
-        process, names = placed.recording, _list_thread_names(placed.recording)
-        for thread in process.threads:
-            first = next(rec.read_events(thread, [], records=64), None)
-            start = None if first is None else placed.offset_ns + int(first.time_ns[0]) - self._origin_ns
-            yield global_tid(process.pid, thread.tid), names.get(thread.tid), thread.pthread or None, start
-        for tid in names.keys() - {thread.tid for thread in process.threads}:
-            yield global_tid(process.pid, tid), names[tid], None, None
-
     # ---- one process
-
-    def _first_ns(self) -> int:
-        """Return the start of the earliest flight recorder window, in ns since the first process's zero; else 0."""
-        first = self._recording.processes[:1]
-        starts = [
-            process.monotonic_ns - first[0].monotonic_ns + process.window.start_ns
-            for process in self._recording.processes
-            if process.window and self._clocks_agree(process)
-        ]
-        return min(starts, default=0)
 
     def _clocks_agree(self, process: rec.ProcessRecording) -> bool:
         first = self._recording.processes[0]
         monotonic, real = process.monotonic_ns - first.monotonic_ns, process.realtime_ns - first.realtime_ns
         return abs(monotonic - real) < 1_000_000_000
 
-    def _offset_ns(self, process: rec.ProcessRecording) -> int:
-        """Return the time of the process's zero, in ns since the first process's."""
-        first = self._recording.processes[0]
-        if self._clocks_agree(process):
-            return process.monotonic_ns - first.monotonic_ns
-        text = (
-            f"the clocks of process {process.pid} and process {first.pid} differ (another machine, container or boot, "
-            "or a clock that was set); it is aligned by its wall clock"
-        )
-        self._note(Message("clocks_differ", text), global_tid(process.pid, 0))
-        return process.realtime_ns - first.realtime_ns
-
     def _place(self, process: rec.ProcessRecording) -> PlacedProcess:
-        offset = self._offset_ns(process)
+        first = self._recording.processes[0]
+        offset_ns = process.monotonic_ns - first.monotonic_ns
+        if not self._clocks_agree(process):
+            offset_ns = process.realtime_ns - first.realtime_ns
+            text = (
+                f"the clocks of process {process.pid} and process {first.pid} differ (another machine, container or "
+                "boot, or a clock that was set); it is aligned by its wall clock"
+            )
+            self._note(Message("clocks_differ", text), global_tid(process.pid, 0))
         # After an exec, one pid has two recordings, and each numbers its domains from 1.
         first_domain = self._domains.setdefault(process.pid, 0)
         domains = [name.id for name in process.names if name.kind == rec.DOMAIN]
         self._domains[process.pid] += max(domains, default=0)
-        return PlacedProcess(process, offset, first_domain)
+        return PlacedProcess(process, offset_ns, first_domain)
 
     def _write_process(self, placed: PlacedProcess) -> None:
         process, pid = placed.recording, global_tid(placed.recording.pid, 0)

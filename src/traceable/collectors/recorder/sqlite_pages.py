@@ -193,17 +193,17 @@ class TableWriter:
 def _header(columns: Sequence[Column]) -> bytes:
     """Return the header of a record: its length and the serial type of each column."""
     column_count = max((number for number, column in enumerate(columns, 1) if column is not None), default=0)
-    types = b"".join(_varint(_serial_type(column)) for column in columns[:column_count])
+    types = b""
+    for column in columns[:column_count]:
+        if column is None:
+            serial_type = 0
+        elif column.dtype.kind == "S":
+            serial_type = _FEW_TEXTS + 2 * column.dtype.itemsize
+        else:
+            serial_type = _SERIAL_TYPES[column.dtype.str[1:]]
+        types += _varint(serial_type)
     assert len(types) < 0x7F
     return bytes((len(types) + 1,)) + types
-
-
-def _serial_type(column: Column) -> int:
-    if column is None:
-        return 0
-    if column.dtype.kind == "S":
-        return _FEW_TEXTS + 2 * column.dtype.itemsize
-    return _SERIAL_TYPES[column.dtype.str[1:]]
 
 
 def _cell(layout: bytes, width: int, columns: Sequence[Column]) -> np.dtype[Any]:

@@ -108,22 +108,14 @@ def reject_under_nsys() -> None:
     Raises:
         CollectorError: this runs under nsys.
     """
-    variable = _find_nsys_variable()
-    if variable is not None:
+    variables = [name for name in _NSYS_VARIABLES if os.environ.get(name)]
+    variables += [
+        name for name in _INJECTION_VARIABLES if any(word in os.environ.get(name, "") for word in _NSYS_LIBRARIES)
+    ]
+    if variables:
         raise CollectorError(
             "inside_nsys",
-            f"this runs under nsys ({variable} is set), where torch.profiler gets no GPU events: "
+            f"this runs under nsys ({variables[0]} is set), where torch.profiler gets no GPU events: "
             "CUPTI serves one profiler at a time",
             "run it without nsys, or with --collector none",
         )
-
-
-def _find_nsys_variable() -> str | None:
-    """Return the variable that shows that this process runs under nsys; None if it does not."""
-    for name in _NSYS_VARIABLES:
-        if os.environ.get(name):
-            return name
-    for name in _INJECTION_VARIABLES:
-        if any(word in os.environ.get(name, "") for word in _NSYS_LIBRARIES):
-            return name
-    return None

@@ -112,7 +112,10 @@ def diagnose_importer(case: Case) -> RuleResult:
             PROBLEM,
             evidence,
         )
-    if _has_importer() or re.search("incomplete|invalid", error):
+    nsys = None
+    with contextlib.suppress(TraceableError):
+        nsys = install.find_nsys()
+    if install.find_importer(nsys) is not None or re.search("incomplete|invalid", error):
         return Finding(
             "stream_incomplete",
             f"nsys was interrupted before {streams[0]} was complete, and its content is lost",
@@ -128,12 +131,6 @@ def diagnose_importer(case: Case) -> RuleResult:
         PROBLEM,
         evidence,
     )
-
-
-def _has_importer() -> bool:
-    with contextlib.suppress(TraceableError):
-        return install.find_importer(install.find_nsys()) is not None
-    return install.find_importer() is not None
 
 
 def diagnose_killed_collector(case: Case) -> RuleResult:

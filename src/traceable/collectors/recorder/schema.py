@@ -164,8 +164,7 @@ class _Export:
         without_events = 0
         for process in self._recording.processes:
             before = self._events
-            placed.append(self._place(process))
-            self._write_process(placed[-1])
+            placed.append(self._write_process(process))
             without_events += self._events == before and not process.dropped
         if without_events and self._events:
             process_count = len(self._recording.processes)
@@ -189,8 +188,17 @@ class _Export:
             self._write_names(process)
             if lost := loss_table.summarize_loss(process.recording):
                 self._insert(loss_table.TABLE, loss_table.COLUMNS, [loss_table.make_row(loss_table.LOST, pid, lost)])
-            if process.recording.window:
-                self._write_window(process, process.recording.window)
+            if window := process.recording.window:
+                content = {
+                    "pid": pid,
+                    "start_ns": process.offset_ns + window.start_ns - self._origin_ns,
+                    "end_ns": process.offset_ns + window.end_ns - self._origin_ns,
+                    "from_start": window.start_ns == 0,
+                    "limit_ns": window.limit_ns or None,
+                    "limit_bytes": window.limit_bytes or None,
+                    "dumped_by": window.dumped_by if window.dumped else None,
+                }
+                self._insert("META_DATA_CAPTURE", ("name", "value"), [(METADATA, json.dumps(content))])
         if gpu is not None:
             self._write_gpu(gpu, placed)
         self._write_properties(complete)
@@ -235,7 +243,9 @@ class _Export:
         monotonic, real = process.monotonic_ns - first.monotonic_ns, process.realtime_ns - first.realtime_ns
         return abs(monotonic - real) < 1_000_000_000
 
-    def _place(self, process: rec.ProcessRecording) -> PlacedProcess:
+    def _write_process(self, process: rec.ProcessRecording) -> PlacedProcess:
+        """Write the events of a process, with the notes on it."""
+        pid = global_tid(process.pid, 0)
         first = self._recording.processes[0]
         offset_ns = process.monotonic_ns - first.monotonic_ns
         if not self._clocks_agree(process):
@@ -244,15 +254,12 @@ class _Export:
                 f"the clocks of process {process.pid} and process {first.pid} differ (another machine, container or "
                 "boot, or a clock that was set); it is aligned by its wall clock"
             )
-            self._note(Message("clocks_differ", text), global_tid(process.pid, 0))
+            self._note(Message("clocks_differ", text), pid)
         # After an exec, one pid has two recordings, and each numbers its domains from 1.
         first_domain = self._domains.setdefault(process.pid, 0)
         domains = [name.id for name in process.names if name.kind == rec.DOMAIN]
         self._domains[process.pid] += max(domains, default=0)
-        return PlacedProcess(process, offset_ns, first_domain)
-
-    def _write_process(self, placed: PlacedProcess) -> None:
-        process, pid = placed.recording, global_tid(placed.recording.pid, 0)
+        placed = PlacedProcess(process, offset_ns, first_domain)
         threads = ProcessRows(placed, self._map_registered_strings(process), self._strings, self._spill)
         notes: list[Message] = []
         for thread in process.threads:
@@ -262,6 +269,7 @@ class _Export:
             self._write_rows(rows, placed)
         for note in (*notes, *loss_table.list_loss_notes(process)):
             self._note(note, pid)
+        return placed
 
     def _map_registered_strings(self, process: rec.ProcessRecording) -> NDArray[np.int32]:
         """Return the StringIds id of each registered string, by the recorder's id; -1 for none."""
@@ -300,19 +308,6 @@ class _Export:
         self._last_ns = max(self._last_ns, int(rows.start.max()), int(rows.end.max()))
         for columns in group_by_columns(rows):
             self._table.add(columns)
-
-    def _write_window(self, placed: PlacedProcess, window: rec.Window) -> None:
-        process, offset = placed.recording, placed.offset_ns
-        content = {
-            "pid": process.pid,
-            "start_ns": offset + window.start_ns - self._origin_ns,
-            "end_ns": offset + window.end_ns - self._origin_ns,
-            "from_start": window.start_ns == 0,
-            "limit_ns": window.limit_ns or None,
-            "limit_bytes": window.limit_bytes or None,
-            "dumped_by": window.dumped_by if window.dumped else None,
-        }
-        self._insert("META_DATA_CAPTURE", ("name", "value"), [(METADATA, json.dumps(content))])
 
     # ---- the recording as a whole
 

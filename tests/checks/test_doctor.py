@@ -22,7 +22,7 @@ from traceable.checks.machine import (
 )
 from traceable.checks.probes import Cuda, Device, Nsys, SelfTest
 from traceable.collectors.nsys import install as nsys_install
-from traceable.collectors.running_profilers import RunningProfilers
+from traceable.collectors.process_list import RunningProfilers
 from traceable.errors import CollectorError, Message
 from traceable.finding import Finding
 from traceable.protocol import environment

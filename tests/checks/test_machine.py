@@ -15,7 +15,7 @@ import pytest
 from traceable.checks import doctor, machine, probes
 from traceable.checks.machine import Driver, Torch
 from traceable.checks.probes import Cuda, Device
-from traceable.collectors.running_profilers import find_running_profilers
+from traceable.collectors.process_list import find_running_profilers
 from traceable.errors import UsageError
 from traceable.finding import Finding, Rule
 from traceable.protocol import environment

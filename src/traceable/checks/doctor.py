@@ -38,8 +38,7 @@ from traceable.checks.machine import (
 )
 from traceable.checks.probes import RANGES, Cuda, Device, Nsys, SelfTest
 from traceable.collectors import tools
-from traceable.collectors.process_list import UNREADABLE, list_descendants
-from traceable.collectors.running_profilers import RunningProfilers, find_running_profilers
+from traceable.collectors.process_list import UNREADABLE, RunningProfilers, find_running_profilers, list_descendants
 from traceable.errors import CollectorError, Message, TraceableError, UsageError
 from traceable.finding import OK, PROBLEM, WARNING, Finding, Rule, note, ok, problem, warning
 from traceable.protocol import environment

@@ -1,4 +1,6 @@
-"""The processes of this machine, read by psutil. Another user's may be hidden, and any may end meanwhile.
+"""The processes of this machine, and the profilers among them, read by psutil.
+
+Another user's may be hidden, and any may end meanwhile.
 
 psutil takes longer to import than the launcher may take for a short program: what every run needs imports this late.
 """
@@ -6,13 +8,37 @@ psutil takes longer to import than the launcher may take for a short program: wh
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 UNREADABLE = (psutil.Error, OSError, ValueError, IndexError)
 """What psutil raises for a process that has ended, is ending or belongs to another user."""
+
+PROFILERS = re.compile(
+    r"nsys(-launcher|-ui)?|ncu(-ui)?|nv-nsight-cu(-cli)?|nv-hostengine|dcgm-exporter|dcgmproftester\d*|dynolog"
+    r"|nvprof|cuda-gdb|compute-sanitiz(er)?"
+)
+"""Names of processes that profile GPUs, or use what profilers need. Linux may show 15 characters of them alone."""
+
+MPS = "nvidia-cuda-mps"
+
+
+@dataclass(frozen=True)
+class RunningProfilers:
+    """Processes that may interfere, including those of other users where /proc shows them.
+
+    Attributes:
+        profilers: pid and name of each whose name is one of `PROFILERS`.
+        mps: whether CUDA's multi-process service runs.
+    """
+
+    profilers: tuple[tuple[int, str], ...]
+    mps: bool
 
 
 def list_processes() -> list[psutil.Process]:
@@ -47,3 +73,14 @@ def list_open_files(pids: Iterable[int]) -> list[Path]:
         with contextlib.suppress(*UNREADABLE):
             paths |= {Path(file.path) for file in psutil.Process(pid).open_files()}
     return sorted(paths)
+
+
+def find_running_profilers() -> RunningProfilers:
+    """Return which processes profile, except this one and its parent."""
+    names = {}
+    for process in list_processes():
+        if process.pid not in (os.getpid(), os.getppid()):
+            with contextlib.suppress(*UNREADABLE):
+                names[process.pid] = process.name()
+    profilers = sorted((pid, name) for pid, name in names.items() if PROFILERS.fullmatch(name))
+    return RunningProfilers(tuple(profilers), any(name.startswith(MPS) for name in names.values()))

@@ -324,7 +324,7 @@ def _start(
 
 def _list_profilers() -> list[str]:
     """Return the names of other profilers, with which a collector of the GPU may conflict."""
-    from traceable.collectors.running_profilers import find_running_profilers
+    from traceable.collectors.process_list import find_running_profilers
 
     return sorted({name for _, name in find_running_profilers().profilers})
 

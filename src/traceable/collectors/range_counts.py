@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traceable.collectors import find_collector_of_run
-from traceable.collectors.recorder import loss_table
+from traceable.collectors import completeness_table, find_collector_of_run
 from traceable.protocol.run_records import EmittedCounts, load_range_counts
 
 if TYPE_CHECKING:
@@ -29,21 +28,21 @@ def store_range_counts(directory: Path, manifest: Mapping[str, Any], recorded: C
         or get_incomparable_reason(manifest)
     ):
         return
-    if any(kind == loss_table.EMITTED for kind, _, _ in loss_table.read_rows(database)):
+    if any(kind == completeness_table.EMITTED for kind, _, _ in completeness_table.read_rows(database)):
         return
     rows = []
     for one in load_range_counts(directory):
         names = {text.decode(): number for text, number in one.names.items()}
         rows.append((one.pid, {"names": names, "rest": one.rest, "other": one.other}))
     if rows:
-        loss_table.replace_rows(database, loss_table.EMITTED, rows)
+        completeness_table.replace_rows(database, completeness_table.EMITTED, rows)
 
 
 def parse_stored_counts(rows: Iterable[tuple[str, int, dict[str, Any]]]) -> list[EmittedCounts]:
-    """Return the counts in the rows of a database (`loss_table.read_rows`). Damaged ones are ignored."""
+    """Return the counts in the rows of a database (`completeness_table.read_rows`). Damaged ones are ignored."""
     counts = []
     for kind, pid, content in rows:
-        if kind == loss_table.EMITTED:
+        if kind == completeness_table.EMITTED:
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
                 names = {str(name).encode(): int(number) for name, number in content["names"].items()}
                 counts.append(EmittedCounts(pid, names, int(content["rest"]), int(content["other"])))

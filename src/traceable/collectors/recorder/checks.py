@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traceable.collectors.recorder.loss_table import EVENTS_DROPPED, NAMES_LOST
+from traceable.collectors.completeness_table import EVENTS_DROPPED, NAMES_LOST
 from traceable.finding import WARNING, Finding, Rule, RuleResult, rule_out
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ _FIXES = {
     "descriptors": "raise `ulimit -n`",
     "directory_gone": "record into a directory (-o) that the program neither deletes nor leaves by chroot",
 }
-"""The fix for each reason why events are dropped (`loss_table.py`)."""
+"""The fix for each reason why events are dropped (`completeness_table.py`)."""
 
 
 def diagnose_dropped_events(case: Case) -> RuleResult:

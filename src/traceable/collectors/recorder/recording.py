@@ -167,8 +167,8 @@ class ProcessRecording:
     """One process. Times of its events and names are ns since `monotonic_ns`, which was read with `realtime_ns`.
 
     `names` has no strings: `read_strings` yields those. `window` is the part that a flight recorder covers, or
-    None. `drop_reason` is the errno of the first loss (`loss_table.SIZE_CAP` for the recorder's own cap), 0 if unknown;
-    `missing_bytes` is how much shorter the files are than the process left them.
+    None. `drop_reason` is the errno of the first loss (`completeness_table.SIZE_CAP` for the recorder's own cap), 0 if
+    unknown; `missing_bytes` is how much shorter the files are than the process left them.
     """
 
     directory: Path

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from traceable.collectors import completeness_table
 from traceable.collectors.base import NOTHING_RECORDED
 from traceable.collectors.nsys.tables import (
     ENUMS,
@@ -35,7 +36,6 @@ from traceable.collectors.nsys.tables import (
     check_replaceable,
     global_tid,
 )
-from traceable.collectors.recorder import loss_table
 from traceable.collectors.recorder import recording as rec
 from traceable.collectors.recorder.flight import METADATA
 from traceable.collectors.recorder.rows import PlacedProcess, ProcessRows, Rows, Spill, Strings, group_by_columns
@@ -143,7 +143,7 @@ class _Export:
         with _database(path) as self._database:
             for statement in (FLIGHT_TABLES if self._flight else TABLES).values():
                 self._database.execute(statement)
-            self._database.execute(loss_table.CREATE)
+            self._database.execute(completeness_table.CREATE)
             cursor = self._database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'NVTX_EVENTS'")
             ((root,),) = cursor.fetchall()
         with self._strings:
@@ -186,8 +186,9 @@ class _Export:
                 row = (global_tid(pid, 0), pid, process.recording.name)
                 self._insert("PROCESSES", ("globalPid", "pid", "name"), [row])
             self._write_names(process)
-            if lost := loss_table.summarize_loss(process.recording):
-                self._insert(loss_table.TABLE, loss_table.COLUMNS, [loss_table.make_row(loss_table.LOST, pid, lost)])
+            if lost := completeness_table.summarize_loss(process.recording):
+                lost_row = completeness_table.make_row(completeness_table.LOST, pid, lost)
+                self._insert(completeness_table.TABLE, completeness_table.COLUMNS, [lost_row])
             if window := process.recording.window:
                 content = {
                     "pid": pid,
@@ -267,7 +268,7 @@ class _Export:
                 self._write_rows(rows, placed)
         for rows in threads.open_ranges():
             self._write_rows(rows, placed)
-        for note in (*notes, *loss_table.list_loss_notes(process)):
+        for note in (*notes, *completeness_table.list_loss_notes(process)):
             self._note(note, pid)
         return placed
 

@@ -74,7 +74,7 @@ def finalize_run(directory: Path, into: Path | None = None) -> Path:
         CollectorError: the recording can't be read.
     """
     from traceable import collectors
-    from traceable.collectors.range_counts import store_range_counts
+    from traceable.collectors.completeness_table import store_range_counts
     from traceable.launch import lost_run
 
     directory = directory.absolute()

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traceable.analysis.completeness import CollectorLoss, Completeness, check_completeness
-from traceable.collectors import completeness_table
-from traceable.collectors.range_counts import get_incomparable_reason, parse_stored_counts
+from traceable.collectors.completeness_table import LOST, get_incomparable_reason, parse_stored_counts, read_rows
 from traceable.errors import Message
 from traceable.protocol.process_counts import make_entry_key
 from traceable.protocol.run_records import load_range_counts
@@ -28,11 +27,9 @@ def evaluate_completeness(
         trace: the whole trace, with names as recorded; None for nothing recorded.
         databases: the databases that the trace was read from.
     """
-    tables = [completeness_table.read_rows(path) for path in databases if path.is_file()]
+    tables = [read_rows(path) for path in databases if path.is_file()]
     rows = [row for table in tables for row in table]
-    lost = [
-        one for kind, pid, content in rows if kind == completeness_table.LOST and (one := _parse_loss(pid, content))
-    ]
+    lost = [one for kind, pid, content in rows if kind == LOST and (one := _parse_loss(pid, content))]
     if directory is not None and manifest is not None:
         return check_completeness(
             trace, load_range_counts(directory), lost, make_entry_key, get_incomparable_reason(manifest)

@@ -1,7 +1,9 @@
 """Our own table in a database: the ranges that processes emitted, and the events that the recorder knows it lost.
 
 Each row is about a process: `emitted` or `lost` as `kind`, and JSON. The database alone then has as much about its
-completeness as the whole run directory. A database of another tool has no such table.
+completeness as the whole run directory, so a report that was copied without it can be checked. A database of another
+tool has no such table. `protocol/run_records.py` reads the counts from the run directory, `checks/completeness.py`
+compares them with a recording.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ import contextlib
 import errno
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traceable.collectors import find_collector_of_run
 from traceable.errors import Message
 from traceable.protocol import untrusted
+from traceable.protocol.run_records import EmittedCounts, load_range_counts
 
 if TYPE_CHECKING:
+    from traceable.collectors.base import CollectorResult
     from traceable.collectors.recorder.recording import ProcessRecording
 
 TABLE = "TRACEABLE_COMPLETENESS"
@@ -103,14 +108,6 @@ def make_row(kind: str, pid: int, content: dict[str, Any]) -> tuple[str, int, st
     return kind, pid, json.dumps(content)
 
 
-def replace_rows(database: Path, kind: str, rows: Iterable[tuple[int, dict[str, Any]]]) -> None:
-    """Replace the rows of this kind by pids and contents. Errors are ignored: the run directory has the same data."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(database)) as file, file:
-        file.execute(CREATE)
-        file.execute(f"DELETE FROM {TABLE} WHERE kind = ?", (kind,))
-        file.executemany(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", (make_row(kind, *row) for row in rows))
-
-
 def read_rows(database: Path) -> list[tuple[str, int, dict[str, Any]]]:
     """Return the rows of a database: kind, pid and content. Rows of another form are skipped."""
     try:
@@ -128,3 +125,41 @@ def read_rows(database: Path) -> list[tuple[str, int, dict[str, Any]]]:
         if isinstance(kind, str) and isinstance(pid, int) and isinstance(content, dict):
             parsed.append((kind, pid, content))
     return parsed
+
+
+def store_range_counts(directory: Path, manifest: Mapping[str, Any], recorded: CollectorResult) -> None:
+    """Store the counts in the database of a run, once. A run with several databases stores none."""
+    database = recorded.database
+    if database is None or recorded.more_databases or not database.is_file() or get_incomparable_reason(manifest):
+        return
+    if any(kind == EMITTED for kind, _, _ in read_rows(database)):
+        return
+    rows = []
+    for one in load_range_counts(directory):
+        names = {text.decode(): number for text, number in one.names.items()}
+        rows.append(make_row(EMITTED, one.pid, {"names": names, "rest": one.rest, "other": one.other}))
+    if rows:
+        # Errors are ignored: the run directory has the same data.
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(database)) as file, file:
+            file.execute(CREATE)
+            file.execute(f"DELETE FROM {TABLE} WHERE kind = ?", (EMITTED,))
+            file.executemany(f"INSERT INTO {TABLE} VALUES (?, ?, ?)", rows)
+
+
+def parse_stored_counts(rows: Iterable[tuple[str, int, dict[str, Any]]]) -> list[EmittedCounts]:
+    """Return the counts in the rows of a database (`read_rows`). Damaged ones are ignored."""
+    counts = []
+    for kind, pid, content in rows:
+        if kind == EMITTED:
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                names = {str(name).encode(): int(number) for name, number in content["names"].items()}
+                counts.append(EmittedCounts(pid, names, int(content["rest"]), int(content["other"])))
+    return counts
+
+
+def get_incomparable_reason(manifest: Mapping[str, Any]) -> str | None:
+    """Return why the counts can't be compared with the recording of a run; None where they can."""
+    if isinstance(manifest.get("flight_recorder"), dict):
+        return "flight_recorder"
+    argv = tuple(map(str, ((manifest.get("plan") or {}).get("argv")) or ()))
+    return find_collector_of_run(manifest).explain_incomparable_counts(argv)

@@ -501,7 +501,7 @@ def _read_back(
 
         return None, lost_run.add_remaining_data(error, directory, manifest).message
     if recorded.database is not None:
-        from traceable.collectors.range_counts import store_range_counts
+        from traceable.collectors.completeness_table import store_range_counts
 
         store_range_counts(directory, manifest, recorded)
     return recorded, None

@@ -45,7 +45,7 @@ class RecorderCollector(Collector):
     """Records NVTX calls with the library that ships with traceable. Needs neither nsys nor a GPU.
 
     Args:
-        gpu: also record GPU activity with Kineto, in processes that import torch (`gpu.py`).
+        gpu: also record GPU activity with Kineto, in processes that import torch.
     """
 
     name = "recorder"
@@ -118,8 +118,7 @@ class RecorderCollector(Collector):
         notes = _load_notes_if_current(database, sources)
         if notes is None:
             database = (into or run_dir) / database.name
-            from traceable.collectors.recorder.gpu import find_gpu_recording
-            from traceable.collectors.recorder.recording import read_recording
+            from traceable.collectors.recorder.recording import find_gpu_recording, read_recording
             from traceable.collectors.recorder.schema import write_database
 
             self.remove_unfinished(database.parent, stem)

@@ -1,4 +1,4 @@
-"""Reads the embedded recorder's files: processes, their names, and each thread's events, as columns.
+"""Reads the embedded recorder's files: processes, their names, and each thread's events, as columns; lists the GPU's.
 
 The layout is documented in `_native/recorder_format.h`, that of a flight recorder's ring, with the reasons, in
 `_native/recorder.c`. Pairing and export are in `rows.py` and `schema.py`.
@@ -6,15 +6,21 @@ The layout is documented in `_native/recorder_format.h`, that of a flight record
 A process may die at any moment: files end in zeros, and an unfinished entry reads as empty. Unreadable parts are
 skipped with a note as long as others are readable; only a recording without any readable part, or one that another
 version wrote, is an error. A segment of a ring that was being emptied when its process died is skipped.
+
+With `run --gpu` Kineto records GPU activity (`capture/gpu_gate.py`), by the torch that the program imports, into files
+next to these. They stay as they are: `trace.recorder_gpu` reads them with the recorder's database, which lists them.
+Here the states of the processes become notes: on GPU activity of a process without torch, of one that was killed, of
+one whose torch has no CUDA.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceable.errors import CollectorError, Message
-from traceable.protocol import untrusted
+from traceable.protocol import gpu_files, untrusted
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11
@@ -88,6 +94,10 @@ _IS_EVENT = _make_kind_table(*_EVENTS)
 _HAS_NAME = _make_kind_table(PUSH, START, MARK)
 _IS_BEFORE = _make_kind_table(_PAYLOAD, _RANGE_ID)
 _NO_ATTRIBUTES = np.zeros(1, RECORD)
+
+_GPU_STATE_FILE = re.compile(r"\.(\d{1,10})\.json")
+_MAX_PIDS_SHOWN = 8
+"""How many processes a message lists."""
 
 CHUNK_RECORDS = 1 << 16
 """How many 16-byte records are decoded at a time."""
@@ -193,6 +203,21 @@ class Recording:
 
     processes: tuple[ProcessRecording, ...]
     notes: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class GpuRecording:
+    """The GPU part of a run.
+
+    Attributes:
+        files: name of each of Kineto's files, with the pid of its process.
+        notes: for the user, on what is missing.
+        infos: for the database alone.
+    """
+
+    files: tuple[tuple[str, int], ...]
+    notes: tuple[Message, ...]
+    infos: tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -662,3 +687,81 @@ def _attributes(
         return color.view(np.int64), category.view(np.int64)
     number = np.cumsum(is_attributes, dtype=np.int32)[places]
     return color.view(np.int64)[number], category.view(np.int64)[number]
+
+
+def find_gpu_recording(run_dir: Path, recording: Recording, *, requested: bool) -> GpuRecording | None:
+    """Return the GPU part of a run; None if it was not requested.
+
+    Args:
+        run_dir: the run directory.
+        recording: the recorder's.
+        requested: whether --gpu was given; for an interrupted run the directory alone shows that.
+    """
+    directory = run_dir / gpu_files.DIRECTORY
+    exists = untrusted.is_directory(directory)
+    if not requested and not exists:
+        return None
+    entries = sorted(directory.iterdir()) if exists else []
+    matches = [
+        (int(match[1]), int(match[2]), entry.name)
+        for entry in entries
+        if (match := re.fullmatch(gpu_files.TRACE_NAME, entry.name)) and untrusted.is_regular(entry)
+    ]
+    # Those of a process in the order of their creation.
+    files = tuple((name, pid) for pid, _, name in sorted(matches) if 0 < pid < untrusted.PID_MAX)
+    states: dict[int, tuple[str, str]] = {}
+    for path in entries:
+        if match := _GPU_STATE_FILE.fullmatch(path.name):
+            # Ours are written whole or not at all: an unreadable one is another file.
+            with contextlib.suppress(OSError, ValueError):
+                content = untrusted.read_json_object(path, untrusted.GPU_STATE)
+                states[int(match[1])] = content["state"], content["detail"]
+    notes = list(_list_missing_gpu(states, recording.processes))
+    waiting = sorted(pid for pid, (state, _) in states.items() if state == gpu_files.WAITING)
+    if waiting and not files:
+        text = f"{_format_pids(waiting)} imported torch but did not use CUDA through it: there is no GPU activity"
+        notes.append(Message("cuda_not_used", text))
+    infos = []
+    # They also reported it on stderr themselves.
+    without_cuda = sorted(pid for pid, (state, _) in states.items() if state == gpu_files.NO_CUDA)
+    if without_cuda:
+        text = f"the torch of {_format_pids(without_cuda)} is built without CUDA: GPU activity is not recorded"
+        infos.append(Message("torch_without_cuda", text))
+    return GpuRecording(files, tuple(notes), tuple(infos))
+
+
+def _list_missing_gpu(
+    states: Mapping[int, tuple[str, str]], processes: Iterable[ProcessRecording]
+) -> Iterator[Message]:
+    """Yield the reasons why GPU activity of some processes is missing."""
+    for pid, (state, detail) in sorted(states.items()):
+        if state == gpu_files.RECORDING:
+            yield Message(
+                "gpu_recording_not_ended",
+                f"process {pid} did not end its GPU recording (it was killed, or still runs): the data since the "
+                "recording last started is lost",
+            )
+        elif state == gpu_files.LOST:
+            yield Message(
+                "gpu_recording_not_written",
+                f"the GPU recording of process {pid} could not be written: {detail}",
+            )
+        elif state == gpu_files.REFUSED:
+            yield Message("gpu_refused", f"GPU activity of process {pid} is not recorded: {detail}")
+    by_pid = {process.pid: process for process in processes}
+    without_torch = []
+    for process in by_pid.values():
+        parent = by_pid.get(process.parent_pid)
+        # A fork without an exec: it would have a state file if torch had used CUDA in it.
+        is_fork = parent is not None and parent.command == process.command
+        if process.pid not in states and not is_fork:
+            without_torch.append(process.pid)
+    if without_torch:
+        whose = "their" if len(without_torch) > 1 else "its"
+        text = f"{_format_pids(without_torch)} never imported torch: {whose} GPU activity, if any, is not recorded"
+        yield Message("torch_not_imported", text)
+
+
+def _format_pids(pids: list[int]) -> str:
+    more = f" and {len(pids) - _MAX_PIDS_SHOWN} more" if len(pids) > _MAX_PIDS_SHOWN else ""
+    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids[:_MAX_PIDS_SHOWN]))}{more}"

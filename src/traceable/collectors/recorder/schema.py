@@ -21,7 +21,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +42,6 @@ from traceable.collectors.recorder.sqlite_pages import PAGE_BYTES, TableWriter
 from traceable.errors import CollectorError, Message
 from traceable.protocol import gpu_files
 from traceable.protocol.packages import get_package_version
-
-if TYPE_CHECKING:
-    from traceable.collectors.recorder.gpu import GpuRecording
 
 INFORMATION, WARNING = 1, 2
 """Severities of DIAGNOSTIC_EVENT."""
@@ -71,7 +67,7 @@ class WriteResult:
 
 
 def write_database(
-    recording: rec.Recording, path: Path, complete: bool, gpu: GpuRecording | None = None
+    recording: rec.Recording, path: Path, complete: bool, gpu: rec.GpuRecording | None = None
 ) -> WriteResult:
     """Write `recording` to `path`, replacing it only when the new file is complete.
 
@@ -138,7 +134,7 @@ class _Export:
         ]
         self._origin_ns = min(starts, default=0)
 
-    def write(self, complete: bool, gpu: GpuRecording | None) -> WriteResult:
+    def write(self, complete: bool, gpu: rec.GpuRecording | None) -> WriteResult:
         path = self._folder / _DATABASE
         with _database(path) as self._database:
             for statement in (FLIGHT_TABLES if self._flight else TABLES).values():
@@ -175,7 +171,7 @@ class _Export:
             self._note_pids.insert(0, None)
         return placed
 
-    def _write_rest(self, placed: Sequence[PlacedProcess], complete: bool, gpu: GpuRecording | None) -> None:
+    def _write_rest(self, placed: Sequence[PlacedProcess], complete: bool, gpu: rec.GpuRecording | None) -> None:
         for table, rows in ENUMS.items():
             self._insert(table, ("id", "name", "label"), rows)
         seen: set[int] = set()
@@ -213,7 +209,7 @@ class _Export:
         self._notes.append(note)
         self._note_pids.append(global_pid)
 
-    def _write_gpu(self, gpu: GpuRecording, placed: Sequence[PlacedProcess]) -> None:
+    def _write_gpu(self, gpu: rec.GpuRecording, placed: Sequence[PlacedProcess]) -> None:
         """List the files with the GPU activity, and what their reader needs to place it among the ranges."""
         for statement in gpu_files.TABLES.values():
             self._database.execute(statement)

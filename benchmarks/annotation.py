@@ -226,8 +226,8 @@ def parse_options() -> argparse.Namespace:
     options.listeners = options.listeners.split(",")
     if not set(options.listeners) <= set(LISTENERS):
         parser.error(f"--listeners takes {', '.join(LISTENERS)}, not {','.join(options.listeners)}")
-    if "recorder" in options.listeners and not RecorderCollector().availability().available:
-        parser.error(RecorderCollector().availability().reason)
+    if "recorder" in options.listeners and not RecorderCollector().check_availability().available:
+        parser.error(RecorderCollector().check_availability().reason)
     if "nsys" in options.listeners and find_nsys() is None:
         print("nsys not found: its rows are skipped", file=sys.stderr)
         options.listeners.remove("nsys")

@@ -276,8 +276,8 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.block <= 0 or options.seconds < options.block or options.concurrency < 1:
         parser.error("--block must be positive, --seconds at least one block, --concurrency at least 1")
-    if not RecorderCollector().availability().available:
-        parser.error(RecorderCollector().availability().reason)
+    if not RecorderCollector().check_availability().available:
+        parser.error(RecorderCollector().check_availability().reason)
     needed = int(options.seconds * MOST_REQUESTS_PER_SECOND * RECORDED_BYTES_PER_REQUEST)
     free = shutil.disk_usage(options.folder).free
     if free < needed:

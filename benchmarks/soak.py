@@ -168,8 +168,8 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if min(options.ranges, options.threads, options.tasks, options.suspensions) < 1:
         parser.error("ranges, threads, tasks and suspensions must be at least 1")
-    if not RecorderCollector().availability().available:
-        parser.error(RecorderCollector().availability().reason)
+    if not RecorderCollector().check_availability().available:
+        parser.error(RecorderCollector().check_availability().reason)
     _, needed = estimate_bytes(options.ranges * options.threads, options.tasks)
     free = shutil.disk_usage(options.folder).free
     if free < needed:

@@ -143,7 +143,7 @@ Listen = Callable[..., NvtxLog]
 
 def run_recorded(folder: Path, backend: str, code: str, *arguments: str, **variables: str | None) -> NvtxLog:
     collector = RecorderCollector()
-    available = collector.availability()
+    available = collector.check_availability()
     if not available.available:
         pytest.skip(available.reason)
     command = [sys.executable, "-W", "error", "-c", code, *arguments]

@@ -66,7 +66,7 @@ def test_without_a_tool_all_of_them_pass(package: Path) -> None:
 def test_what_they_verify_of_a_tool_is_what_is_recorded(package: Path, backend: str, tmp_path: Path) -> None:
     require_backend(backend)
     collector = RecorderCollector()
-    if not collector.availability().available:
+    if not collector.check_availability().available:
         skip_unless_ci("the embedded recorder was not built")
     plan = collector.plan([sys.executable], tmp_path, "run")
     count, tests = run(package, {**make_environment(backend), **plan.environment})

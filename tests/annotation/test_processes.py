@@ -46,7 +46,7 @@ def run_script(folder: Path, backend: str, code: str) -> Recorded:
     """Run a script that children can import, under the recorder."""
     require_backend(backend)
     collector = RecorderCollector()
-    available = collector.availability()
+    available = collector.check_availability()
     if not available.available:
         pytest.skip(available.reason)
     script = folder / "script.py"

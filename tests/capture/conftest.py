@@ -98,7 +98,7 @@ def all_names_of(trace: Trace) -> list[str]:
 def program(tmp_path: Path) -> Callable[..., Ran]:
     """Run Python code under the recorder, with TRACEABLE variables as given; `gated` as the launcher would."""
     collector = RecorderCollector()
-    if not (availability := collector.availability()).available:
+    if not (availability := collector.check_availability()).available:
         pytest.skip(availability.reason)
 
     def run(code: str, *, gated: bool = False, python: tuple[str, ...] = (), **variables: str) -> Ran:

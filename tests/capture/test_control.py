@@ -121,7 +121,7 @@ class Talk:
 def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """Start Python code that listens, recorded by the recorder, gated as `run --control` does."""
     collector = RecorderCollector()
-    if not (availability := collector.availability()).available:
+    if not (availability := collector.check_availability()).available:
         pytest.skip(availability.reason)
     started = []
 

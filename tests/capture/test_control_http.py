@@ -81,7 +81,7 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
     if request.param == "asgi":
         pytest.importorskip("uvicorn")
     collector = RecorderCollector()
-    if not (availability := collector.availability()).available:
+    if not (availability := collector.check_availability()).available:
         pytest.skip(availability.reason)
     started = []
 

@@ -103,7 +103,7 @@ def recording(request: pytest.FixtureRequest) -> str:
         request.getfixturevalue("nsys")
     elif name == "torch" and importlib.util.find_spec("torch") is None:
         skip_unless_ci("torch is missing")
-    elif not (result := collectors.create_collector(name).availability()).available:
+    elif not (result := collectors.create_collector(name).check_availability()).available:
         pytest.skip(result.reason)
     return name
 

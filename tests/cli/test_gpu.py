@@ -32,7 +32,7 @@ sys.exit(5)
 @pytest.fixture
 def traceable(tmp_path: Path) -> Run:
     """Run `traceable` in a folder of its own."""
-    if not (result := RecorderCollector().availability()).available:
+    if not (result := RecorderCollector().check_availability()).available:
         pytest.skip(result.reason)
 
     def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

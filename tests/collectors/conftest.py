@@ -19,7 +19,7 @@ from traceable.protocol import environment
 def recorded(tmp_path: Path) -> Callable[..., Path]:
     """Run Python code under the recorder with --gpu, and return the run directory."""
     collector = RecorderCollector(gpu=True)
-    if not (availability := collector.availability()).available:
+    if not (availability := collector.check_availability()).available:
         pytest.skip(availability.reason)
 
     def run(code: str, *, gating: Gating | None = None, status: int = 0, **variables: str) -> Path:

@@ -65,7 +65,7 @@ def test_a_device_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytes
 
 
 def test_auto_takes_nsys_for_a_gpu_and_where_its_own_options_are_given(nsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not collectors.create_collector("recorder").availability().available:
+    if not collectors.create_collector("recorder").check_availability().available:
         pytest.skip("the embedded recorder is not built")
     request = {"nsys": NsysRequest(words=("--trace=nvtx",))}
     monkeypatch.setattr(gpu_device, "explain_no_gpu", lambda: None)

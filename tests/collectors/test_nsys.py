@@ -167,7 +167,7 @@ def test_no_report_says_nsyss_last_words(fake, tmp_path):
 def test_an_nsys_that_fails_is_not_available(fake, body, detail):
     script = fake("")
     script.write_text(f"#!/bin/sh\n{body}\n")
-    availability = NsysCollector().availability()
+    availability = NsysCollector().check_availability()
     assert (availability.available, availability.code) == (False, "tool_failed")
     assert detail in availability.reason
 
@@ -176,13 +176,13 @@ def test_an_nsys_that_hangs_is_not_available(fake, monkeypatch):
     script = fake("")
     script.write_text("#!/bin/sh\nexec sleep 1000\n")
     monkeypatch.setattr(tools, "TIMEOUT_SECONDS", 0.2)
-    availability = NsysCollector().availability()
+    availability = NsysCollector().check_availability()
     assert (availability.available, availability.code) == (False, "tool_timeout")
 
 
 def test_traceable_nsys_must_name_an_executable(monkeypatch, tmp_path):
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
-    availability = NsysCollector().availability()
+    availability = NsysCollector().check_availability()
     assert (availability.available, availability.code) == (False, "tool_not_executable")
     assert "TRACEABLE_NSYS" in availability.reason
 
@@ -199,7 +199,7 @@ def test_an_nsys_off_the_path_is_found_in_an_install_folder(fake, tmp_path, monk
 
 
 def test_auto_takes_the_recorder_where_nsys_does_not_answer(monkeypatch, tmp_path):
-    if not collectors.create_collector("recorder").availability().available:
+    if not collectors.create_collector("recorder").check_availability().available:
         pytest.skip("the embedded recorder is not built")
     monkeypatch.setattr(gpu_device, "explain_no_gpu", lambda: None)
     monkeypatch.setenv(environment.NSYS, str(tmp_path / "absent"))
@@ -244,7 +244,7 @@ def test_an_nsys_that_starts_nothing_is_reported_and_the_program_not_run(fake, h
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_auto_then_runs_the_program_once_under_the_recorder(fake, how, tmp_path):
-    if not collectors.create_collector("recorder").availability().available:
+    if not collectors.create_collector("recorder").check_availability().available:
         pytest.skip("the embedded recorder is not built")
     fake(BROKEN[how])
     ended = launch(tmp_path, "auto", "-c", PROGRAM, seconds="0.5" if how == "hangs" else "60")

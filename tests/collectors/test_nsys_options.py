@@ -103,10 +103,10 @@ def test_the_values_that_the_real_one_lists(real):
 
     assert values("--kill")[:2] == ("none", "sigkill")
     assert {"none", "cudaProfilerApi", "nvtx"} <= set(values("--capture-range"))
-    assert real.offers("--capture-range-end", "repeat")
-    assert not real.offers("--capture-range-end", "shutdown")
-    assert real.offers("--cuda-graph-trace", "node")
-    assert real.offers("--trace", "osrt") and not real.offers("--trace", "kernel")
+    assert real.has_value("--capture-range-end", "repeat")
+    assert not real.has_value("--capture-range-end", "shutdown")
+    assert real.has_value("--cuda-graph-trace", "node")
+    assert real.has_value("--trace", "osrt") and not real.has_value("--trace", "kernel")
     assert values("--duration") == values("--samples-per-backtrace") == values("--cpu-core-events") == ()
 
 
@@ -115,9 +115,9 @@ def test_a_layout_with_placeholders_and_prose_that_looks_like_an_option():
     assert options.get("--cuda-graph-trace").values == ("graph", "node")
     assert options.get("--capture-range-end").values == ("none", "stop", "repeat[:N][:mode]", "repeat-shutdown:N")
     assert "are one" not in options.get("--capture-range").text
-    assert options.get("--capture-range-end").mentions("sync")
-    assert not options.get("--kill").mentions("sync")
-    assert options.offers("--sample", "none")
+    assert options.get("--capture-range-end").has_word("sync")
+    assert not options.get("--kill").has_word("sync")
+    assert options.has_value("--sample", "none")
 
 
 def test_a_help_that_says_nothing_offers_nothing():

@@ -145,7 +145,7 @@ def test_with_all_permissions_every_option_is_used_or_listed_as_missing(version)
         missing = {word.partition("=")[0] for word in resolved.missing}
         requested = {name for name, _ in (*preset.options, *preset.sampling_options)}
         assert requested <= missing | dict(resolved.options).keys()
-        assert all(not options.takes(*word.split("=", 1)) if "=" in word else True for word in resolved.missing)
+        assert all(not options.can_take(*word.split("=", 1)) if "=" in word else True for word in resolved.missing)
 
 
 def test_the_environment_is_hidden_by_the_option_or_else_by_us(version, tmp_path):

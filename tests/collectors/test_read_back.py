@@ -20,7 +20,7 @@ from tests.example_count import scale_examples
 from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
-from traceable.collectors.nsys.tables import global_tid
+from traceable.collectors.nsys.tables import make_global_tid
 from traceable.collectors.recorder import recording as rec
 from traceable.collectors.recorder import rows as nsys_rows
 from traceable.collectors.recorder import sqlite_pages
@@ -66,7 +66,7 @@ def one_process(process: rec.ProcessRecording, first_domain: int) -> Iterator[Ro
         return start, end, kind, tid, end_tid, name, number, range_id, category, color, payload
 
     for thread in process.threads:
-        tid = global_tid(process.pid, thread.tid)
+        tid = make_global_tid(process.pid, thread.tid)
         stacks: dict[int, list[Row]] = {}
         for event in one_by_one(thread):
             kind, time, domain, message, range_id, category, color, payload_type, payload = event

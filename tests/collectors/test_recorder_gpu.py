@@ -266,12 +266,12 @@ def test_only_the_recorder_needs_torch_and_under_nsys_it_is_rejected(monkeypatch
     for name in ("NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"):
         monkeypatch.delenv(name, raising=False)
     none = collectors.choose_collector("none")
-    assert collectors.with_gpu(none) is none
+    assert collectors.add_gpu(none) is none
     choice = collectors.choose_collector("recorder")
-    assert collectors.with_gpu(choice).reason.startswith(f"{choice.reason}, ")
+    assert collectors.add_gpu(choice).reason.startswith(f"{choice.reason}, ")
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     with pytest.raises(CollectorError) as error:
-        collectors.with_gpu(collectors.choose_collector("recorder"))
+        collectors.add_gpu(collectors.choose_collector("recorder"))
     assert error.value.code == "inside_nsys"
 
 

@@ -73,8 +73,8 @@ WHOLE = [("last", 1, 1), ("mark", 100, 0), ("registered", 100, 100)]
 def test_the_collector_is_registered_and_names_what_it_sets(tmp_path: Path) -> None:
     collector = create_collector("recorder")
     assert collector.name == "recorder"
-    if not collector.availability().available:
-        assert collector.availability().code == "recorder_not_built"
+    if not collector.check_availability().available:
+        assert collector.check_availability().code == "recorder_not_built"
         return
     plan = collector.plan(("python", "app.py"), tmp_path, "app")
     assert plan.argv == ("python", "app.py")

@@ -34,7 +34,7 @@ class JournalCollector(Collector):
     name = "journal"
     follows_forks = False
 
-    def availability(self):
+    def check_availability(self):
         return Availability(True, "a journal")
 
     def plan(self, command, run_dir, stem, gating=None):
@@ -75,7 +75,7 @@ os.wait()
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a package with a collector, which is registered in this process."""
-    if not collectors.create_collector("recorder").availability().available:
+    if not collectors.create_collector("recorder").check_availability().available:
         pytest.skip("the recorder was not built")
     folder = tmp_path / "packages"
     (folder / "journal_package").mkdir(parents=True)

@@ -217,13 +217,13 @@ def test_the_plan_leaves_the_command_alone_and_says_what_torch_is_to_record(
 def test_inside_of_nsys_it_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(CollectorError, match=name) as caught:
-        collector.TorchCollector().availability()
+        collector.TorchCollector().check_availability()
     assert (caught.value.code, caught.value.exit_code) == ("inside_nsys", 2)
 
 
 def test_another_listener_is_none_of_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/somewhere/_recorder.so")
-    assert collector.TorchCollector().availability().available
+    assert collector.TorchCollector().check_availability().available
 
 
 def test_finalize_returns_one_file_or_the_directory_of_several_and_notes_incomplete_ones(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def collector(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name == "nsys":
         request.getfixturevalue("nsys")
-    elif not (result := collectors.create_collector(name).availability()).available:
+    elif not (result := collectors.create_collector(name).check_availability()).available:
         pytest.skip(f"collector {name}: {result.reason}")
     return name
 

@@ -75,7 +75,7 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path, environ: dict[str, str]) -> Iterator[Callable[..., Served]]:
-    if not (result := collectors.create_collector("recorder").availability()).available:
+    if not (result := collectors.create_collector("recorder").check_availability()).available:
         pytest.skip(result.reason)
     started = []
 

@@ -80,7 +80,7 @@ def recording(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     if name == "nsys":
         request.getfixturevalue("nsys")
-    elif not (result := collectors.create_collector(name).availability()).available:
+    elif not (result := collectors.create_collector(name).check_availability()).available:
         pytest.skip(result.reason)
     return name
 

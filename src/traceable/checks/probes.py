@@ -195,7 +195,7 @@ def probe_nsys() -> Nsys | CollectorError:
     return Nsys(
         install,
         {
-            "windows": options.offers("--capture-range-end", "repeat"),
+            "windows": options.has_value("--capture-range-end", "repeat"),
             "CUDA graphs by node": "--cuda-graph-trace" in options,
             "GPU counters": any(name in options for name in user_options.GPU_METRICS),
             "Python samples": "--python-sampling" in options,
@@ -205,7 +205,7 @@ def probe_nsys() -> Nsys | CollectorError:
         *(_run_importer(importer) if importer is not None else (None, "")),
         install.explain_no_sampling(),
         _list_cupti_versions(install.executable),
-        options.offers(user_options.TRACE, "cuda-sw"),
+        options.has_value(user_options.TRACE, "cuda-sw"),
     )
 
 

@@ -107,7 +107,7 @@ def choose_collector(
         if name in rejected:
             continue
         collector = create_collector(name, settings)
-        availability = collector.availability()
+        availability = collector.check_availability()
         if availability.available:
             if name == "recorder" and without_gpu:
                 rejected.setdefault("nsys", without_gpu)
@@ -122,7 +122,7 @@ def choose_collector(
     raise CollectorError(cause.code, f"the collector {requested}: {cause}", remedy or _WITHOUT_RECORDING)
 
 
-def with_gpu(choice: Choice) -> Choice:
+def add_gpu(choice: Choice) -> Choice:
     """Return a choice that records GPU activity too: nsys always does, the recorder through torch.
 
     Raises:
@@ -130,4 +130,4 @@ def with_gpu(choice: Choice) -> Choice:
     """
     if choice.collector.gpu != GPU_ON_REQUEST:
         return choice
-    return Choice(choice.collector.with_gpu(), f"{choice.reason}, with GPU activity through the program's own torch")
+    return Choice(choice.collector.add_gpu(), f"{choice.reason}, with GPU activity through the program's own torch")

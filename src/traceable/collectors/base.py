@@ -111,7 +111,7 @@ class Collector:
     Attributes:
         name: its key in `COLLECTORS`.
         records: whether it records anything.
-        gpu: `NO_GPU`, `GPU_ON_REQUEST` (`with_gpu`, for `run --gpu`) or `GPU_ALWAYS`.
+        gpu: `NO_GPU`, `GPU_ON_REQUEST` (`add_gpu`, for `run --gpu`) or `GPU_ALWAYS`.
         has_flight_recorder: whether it can keep only the most recent data (`run --flight-recorder`).
         follows_forks: whether it records a process that was forked without an exec.
         survives_kill: whether it keeps every range that a process emitted, however the process ends.
@@ -130,7 +130,7 @@ class Collector:
     product = ""
     suffixes: tuple[str, ...] = ()
 
-    def availability(self) -> Availability:
+    def check_availability(self) -> Availability:
         """Return whether this collector works on this machine. Cheap: no program is recorded for it."""
         raise NotImplementedError
 
@@ -159,7 +159,7 @@ class Collector:
         """
         raise NotImplementedError
 
-    def with_gpu(self) -> Collector:
+    def add_gpu(self) -> Collector:
         """Return this collector recording GPU activity too; called where `gpu` is `GPU_ON_REQUEST`.
 
         Raises:

@@ -72,7 +72,7 @@ def summarize_loss(process: ProcessRecording) -> dict[str, Any] | None:
     codes = {code: number for code, number in codes.items() if number}
     if not codes:
         return None
-    reason = _reason(process)[0] if process.dropped or process.lost_names else None
+    reason = _explain_loss(process)[0] if process.dropped or process.lost_names else None
     notes = list_loss_notes(process)
     text = Message(notes[0].code, "; ".join(notes)).printed
     return {"text": text, "codes": codes, "reason": reason}
@@ -81,7 +81,7 @@ def summarize_loss(process: ProcessRecording) -> dict[str, Any] | None:
 def list_loss_notes(process: ProcessRecording) -> list[Message]:
     """Return a note for each kind of known loss of a process."""
     label = f"process {process.pid} ({process.name})"
-    _, reason = _reason(process)
+    _, reason = _explain_loss(process)
     notes = []
     if process.dropped:
         notes.append(Message("events_dropped", f"{process.dropped} events of {label} dropped: {reason}"))
@@ -93,7 +93,7 @@ def list_loss_notes(process: ProcessRecording) -> list[Message]:
     return notes
 
 
-def _reason(process: ProcessRecording) -> tuple[str, str]:
+def _explain_loss(process: ProcessRecording) -> tuple[str, str]:
     """Return the reason of a process's losses: as a code, and in words."""
     if process.window and process.dropped:
         return _RING

@@ -19,7 +19,7 @@ class NoneCollector(Collector):
     name = "none"
     records = False
 
-    def availability(self) -> Availability:
+    def check_availability(self) -> Availability:
         """Always works."""
         return Availability(True, "nothing is recorded")
 

@@ -62,11 +62,11 @@ def find_tool(
         if not os.access(override, os.X_OK) or Path(override).is_dir():
             problem = f"{variable}={override} is not an executable file"
             raise CollectorError("tool_not_executable", problem, "correct it or unset it")
-        return Path(override).absolute(), _version(override, version)
+        return Path(override).absolute(), _read_version(override, version)
     failure: CollectorError | None = None
-    for executable in _candidates(name, patterns):
+    for executable in _list_candidates(name, patterns):
         try:
-            return executable, _version(str(executable), version)
+            return executable, _read_version(str(executable), version)
         except CollectorError as error:  # noqa: PERF203 - one broken install must not hide the next
             failure = failure or error
     raise failure or missing
@@ -138,21 +138,21 @@ def die_with_parent(parent: int) -> None:
 
 def extract_first_line(completed: subprocess.CompletedProcess[str]) -> str:
     """Return the first line of output that is not empty, for a message of one line."""
-    lines = _lines(completed)
+    lines = _list_lines(completed)
     return lines[0][:300] if lines else "no output"
 
 
 def quote_last_line(completed: subprocess.CompletedProcess[str]) -> str:
     """Return the last line of output that is not empty, quoted, for a message of one line."""
-    lines = _lines(completed)
+    lines = _list_lines(completed)
     return repr(lines[-1][:300]) if lines else "no output"
 
 
-def _lines(completed: subprocess.CompletedProcess[str]) -> list[str]:
+def _list_lines(completed: subprocess.CompletedProcess[str]) -> list[str]:
     return [line.strip() for line in (completed.stdout + "\n" + completed.stderr).splitlines() if line.strip()]
 
 
-def _candidates(name: str, patterns: Sequence[str]) -> Iterator[Path]:
+def _list_candidates(name: str, patterns: Sequence[str]) -> Iterator[Path]:
     on_path = shutil.which(name)
     if on_path:
         yield Path(on_path).absolute()
@@ -161,7 +161,7 @@ def _candidates(name: str, patterns: Sequence[str]) -> Iterator[Path]:
             yield folder / name
 
 
-def _version(executable: str, version: re.Pattern[str]) -> str:
+def _read_version(executable: str, version: re.Pattern[str]) -> str:
     completed = run_tool([executable, "--version"])
     match = version.search(completed.stdout)
     if completed.returncode or match is None:

@@ -275,7 +275,7 @@ def _start_with_fallback(
 
 def _choose_collector(request: RunRequest, unusable: Mapping[str, Message] | None = None) -> collectors.Choice:
     choice = collectors.choose_collector(request.collector, unusable, request.settings)
-    return collectors.with_gpu(choice) if request.gpu else choice
+    return collectors.add_gpu(choice) if request.gpu else choice
 
 
 def _start(

@@ -62,7 +62,7 @@ def run(tmp_path: Path, backend: str) -> Run:
     """Run a program under patterns and the recorder, as the launcher does; it must end with `status`."""
     (tmp_path / "code").mkdir(exist_ok=True)
     numbers = itertools.count()
-    available = RecorderCollector().availability()
+    available = RecorderCollector().check_availability()
     if not available.available:
         pytest.skip(available.reason)
 

@@ -118,7 +118,7 @@ def record(scenarios: Path, folder: Path, backend: str) -> Recording:
 def nvtx_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """The recording of the scenarios file that the test module names as `SCENARIOS`."""
     require_backend(request.param)
-    if not RecorderCollector().availability().available:
+    if not RecorderCollector().check_availability().available:
         pytest.skip("the embedded recorder was not built")
     pytest.importorskip("torch", reason="torch is not installed")
     return record(_HERE / request.module.SCENARIOS, tmp_path_factory.mktemp("recorded"), request.param)

@@ -160,7 +160,7 @@ def diagnose_killed_program(case: Case) -> RuleResult:
         return None
     number = case.end.get("signal")
     if number is None:
-        return _killed_worker(case)
+        return _diagnose_killed_worker(case)
     creator = next((one for one in case.process_records if one.names), None) if not case.range_count else None
     return Finding(
         "tail_lost",
@@ -177,7 +177,7 @@ def diagnose_killed_program(case: Case) -> RuleResult:
     )
 
 
-def _killed_worker(case: Case) -> RuleResult:
+def _diagnose_killed_worker(case: Case) -> RuleResult:
     """A child process was ended by a signal or os._exit, and its last ranges may be lost."""
     assert case.recording is not None
     ranges = case.recording.trace.ranges
@@ -320,11 +320,11 @@ def diagnose_exec(case: Case) -> RuleResult:
             continue
         if gone and any(other.pid == one.pid and other.number > one.number for other in case.process_records):
             reason = "it started twice, and the first image did not exit normally"
-            return _exec(case, one, "by another program (exec)", reason)
+            return _make_exec_finding(case, one, "by another program (exec)", reason)
         has_exit_code = case.end.get("exit_code") is not None
         if gone and has_exit_code and is_program and (missing or not case.ranges_by_pid.get(one.pid)):
             reason = "Python did not exit normally, and the process ended without a signal"
-            return _exec(case, one, "by another program (exec), or left by os._exit", reason)
+            return _make_exec_finding(case, one, "by another program (exec), or left by os._exit", reason)
         unexplained = unexplained or gone
     if unexplained:
         return None
@@ -333,7 +333,7 @@ def diagnose_exec(case: Case) -> RuleResult:
     return rule_out("every process that imported traceable ended as Python does")
 
 
-def _exec(case: Case, record: ProcessRecord, how: str, reason: str) -> Finding:
+def _make_exec_finding(case: Case, record: ProcessRecord, how: str, reason: str) -> Finding:
     # A process without ranges lost none; one that ended without counting is unknown.
     missing = case.completeness.count_missing(record.pid)
     return Finding(

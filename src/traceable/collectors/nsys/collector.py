@@ -98,7 +98,7 @@ class NsysCollector(Collector):
         """
         return nsys_install.find_nsys()
 
-    def availability(self) -> Availability:
+    def check_availability(self) -> Availability:
         """Whether an nsys was found that prints its version. Whether it can record is only known when it starts."""
         try:
             return Availability(True, f"nsys {self.install.short_version} at {self.install.executable}")
@@ -190,13 +190,13 @@ class NsysCollector(Collector):
         option, offered = "--capture-range-end", self.install.options
         end = "stop" if gating.windows == 1 else "repeat" if gating.windows is None else f"repeat:{gating.windows}"
         end_option = offered.get(option)
-        if end_option is None or "--nvtx-capture" not in offered or not end_option.offers(end.partition(":")[0]):
+        if end_option is None or "--nvtx-capture" not in offered or not end_option.has_value(end.partition(":")[0]):
             raise CollectorError(
                 "nsys_without_windows",
                 f"nsys {self.install.short_version} can't record windows ({option}={end})",
                 "upgrade it, or run with --collector recorder",
             )
-        if end != "stop" and end_option.mentions("sync"):
+        if end != "stop" and end_option.has_word("sync"):
             # Newer ones (2026.4) otherwise defer the reports; the next window must find this one written.
             end += ":sync"
         capture = f"{CAPTURE_RANGE}@{WINDOW_DOMAIN}"

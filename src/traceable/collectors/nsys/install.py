@@ -179,7 +179,7 @@ def export_sqlite(report: Path, database: Path, scrub: Callable[[Path], object] 
     """
     install = find_nsys()
     check_replaceable(database)
-    with _temporary_folder_near(database) as folder:
+    with _create_folder_near(database) as folder:
         # nsys 2022.4 keeps a file name's suffix only if it is the default one.
         part = folder / f"{database.stem}.sqlite"
         if report.suffix == ".qdstrm":
@@ -198,7 +198,7 @@ def export_sqlite(report: Path, database: Path, scrub: Callable[[Path], object] 
 
 
 @contextlib.contextmanager
-def _temporary_folder_near(path: Path) -> Iterator[Path]:
+def _create_folder_near(path: Path) -> Iterator[Path]:
     """Yield a new folder on the file system of `path`, in which no other user can have put a link under these file
     names.
 
@@ -227,7 +227,7 @@ def import_stream(stream: Path, report: Path, install: Install | None = None) ->
             f"nsys left {stream} because its importer is missing",
             f"install the nsys package that contains {IMPORTER}",
         )
-    with _temporary_folder_near(report) as folder:
+    with _create_folder_near(report) as folder:
         part = folder / f"{report.stem}.nsys-rep"
         completed = run_tool([str(importer), "-i", str(stream), "-o", str(part)], no_timeout=True)
         if completed.returncode or not part.is_file():

@@ -110,7 +110,7 @@ _EXPORTS = ("META_DATA_EXPORT", "EXPORT_META_DATA")
 """The table with the product of an export; the second until 2023."""
 
 
-def global_tid(pid: int, tid: int) -> int:
+def make_global_tid(pid: int, tid: int) -> int:
     """Return nsys's globalTid: hardware (8 bits), virtual machine (8), process (24), thread (24)."""
     return VIRTUAL_MACHINE | (pid & 0xFFFFFF) << 24 | (tid & 0xFFFFFF)
 

@@ -97,15 +97,15 @@ class Option:
     values: tuple[str, ...]
     text: str
 
-    def offers(self, value: str) -> bool:
+    def has_value(self, value: str) -> bool:
         """Whether the help lists `value`, ignoring optional suffixes."""
         return any(re.split(r"[\[:]", listed)[0] == value for listed in self.values)
 
-    def takes(self, value: str) -> bool:
+    def can_take(self, value: str) -> bool:
         """Whether the help does not exclude `value`, or a list of values: it lists no values, or each of these."""
-        return not self.values or all(self.offers(part.partition(":")[0]) for part in value.split(","))
+        return not self.values or all(self.has_value(part.partition(":")[0]) for part in value.split(","))
 
-    def mentions(self, word: str) -> bool:
+    def has_word(self, word: str) -> bool:
         """Whether the description in the help contains `word`."""
         return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", self.text) is not None
 
@@ -130,13 +130,13 @@ class Options:
         near = [one for one in self._by_name if one.startswith(name)] if name.startswith("--") and name != "--" else []
         return self._by_name[near[0]] if len(near) == 1 else None
 
-    def offers(self, name: str, value: str) -> bool:
+    def has_value(self, name: str, value: str) -> bool:
         """Whether there is an option `name` that lists `value`."""
-        return name in self._by_name and self._by_name[name].offers(value)
+        return name in self._by_name and self._by_name[name].has_value(value)
 
-    def takes(self, name: str, value: str) -> bool:
+    def can_take(self, name: str, value: str) -> bool:
         """Whether there is an option `name`, and the help does not exclude `value`."""
-        return name in self._by_name and self._by_name[name].takes(value)
+        return name in self._by_name and self._by_name[name].can_take(value)
 
     def find_nearest(self, name: str) -> str | None:
         """Return the option whose name is most similar to `name`; None if none is similar."""
@@ -242,7 +242,7 @@ def resolve_preset(preset: Preset, options: Options, machine: Machine) -> Resolv
     """Return the options of `preset` that this nsys offers and this machine permits."""
     missing: list[str] = []
     not_permitted: list[Message] = []
-    trace = [api for api in preset.trace if api in ("cuda", "nvtx") or options.offers(TRACE, api)]
+    trace = [api for api in preset.trace if api in ("cuda", "nvtx") or options.has_value(TRACE, api)]
     missing += [f"{TRACE}={api}" for api in preset.trace if api not in trace]
     resolved = [(TRACE, ",".join(trace)), *_select_supported(ALWAYS, options)]
     requested = preset.options
@@ -253,7 +253,7 @@ def resolve_preset(preset: Preset, options: Options, machine: Machine) -> Resolv
     resolved += _select_supported([one for one in NO_CPU_SAMPLING if one[0] not in dict(requested)], options)
     resolved += _select_supported(requested, options)
     for name, value in requested:
-        if not options.takes(name, value):
+        if not options.can_take(name, value):
             missing.append(f"{name}={value}" if name in options else name)
     if preset.gpu_metrics:
         metrics = next((one for one in GPU_METRICS if one in options), None)
@@ -268,7 +268,7 @@ def resolve_preset(preset: Preset, options: Options, machine: Machine) -> Resolv
 
 
 def _select_supported(requested: Iterable[tuple[str, str]], options: Options) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in requested if options.takes(name, value)]
+    return [(name, value) for name, value in requested if options.can_take(name, value)]
 
 
 @dataclass(frozen=True)

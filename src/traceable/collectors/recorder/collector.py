@@ -58,13 +58,13 @@ class RecorderCollector(Collector):
     def __init__(self, gpu: bool = False) -> None:
         self._gpu = gpu
 
-    def availability(self) -> Availability:
+    def check_availability(self) -> Availability:
         """Return whether the recorder was built when traceable was installed."""
         if find_recorder_library():
             return Availability(True, "embedded recorder")
         return Availability(False, NOT_BUILT, REBUILD, NOT_BUILT.code)
 
-    def with_gpu(self) -> RecorderCollector:
+    def add_gpu(self) -> RecorderCollector:
         """Return one that records GPU activity through the program's own torch.
 
         Raises:

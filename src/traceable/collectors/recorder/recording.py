@@ -145,14 +145,14 @@ class Piece:
     Attributes:
         segment: the start of the segment in the file, in bytes.
         begin, end: the start and end of the records in the file, in bytes.
-        carried: how many of them repeat ranges that were open before.
+        repeated_count: how many of them repeat ranges that were open before.
         last_ns: the time of the last event; -1 for none.
     """
 
     segment: int
     begin: int
     end: int
-    carried: int
+    repeated_count: int
     last_ns: int
 
 
@@ -296,7 +296,7 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
     except FileNotFoundError:
         return None
     except OSError as error:
-        notes.append(_unreadable(path, error))
+        notes.append(_make_unreadable_note(path, error))
         return None
     if not content.strip(b"\0"):
         # The process died between making its directory and writing its header, so before its first event.
@@ -332,7 +332,7 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
         directory=directory,
         pid=pid,
         parent_pid=parent,
-        name=_c_text(name),
+        name=_decode_c_string(name),
         command=tuple(decode_text(word) for word in command.split(b"\0")),
         monotonic_ns=monotonic,
         realtime_ns=realtime,
@@ -340,9 +340,9 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
         lost_names=lost,
         names=tuple(Name(*name) for name in _read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
         threads=threads,
-        window=_window(content, threads) if segment_bytes else None,
-        drop_reason=_drop_reason(content),
-        missing_bytes=0 if segment_bytes else _missing_bytes(directory, size),
+        window=_compute_window(content, threads) if segment_bytes else None,
+        drop_reason=_read_drop_reason(content),
+        missing_bytes=0 if segment_bytes else _count_missing_bytes(directory, size),
     )
 
 
@@ -358,14 +358,14 @@ def _describe_damage(pid: int, monotonic_ns: int, realtime_ns: int, segment_byte
     return ""
 
 
-def _drop_reason(content: bytes) -> int:
+def _read_drop_reason(content: bytes) -> int:
     if len(content) < _HEADER_BYTES:
         return 0
     reason: int = _DROP_REASON.unpack_from(content, _HEADER_BYTES - _DROP_REASON.size)[0]
     return reason if reason < 1 << 32 else 0
 
 
-def _missing_bytes(directory: Path, size: int) -> int:
+def _count_missing_bytes(directory: Path, size: int) -> int:
     """Return how many of the bytes counted in the header are in no file, as in an incomplete copy."""
     try:
         files = [entry for entry in directory.iterdir() if entry.name != "process" and entry.is_file()]
@@ -380,7 +380,7 @@ def _check_version(path: Path, version: int) -> None:
         raise CollectorError("recording_version_unknown", text, _OTHER_VERSION)
 
 
-def _unreadable(path: Path, error: OSError) -> Message:
+def _make_unreadable_note(path: Path, error: OSError) -> Message:
     return Message("file_unreadable", f"{path} can't be read ({error.strerror}) and was skipped")
 
 
@@ -437,7 +437,7 @@ def _read_names(
     except FileNotFoundError:
         return
     except OSError as error:
-        notes.append(_unreadable(path, error))
+        notes.append(_make_unreadable_note(path, error))
 
 
 def _read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecording]:
@@ -446,12 +446,12 @@ def _read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecor
             with untrusted.open_regular(path) as file:
                 content = file.read(_EVENTS_HEADER.size)
         except OSError as error:
-            notes.append(_unreadable(path, error))
+            notes.append(_make_unreadable_note(path, error))
             continue
         if not _has_header(path, content, EVENTS_MAGIC, notes) or len(content) < _EVENTS_HEADER.size:
             continue
         _, _, _, sequence, tid, _, name, pthread = _EVENTS_HEADER.unpack(content)
-        yield ThreadRecording(path, path.with_suffix(".text"), sequence, tid, _c_text(name), pthread)
+        yield ThreadRecording(path, path.with_suffix(".text"), sequence, tid, _decode_c_string(name), pthread)
 
 
 def _read_ring_threads(directory: Path, segment_bytes: int, notes: list[Message]) -> Iterator[ThreadRecording]:
@@ -459,36 +459,36 @@ def _read_ring_threads(directory: Path, segment_bytes: int, notes: list[Message]
     path = directory / "ring"
     threads: dict[int, tuple[int, bytes, list[Piece]]] = {}
     try:
-        for place, ordinal in _segments(path, segment_bytes):
+        for place, ordinal in _list_segments(path, segment_bytes):
             # Opened for each: bytes buffered with the one before may be outdated if the process is alive.
             with path.open("rb") as file:
                 file.seek(place)
                 content = file.read(segment_bytes)
-            for sequence, tid, name, piece in _pieces(path, place, ordinal, content, notes):
+            for sequence, tid, name, piece in _split_segment(path, place, ordinal, content, notes):
                 _, _, pieces = threads.get(sequence, (0, b"", []))
                 threads[sequence] = tid, name, pieces
                 pieces.append(piece)
     except FileNotFoundError:
         return
     except OSError as error:
-        notes.append(_unreadable(path, error))
+        notes.append(_make_unreadable_note(path, error))
         return
     for sequence in sorted(threads):
         tid, name, pieces = threads[sequence]
-        yield ThreadRecording(path, path, sequence, tid, _c_text(name), pieces=tuple(pieces))
+        yield ThreadRecording(path, path, sequence, tid, _decode_c_string(name), pieces=tuple(pieces))
 
 
-def _window(content: bytes, threads: Iterable[ThreadRecording]) -> Window:
+def _compute_window(content: bytes, threads: Iterable[ThreadRecording]) -> Window:
     """Return the time that a flight recorder covers without gaps, and no more than was requested."""
     limit_ns, limit_bytes, forgotten_ns, dump_ns, by = _RING_HEADER.unpack_from(content, _PROCESS_HEADER.size)
     last_ns = max((piece.last_ns for thread in threads for piece in thread.pieces or ()), default=0)
     end_ns = dump_ns or max(last_ns, 0)
     complete_ns = forgotten_ns + 1 if forgotten_ns else 0
     start_ns = min(max(complete_ns, end_ns - limit_ns if limit_ns else 0), end_ns)
-    return Window(start_ns, end_ns, limit_ns, limit_bytes, dump_ns != 0, _c_text(by))
+    return Window(start_ns, end_ns, limit_ns, limit_bytes, dump_ns != 0, _decode_c_string(by))
 
 
-def _c_text(content: bytes) -> str:
+def _decode_c_string(content: bytes) -> str:
     return decode_text(content.split(b"\0", 1)[0])
 
 
@@ -497,7 +497,7 @@ def decode_text(content: bytes) -> str:
     return content.decode("utf-8", "backslashreplace")
 
 
-def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
+def _list_segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
     """Return place and ordinal of the segments with content, in the order in which they were started."""
     segments = []
     with untrusted.open_regular(path) as file:
@@ -514,11 +514,11 @@ def _segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
     return [(place, ordinal) for ordinal, place in sorted(segments)]
 
 
-def _pieces(
+def _split_segment(
     path: Path, place: int, ordinal: int, content: bytes, notes: list[Message]
 ) -> Iterator[tuple[int, int, bytes, Piece]]:
     """Yield number, tid and name of each thread that wrote to a segment, with the piece it wrote."""
-    end_ordinal, sequence, magic, tid, carried, text_begin, name = _SEGMENT_HEADER.unpack_from(content)
+    end_ordinal, sequence, magic, tid, repeated_count, text_begin, name = _SEGMENT_HEADER.unpack_from(content)
     if end_ordinal != ordinal:
         return  # It was restarted since: the process is alive.
     if magic != _SEGMENT_MAGIC or not _SEGMENT_HEADER.size <= text_begin <= len(content):
@@ -531,16 +531,16 @@ def _pieces(
     kinds = (records["word"] >> KIND_SHIFT).astype(np.uint8)
     begin = 0
     for end in [*np.flatnonzero(kinds == _THREAD_RECORD).tolist(), len(records)]:
-        events = np.flatnonzero(kinds[begin + carried : end] <= _LAST_EVENT)
-        last_ns = int(records["word"][begin + carried + events[-1]] & VALUE_MASK) if len(events) else -1
+        events = np.flatnonzero(kinds[begin + repeated_count : end] <= _LAST_EVENT)
+        last_ns = int(records["word"][begin + repeated_count + events[-1]] & VALUE_MASK) if len(events) else -1
         first = place + _SEGMENT_HEADER.size
-        piece = Piece(place, first + begin * RECORD.itemsize, first + end * RECORD.itemsize, carried, last_ns)
+        piece = Piece(place, first + begin * RECORD.itemsize, first + end * RECORD.itemsize, repeated_count, last_ns)
         yield sequence, tid, name, piece
         if end < len(records):
             sequence, tid = int(records["data"][end]), int(records["word"][end] & VALUE_MASK)
             names = records[end + 1 : end + 3]
             name = names["data"][kinds[end + 1 : end + 3] == _NAME_RECORD].tobytes()
-            begin, carried = end + 1 + len(names), 0
+            begin, repeated_count = end + 1 + len(names), 0
 
 
 def read_events(thread: ThreadRecording, notes: list[Message], records: int | None = None) -> Iterator[Events]:
@@ -550,7 +550,7 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
     Appends to `notes` if the file has invalid records; those before them are used.
     """
     if thread.pieces is not None:
-        yield from _ring_events(thread.events, thread.pieces, notes)
+        yield from _read_ring_events(thread.events, thread.pieces, notes)
         return
     records = records or CHUNK_RECORDS
     before = np.empty(0, RECORD)
@@ -564,7 +564,7 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
             is_empty = chunk["word"] == 0
             used = int(is_empty.argmax()) if is_empty.any() else len(chunk)
             whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
-            kinds = _kinds(whole)
+            kinds = _extract_kinds(whole)
             is_known = _IS_KNOWN[kinds]
             is_intact = bool(is_known.all())
             if not is_intact:
@@ -574,27 +574,27 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
             events = np.flatnonzero(_IS_EVENT[kinds])
             if len(events):
                 yield _decode_events(whole, kinds, events, held)
-                held = _last_attributes(whole[: events[-1]], kinds[: events[-1]], held)
+                held = _find_last_attributes(whole[: events[-1]], kinds[: events[-1]], held)
             if used < records or not is_intact:
                 return
             # Records after the last event belong to the first event of the next chunk.
             before = whole[events[-1] + 1 :] if len(events) else whole
 
 
-def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) -> Iterator[Events]:
+def _read_ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) -> Iterator[Events]:
     for number, piece in enumerate(pieces):
         with path.open("rb") as file:
             file.seek(piece.begin)
             records = np.frombuffer(file.read(piece.end - piece.begin), RECORD)
-        kinds = _kinds(records)
+        kinds = _extract_kinds(records)
         is_known = _IS_KNOWN[kinds]
         if not is_known.all():
             text = f"{path} is damaged; events of the segment at byte {piece.segment} are lost"
             notes.append(Message("events_damaged", text))
             records, kinds = records[: is_known.argmin()], kinds[: is_known.argmin()]
         # Ranges carried over from the previous segment are known, unless there is none.
-        skipped = piece.carried if number else 0
-        held = _last_attributes(records[:skipped], kinds[:skipped], _NO_ATTRIBUTES)
+        skipped = piece.repeated_count if number else 0
+        held = _find_last_attributes(records[:skipped], kinds[:skipped], _NO_ATTRIBUTES)
         records, kinds = records[skipped:], kinds[skipped:]
         places = np.flatnonzero(_IS_EVENT[kinds])
         if not len(places):
@@ -605,12 +605,14 @@ def _ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) ->
         yield events
 
 
-def _kinds(records: NDArray[np.void]) -> NDArray[np.uint8]:
+def _extract_kinds(records: NDArray[np.void]) -> NDArray[np.uint8]:
     """Return the kind of each record: the highest byte of its word, which comes last."""
     return np.ascontiguousarray(records).view(np.uint8)[RECORD.itemsize - 1 :: RECORD.itemsize].copy()
 
 
-def _last_attributes(records: NDArray[np.void], kinds: NDArray[np.uint8], held: NDArray[np.void]) -> NDArray[np.void]:
+def _find_last_attributes(
+    records: NDArray[np.void], kinds: NDArray[np.uint8], held: NDArray[np.void]
+) -> NDArray[np.void]:
     """Return the last record of attributes as an array of one, or `held` if there is none."""
     places = np.flatnonzero(kinds == _ATTRIBUTES)
     return records[places[-1:]].copy() if len(places) else held
@@ -624,7 +626,7 @@ def read_attributes_at(path: Path, place: int) -> bytes:
             begin = max(EVENTS_HEADER_BYTES, end - (RECORD.itemsize << 14))
             file.seek(begin)
             records = np.frombuffer(file.read(end - begin), RECORD)
-            last = _last_attributes(records, _kinds(records), _NO_ATTRIBUTES)
+            last = _find_last_attributes(records, _extract_kinds(records), _NO_ATTRIBUTES)
             if last is not _NO_ATTRIBUTES:
                 return last.tobytes()
             end = begin
@@ -639,7 +641,7 @@ def _decode_events(
     count = len(places)
     has_name = _HAS_NAME[kind]
     zero = np.uint64(0)
-    color, category = _attributes(records, kinds, places, held)
+    color, category = _resolve_attributes(records, kinds, places, held)
     none = np.int64(-1)
     events = Events(
         kind=kind,
@@ -668,7 +670,7 @@ def _decode_events(
     return events
 
 
-def _attributes(
+def _resolve_attributes(
     records: NDArray[np.void],
     kinds: NDArray[np.uint8],
     places: NDArray[np.intp],

@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from traceable.collectors.nsys.tables import CLIPPED, TABLES, global_tid
+from traceable.collectors.nsys.tables import CLIPPED, TABLES, make_global_tid
 from traceable.collectors.recorder import recording as rec
 from traceable.collectors.recorder.sqlite_pages import LONGEST_TEXT, Column
 from traceable.errors import Message
@@ -102,22 +102,22 @@ class ProcessRows:
         self._spill = spill
         self._starts = OpenStarts(spill)
 
-    def rows(self, thread: rec.ThreadRecording, notes: list[Message]) -> Iterator[Rows]:
+    def read_rows(self, thread: rec.ThreadRecording, notes: list[Message]) -> Iterator[Rows]:
         """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
         pushes = OpenPushes(self._spill)
         with UnregisteredStrings(thread, self._strings) as texts:
-            for events in _between_cuts(rec.read_events(thread, notes)):
+            for events in _split_at_cuts(rec.read_events(thread, notes)):
                 if events.kind[0] == rec.CUT:
                     # Ranges open when the window closed: their end is unknown, and no later pop is theirs.
                     yield from pushes.drain()
-                yield from self._make_rows(events, pushes, texts, global_tid(self._pid, thread.tid))
+                yield from self._pair_events(events, pushes, texts, make_global_tid(self._pid, thread.tid))
         yield from pushes.drain()
 
-    def open_ranges(self) -> Iterator[Rows]:
+    def drain_starts(self) -> Iterator[Rows]:
         """Yield the starts whose end was not in the same chunk, with the end if any thread has it."""
-        yield from self._starts.pairs()
+        yield from self._starts.drain()
 
-    def _make_rows(
+    def _pair_events(
         self, events: rec.Events, pushes: OpenPushes, texts: UnregisteredStrings, tid: int
     ) -> Iterator[Rows]:
         kind, time_ns = events.kind, events.time_ns + self._offset_ns
@@ -140,26 +140,26 @@ class ProcessRows:
         is_finished[starts[is_paired]] = True
         open_ends = np.delete(ends, partner[is_paired])
 
-        yield self._columns(events, np.flatnonzero(is_finished), end, texts, tid)
+        yield self._build_rows(events, np.flatnonzero(is_finished), end, texts, tid)
         for domain in _list_distinct(events.domain[stray_pops]):
             pop_times = time_ns[stray_pops[events.domain[stray_pops] == domain]]
             for rows in pushes.pop(domain + self._first_domain if domain else 0, len(pop_times)):
                 yield replace(rows, end=pop_times[: len(rows.kind)])
                 pop_times = pop_times[len(rows.kind) :]
-        pushes.add(self._columns(events, open_pushes, end, texts, tid))
+        pushes.add(self._build_rows(events, open_pushes, end, texts, tid))
         tids = np.full(len(open_ends), tid, np.int64)
         self._starts.add(
-            self._columns(events, starts[~is_paired], end, texts, tid),
+            self._build_rows(events, starts[~is_paired], end, texts, tid),
             Ends(events.range_id[open_ends], time_ns[open_ends], tids),
         )
 
-    def _columns(
+    def _build_rows(
         self, events: rec.Events, places: NDArray[np.intp], end: NDArray[np.int64], texts: UnregisteredStrings, tid: int
     ) -> Rows:
         """Return the rows of the pushes, starts and marks at `places`."""
         count = len(places)
         message = events.message[places]
-        text, text_length, text_id = texts.lookup(message)
+        text, text_length, text_id = texts.look_up(message)
         registered = np.flatnonzero((message != 0) & (message & np.uint64(rec.TEXT_BIT) == 0))
         resolved = registered[message[registered] < len(self._registered)]
         text_id[resolved] = self._registered[message[resolved].astype(np.intp)]
@@ -186,7 +186,7 @@ class ProcessRows:
         )
 
 
-def _between_cuts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
+def _split_at_cuts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
     """Yield the events, split before each cut."""
     for events in chunks:
         edges = [0, *np.flatnonzero(events.kind == rec.CUT).tolist(), len(events.kind)]
@@ -268,10 +268,10 @@ def group_by_columns(rows: Rows) -> Iterator[list[Column]]:
             column, kind, stored = _PAYLOADS[payload_type - 1]
             narrow = np.uint64 if np.dtype(kind).itemsize == 8 else np.uint32
             columns[_PLACES[column]] = rows.payload[selected].astype(narrow).view(kind).astype(stored)
-        yield from _by_length(columns, rows.text_length[selected])
+        yield from _split_by_text_length(columns, rows.text_length[selected])
 
 
-def _by_length(columns: list[Column], lengths: NDArray[np.int16]) -> Iterator[list[Column]]:
+def _split_by_text_length(columns: list[Column], lengths: NDArray[np.int16]) -> Iterator[list[Column]]:
     """Split rows by the length of their text, if they have one."""
     place = _PLACES["text"]
     texts = columns[place]
@@ -395,7 +395,7 @@ class OpenStarts:
         if self._row_count > MAX_ROWS_IN_MEMORY:
             self._spill_all()
 
-    def pairs(self) -> Iterator[Rows]:
+    def drain(self) -> Iterator[Rows]:
         """Yield all starts, with their ends if known. Nothing may be added afterwards."""
         if not self._spilled:
             yield from _join_starts_and_ends(self._starts, self._ends)
@@ -553,7 +553,7 @@ class Strings:
     def __exit__(self, *_: object) -> None:
         self._database.close()
 
-    def id(self, text: str) -> int:
+    def intern(self, text: str) -> int:
         """Return the id of a text."""
         cached = self._known.get(text)
         if cached is not None:
@@ -610,7 +610,7 @@ class UnregisteredStrings:
             self._content.close()
         self._content = b""
 
-    def lookup(self, messages: NDArray[np.uint64]) -> tuple[NDArray[np.object_], NDArray[np.int16], NDArray[np.int32]]:
+    def look_up(self, messages: NDArray[np.uint64]) -> tuple[NDArray[np.object_], NDArray[np.int16], NDArray[np.int32]]:
         """Return text (UTF-8) and length of each message that has TEXT_BIT set, or the id in StringIds of a long one.
 
         For other messages and empty texts they are None, 0 and -1.
@@ -623,9 +623,9 @@ class UnregisteredStrings:
             unique_texts, unique_ids = np.full(len(unique), None, object), np.full(len(unique), -1, np.int32)
             sizes = np.zeros(len(unique), np.int16)
             for place, message in enumerate(unique.tolist()):
-                text = self._text((message ^ rec.TEXT_BIT) * 8)
+                text = self._read_text((message ^ rec.TEXT_BIT) * 8)
                 if len(text) > LONGEST_TEXT:
-                    unique_ids[place] = self._strings.id(text.decode())
+                    unique_ids[place] = self._strings.intern(text.decode())
                 elif text:
                     unique_texts[place], sizes[place] = text, len(text)
             texts[selected], lengths[selected], ids[selected] = (
@@ -638,7 +638,7 @@ class UnregisteredStrings:
                 self._content.madvise(mmap.MADV_DONTNEED)
         return texts, lengths, ids
 
-    def _text(self, place: int) -> bytes:
+    def _read_text(self, place: int) -> bytes:
         lost = LOST_TEXT.encode()
         if place + 8 > len(self._content):
             return lost

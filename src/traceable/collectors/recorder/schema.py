@@ -33,7 +33,7 @@ from traceable.collectors.nsys.tables import (
     TABLES,
     VIRTUAL_MACHINE,
     check_replaceable,
-    global_tid,
+    make_global_tid,
 )
 from traceable.collectors.recorder import recording as rec
 from traceable.collectors.recorder.flight import METADATA
@@ -98,7 +98,7 @@ def write_database(
 
 
 @contextmanager
-def _database(path: Path) -> Iterator[sqlite3.Connection]:
+def _open_database(path: Path) -> Iterator[sqlite3.Connection]:
     database = sqlite3.connect(path, isolation_level=None)
     try:
         # A half-written file is deleted, so SQLite need not be able to recover it.
@@ -130,13 +130,13 @@ class _Export:
         starts = [
             process.monotonic_ns - recording.processes[0].monotonic_ns + process.window.start_ns
             for process in recording.processes
-            if process.window and self._clocks_agree(process)
+            if process.window and self._has_same_clock(process)
         ]
         self._origin_ns = min(starts, default=0)
 
     def write(self, complete: bool, gpu: rec.GpuRecording | None) -> WriteResult:
         path = self._folder / _DATABASE
-        with _database(path) as self._database:
+        with _open_database(path) as self._database:
             for statement in (FLIGHT_TABLES if self._flight else TABLES).values():
                 self._database.execute(statement)
             self._database.execute(completeness_table.CREATE)
@@ -145,7 +145,7 @@ class _Export:
         with self._strings:
             with TableWriter(path, root) as self._table, Spill(self._folder) as self._spill:
                 placed = self._write_events()
-            with _database(path) as self._database:
+            with _open_database(path) as self._database:
                 self._write_rest(placed, complete, gpu)
             self._strings.finish()
         with closing(sqlite3.connect(path, isolation_level=None)) as database:
@@ -179,7 +179,7 @@ class _Export:
             pid = process.recording.pid
             if pid not in seen:
                 seen.add(pid)
-                row = (global_tid(pid, 0), pid, process.recording.name)
+                row = (make_global_tid(pid, 0), pid, process.recording.name)
                 self._insert("PROCESSES", ("globalPid", "pid", "name"), [row])
             self._write_names(process)
             if lost := completeness_table.summarize_loss(process.recording):
@@ -216,7 +216,7 @@ class _Export:
         offsets = {one.recording.pid: one.offset_ns - one.recording.monotonic_ns - self._origin_ns for one in placed}
         # A process that did not use NVTX.
         default = next(iter(offsets.values()), None)
-        files = [(global_tid(pid, 0), name, offsets.get(pid, default)) for name, pid in gpu.files]
+        files = [(make_global_tid(pid, 0), name, offsets.get(pid, default)) for name, pid in gpu.files]
         self._insert(gpu_files.TABLE, ("globalPid", "name", "clockOffset"), files)
         threads: list[tuple[int, str | None, int | None, int | None]] = []
         for one in placed:
@@ -225,9 +225,9 @@ class _Export:
                 first = next(rec.read_events(thread, [], records=64), None)
                 start = None if first is None else one.offset_ns + int(first.time_ns[0]) - self._origin_ns
                 name = names.get(thread.tid)
-                threads.append((global_tid(process.pid, thread.tid), name, thread.pthread or None, start))
+                threads.append((make_global_tid(process.pid, thread.tid), name, thread.pthread or None, start))
             without_events = names.keys() - {thread.tid for thread in process.threads}
-            threads += [(global_tid(process.pid, tid), names[tid], None, None) for tid in without_events]
+            threads += [(make_global_tid(process.pid, tid), names[tid], None, None) for tid in without_events]
         self._insert(gpu_files.THREADS_TABLE, ("globalTid", "name", "pthread", "start"), threads)
         for note in gpu.notes:
             self._note(note)
@@ -235,17 +235,17 @@ class _Export:
 
     # ---- one process
 
-    def _clocks_agree(self, process: rec.ProcessRecording) -> bool:
+    def _has_same_clock(self, process: rec.ProcessRecording) -> bool:
         first = self._recording.processes[0]
         monotonic, real = process.monotonic_ns - first.monotonic_ns, process.realtime_ns - first.realtime_ns
         return abs(monotonic - real) < 1_000_000_000
 
     def _write_process(self, process: rec.ProcessRecording) -> PlacedProcess:
         """Write the events of a process, with the notes on it."""
-        pid = global_tid(process.pid, 0)
+        pid = make_global_tid(process.pid, 0)
         first = self._recording.processes[0]
         offset_ns = process.monotonic_ns - first.monotonic_ns
-        if not self._clocks_agree(process):
+        if not self._has_same_clock(process):
             offset_ns = process.realtime_ns - first.realtime_ns
             text = (
                 f"the clocks of process {process.pid} and process {first.pid} differ (another machine, container or "
@@ -260,9 +260,9 @@ class _Export:
         threads = ProcessRows(placed, self._map_registered_strings(process), self._strings, self._spill)
         notes: list[Message] = []
         for thread in process.threads:
-            for rows in threads.rows(thread, notes):
+            for rows in threads.read_rows(thread, notes):
                 self._write_rows(rows, placed)
-        for rows in threads.open_ranges():
+        for rows in threads.drain_starts():
             self._write_rows(rows, placed)
         for note in (*notes, *completeness_table.list_loss_notes(process)):
             self._note(note, pid)
@@ -274,14 +274,14 @@ class _Export:
         for identity, text in rec.read_strings(process):
             if identity >= len(ids):
                 ids.extend(itertools.repeat(-1, identity + 1 - len(ids)))
-            ids[identity] = self._strings.id(text)
+            ids[identity] = self._strings.intern(text)
         return np.frombuffer(ids, np.int32) if len(ids) else np.empty(0, np.int32)
 
     def _write_names(self, placed: PlacedProcess) -> None:
         process, offset, first_domain = placed.recording, placed.offset_ns, placed.first_domain
         rows: list[tuple[int, int, int | None, str, int, int]] = []
         for name in process.names:
-            tid = global_tid(process.pid, name.tid)
+            tid = make_global_tid(process.pid, name.tid)
             start = offset + max(name.time_ns, process.window.start_ns if process.window else 0) - self._origin_ns
             domain = name.domain + first_domain if name.domain else 0
             if name.kind == rec.DOMAIN:
@@ -289,10 +289,10 @@ class _Export:
             elif name.kind == rec.CATEGORY:
                 rows.append((start, CATEGORY, name.id, name.text, tid, domain))
             elif name.kind == rec.THREAD:
-                rows.append((start, THREAD, None, name.text, global_tid(process.pid, name.id), domain))
+                rows.append((start, THREAD, None, name.text, make_global_tid(process.pid, name.id), domain))
         self._insert("NVTX_EVENTS", ("start", "eventType", "category", "text", "globalTid", "domainId"), rows)
         names = _list_thread_names(process)
-        thread_names = ((self._strings.id(name), global_tid(process.pid, tid)) for tid, name in names.items())
+        thread_names = ((self._strings.intern(name), make_global_tid(process.pid, tid)) for tid, name in names.items())
         self._insert("ThreadNames", ("nameId", "globalTid"), thread_names)
 
     def _write_rows(self, rows: Rows, placed: PlacedProcess) -> None:

@@ -79,7 +79,7 @@ class TableWriter:
         Raises:
             OSError: the file can't be written.
         """
-        layout = _header(columns)
+        layout = _make_record_header(columns)
         waiting = self._waiting.get(layout)
         if waiting is not None:
             columns = [
@@ -95,8 +95,8 @@ class TableWriter:
         count = next((len(column) for column in columns if column is not None), 0)
         done = 0
         while done < count:
-            width = len(_varint(self._next_rowid))
-            dtype = _cell(layout, width, columns)
+            width = len(_encode_varint(self._next_rowid))
+            dtype = _make_cell_dtype(layout, width, columns)
             most = (PAGE_BYTES - _LEAF_HEADER) // (dtype.itemsize + 2)
             # From this rowid on, a rowid takes a byte more.
             room = (1 << 7 * width) - self._next_rowid
@@ -124,7 +124,7 @@ class TableWriter:
         content[:, _LEAF_HEADER : _LEAF_HEADER + 2 * rows] = pointers
         cells = np.ndarray((pages, rows), dtype, content, begin, (PAGE_BYTES, dtype.itemsize))
         size = sum(dtype[name].itemsize for name in dtype.names or () if name.startswith(("header", "column")))
-        cells["payload"] = np.void(_varint(size))
+        cells["payload"] = np.void(_encode_varint(size))
         rowids = np.arange(self._next_rowid, self._next_rowid + pages * rows).reshape(pages, rows)
         _set_varints(cells, rowids)
         cells["header"] = np.void(layout)
@@ -149,7 +149,7 @@ class TableWriter:
             del children[:_CHILDREN]
 
     def _write_interior(self, level: int, children: list[tuple[int, int]]) -> None:
-        content = np.frombuffer(_interior(children), np.uint8).reshape(1, PAGE_BYTES)
+        content = np.frombuffer(_make_interior_page(children), np.uint8).reshape(1, PAGE_BYTES)
         self._add_children(level + 1, [(self._append(content)[0], children[-1][1])])
 
     def _finish(self) -> None:
@@ -170,7 +170,7 @@ class TableWriter:
             self._next_page -= 1
             os.ftruncate(self._descriptor, (self._next_page - 1) * PAGE_BYTES)
         elif children:
-            root = _interior(children)
+            root = _make_interior_page(children)
         else:
             return
         _write_at(self._descriptor, memoryview(root), (self._root - 1) * PAGE_BYTES)
@@ -190,7 +190,7 @@ class TableWriter:
         return numbers
 
 
-def _header(columns: Sequence[Column]) -> bytes:
+def _make_record_header(columns: Sequence[Column]) -> bytes:
     """Return the header of a record: its length and the serial type of each column."""
     column_count = max((number for number, column in enumerate(columns, 1) if column is not None), default=0)
     types = b""
@@ -201,12 +201,12 @@ def _header(columns: Sequence[Column]) -> bytes:
             serial_type = _FEW_TEXTS + 2 * column.dtype.itemsize
         else:
             serial_type = _SERIAL_TYPES[column.dtype.str[1:]]
-        types += _varint(serial_type)
+        types += _encode_varint(serial_type)
     assert len(types) < 0x7F
     return bytes((len(types) + 1,)) + types
 
 
-def _cell(layout: bytes, width: int, columns: Sequence[Column]) -> np.dtype[Any]:
+def _make_cell_dtype(layout: bytes, width: int, columns: Sequence[Column]) -> np.dtype[Any]:
     """Return a cell of a leaf as a dtype; `width` is that of its rowid."""
     body: list[tuple[str, Any]] = [
         (f"column{number}", column.dtype if column.dtype.kind == "S" else column.dtype.newbyteorder(">"))
@@ -216,7 +216,7 @@ def _cell(layout: bytes, width: int, columns: Sequence[Column]) -> np.dtype[Any]
     size = len(layout) + sum(np.dtype(dtype).itemsize for _, dtype in body)
     return np.dtype(
         [
-            ("payload", f"V{len(_varint(size))}"),
+            ("payload", f"V{len(_encode_varint(size))}"),
             *((f"rowid{shift}", kind) for kind, shift in _VARINTS[width]),
             ("header", f"V{len(layout)}"),
             *body,
@@ -224,7 +224,7 @@ def _cell(layout: bytes, width: int, columns: Sequence[Column]) -> np.dtype[Any]
     )
 
 
-def _interior(children: Sequence[tuple[int, int]]) -> bytes:
+def _make_interior_page(children: Sequence[tuple[int, int]]) -> bytes:
     """Return the page above others, of which each is given with its last rowid."""
     pages, rowids = np.array(children[:-1], np.int64).reshape(-1, 2).T
     parts = []
@@ -266,7 +266,7 @@ def _set_varints(cells: NDArray[Any], numbers: NDArray[np.int64]) -> None:
         cells[name] = bits >> shift & (1 << 8 * cells.dtype[name].itemsize) - 1
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     """Return a whole number below 2**56 as SQLite writes it: 7 bits a byte, the highest first."""
     groups = [number & 0x7F]
     while number := number >> 7:

@@ -44,7 +44,7 @@ class TorchCollector(Collector):
     loss_fix = "exit normally, and do not fork after torch is imported; or use --collector recorder"
     product = "torch"
 
-    def availability(self) -> Availability:
+    def check_availability(self) -> Availability:
         """Always available as far as the launcher can know: the torch that the program imports is only known there.
 
         Raises:

@@ -80,10 +80,10 @@ def main(command: list[str]) -> int:
 
 def merge_environments(full: dict[str, str], passed: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     """Return `full` with nsys's changes: `passed` is nsys's own environment, `now` that of its child."""
-    changed = {name: value for name, value in now.items() if passed.get(name) != value}
-    removed = passed.keys() - now.keys()
-    remaining = {name: value for name, value in full.items() if name not in removed or name in NOT_FROM_NSYS}
-    return remaining | {name: value for name, value in changed.items() if name not in NOT_FROM_NSYS}
+    changes = {name: value for name, value in now.items() if passed.get(name) != value}
+    removed_names = passed.keys() - now.keys()
+    remaining = {name: value for name, value in full.items() if name not in removed_names or name in NOT_FROM_NSYS}
+    return remaining | {name: value for name, value in changes.items() if name not in NOT_FROM_NSYS}
 
 
 def remove_preload(library: str | None, environment: dict[str, str]) -> dict[str, str]:

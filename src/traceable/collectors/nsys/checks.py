@@ -141,7 +141,7 @@ def diagnose_killed_collector(case: Case) -> RuleResult:
         return rule_out("nsys wrote its report")
     if any(name.endswith((".nsys-rep", ".qdstrm")) for name in case.files) or case.log[-1:] == (install.NO_REPORT,):
         return rule_out("nsys ended normally")
-    lost = case.find_messages(_AGENT_LOST)
+    messages = case.find_messages(_AGENT_LOST)
     last = f"its last output: {case.log[-1][-200:]!r}" if case.log else "it printed nothing"
     return Finding(
         "collector_killed",
@@ -149,8 +149,8 @@ def diagnose_killed_collector(case: Case) -> RuleResult:
         "stop the program, not nsys, and give nsys time to write (an orchestrator's grace period, memory, disk); the "
         "recorder (--collector recorder) loses nothing when it is killed",
         PROBLEM,
-        ("there is no .nsys-rep", *(lost[:1] or [last])),
-        CERTAIN if lost else LIKELY,
+        ("there is no .nsys-rep", *(messages[:1] or [last])),
+        CERTAIN if messages else LIKELY,
     )
 
 
@@ -183,29 +183,29 @@ def _diagnose_killed_worker(case: Case) -> RuleResult:
     ranges = case.recording.trace.ranges
     cut = case.count_by_pid(ranges.thread[ranges.clipped]) if case.is_full_recording else {}
     last = {one.pid: one for one in case.process_records if one.pid != case.program_pid}
-    traced = [one for one in last.values() if one.has_listener and not one.disabled and not one.forked]
-    lost = [one for one in traced if one.end is None or one.pid in cut]
-    if not lost:
+    traced_processes = [one for one in last.values() if one.has_listener and not one.disabled and not one.forked]
+    suspects = [one for one in traced_processes if one.end is None or one.pid in cut]
+    if not suspects:
         return rule_out("the program ended without a signal, and so did every process that imported traceable")
-    lost = [one for one in lost if one.pid in cut or case.completeness.count_missing(one.pid) != 0]
-    if not lost:
+    suspects = [one for one in suspects if one.pid in cut or case.completeness.count_missing(one.pid) != 0]
+    if not suspects:
         return rule_out("every range of the processes that did not exit normally is in the recording")
-    unended = [one.file_name for one in lost if one.end is None]
-    evidence = [f"no normal exit of Python in {name}" for name in unended[:2]]
-    for one in lost:
+    without_exit = [one.file_name for one in suspects if one.end is None]
+    evidence = [f"no normal exit of Python in {name}" for name in without_exit[:2]]
+    for one in suspects:
         if number := case.ranges_by_pid.get(one.pid):
             open_ = f", {cut[one.pid]} of them without their end" if one.pid in cut else ""
             evidence.append(f"{number} ranges of process {one.pid} are in the report{open_}")
     return Finding(
         "tail_lost",
-        f"nsys may lack the last ranges of process{'es' if len(lost) > 1 else ''} "
-        f"{join_first([str(one.pid) for one in lost])}: it loses what a process has not sent when a signal, as of "
+        f"nsys may lack the last ranges of process{'es' if len(suspects) > 1 else ''} "
+        f"{join_first([str(one.pid) for one in suspects])}: it loses what a process has not sent when a signal, as of "
         "Pool.terminate(), or os._exit ends it",
         "end workers with close() and join() (`with Pool()` terminates them), or use --collector recorder, which loses "
         "nothing",
         case.loss_severity,
         tuple(evidence),
-        LIKELY if any(one.pid in case.ranges_by_pid for one in lost) else POSSIBLE,
+        LIKELY if any(one.pid in case.ranges_by_pid for one in suspects) else POSSIBLE,
     )
 
 
@@ -213,28 +213,28 @@ def diagnose_dropped_events(case: Case) -> RuleResult:
     """Buffers were full, and records were dropped."""
     if case.recording is None:
         return None
-    dropped = case.find_messages(_DROPPED)
-    if not dropped:
+    messages = case.find_messages(_DROPPED)
+    if not messages:
         return rule_out("nsys reported no dropped events") if case.messages else None
     fix = "record less: windows (--steps), or less of everything (--trace-preset light)"
-    return Finding("events_dropped", "the collector dropped records", fix, WARNING, tuple(dropped[:3]))
+    return Finding("events_dropped", "the collector dropped records", fix, WARNING, tuple(messages[:3]))
 
 
 def diagnose_permissions(case: Case) -> RuleResult:
     """CPU samples and GPU counters that the kernel, the container or the driver denies."""
-    refused, samples = case.find_messages(_COUNTERS_REFUSED), case.find_messages(_NOT_PERMITTED)
-    if refused:
+    counter_messages, sample_messages = case.find_messages(_COUNTERS_REFUSED), case.find_messages(_NOT_PERMITTED)
+    if counter_messages:
         return Finding(
             "counters_not_permitted",
             "GPU counters are restricted to administrators",
             "start the container with --cap-add SYS_ADMIN, or load the driver with "
             "NVreg_RestrictProfilingToAdminUsers=0",
             WARNING,
-            tuple(refused[:2]),
+            tuple(counter_messages[:2]),
         )
-    if not samples:
+    if not sample_messages:
         return rule_out("nsys reported no missing permission") if case.messages else None
-    evidence = list(samples[:2])
+    evidence = list(sample_messages[:2])
     machine = case.machine
     if machine is not None and machine.perf_event_paranoid is not None:
         evidence.append(f"perf_event_paranoid is {machine.perf_event_paranoid}")
@@ -254,17 +254,17 @@ def diagnose_permissions(case: Case) -> RuleResult:
 
 def diagnose_nvtx_not_traced(case: Case) -> RuleResult:
     """NVTX was not requested."""
-    traced = case.traced_apis
-    if traced is None:
+    apis = case.traced_apis
+    if apis is None:
         return None
-    if "nvtx" in traced:
+    if "nvtx" in apis:
         return rule_out("NVTX was traced")
     return Finding(
         "nvtx_not_traced",
         "NVTX was not requested from nsys",
         "add nvtx to --trace",
         PROBLEM,
-        (f"it traced {join_first(sorted(traced)) or 'nothing'}",),
+        (f"it traced {join_first(sorted(apis)) or 'nothing'}",),
     )
 
 
@@ -275,11 +275,11 @@ def diagnose_nvtx_silent(case: Case) -> RuleResult:
     errors = case.find_messages(_NVTX_INCOMPATIBLE)
     if not errors:
         return rule_out("nsys did not reject the payload extension of the nvtx package") if case.messages else None
-    ended = [one for one in case.process_records if one.end is not None]
-    if ended and not any(one.nvtx is not None for one in ended):
+    ended_processes = [one for one in case.process_records if one.end is not None]
+    if ended_processes and not any(one.nvtx is not None for one in ended_processes):
         return rule_out("no process with a record imported the nvtx package")
-    imported = next((one.nvtx for one in ended if one.nvtx), None)
-    version = imported or ((case.manifest or {}).get("versions") or {}).get("nvtx")
+    imported_version = next((one.nvtx for one in ended_processes if one.nvtx), None)
+    version = imported_version or ((case.manifest or {}).get("versions") or {}).get("nvtx")
     nsys = case.recording.trace.source.version
     return Finding(
         "nvtx_package_incompatible",
@@ -289,7 +289,7 @@ def diagnose_nvtx_silent(case: Case) -> RuleResult:
         case.loss_severity,
         (errors[0], f"{case.range_count} ranges in the report, though NVTX was used"),
         # Others request that extension too, e.g. NCCL.
-        CERTAIN if imported and not case.range_count else LIKELY,
+        CERTAIN if imported_version and not case.range_count else LIKELY,
     )
 
 
@@ -425,8 +425,8 @@ def diagnose_driver(case: Case) -> RuleResult:
 
 def diagnose_no_context(case: Case) -> RuleResult:
     """CUDA was traced, and no context was created."""
-    traced = case.traced_apis
-    if case.recording is None or traced is None or "cuda" not in traced:
+    apis = case.traced_apis
+    if case.recording is None or apis is None or "cuda" not in apis:
         return None
     if case.operation_count or len(case.recording.trace.calls):
         return rule_out(
@@ -437,9 +437,9 @@ def diagnose_no_context(case: Case) -> RuleResult:
         return rule_out("the recorded machine has no known GPU")
     evidence = ["CUDA was traced, and no CUDA call was recorded", *case.find_messages(_NO_CUDA)[:1]]
     evidence.append(f"the machine has {join_first(gpus)}")
-    initialized = case.find_messages(_CUDA_INITIALIZED)
+    initialization = case.find_messages(_CUDA_INITIALIZED)
     message = "the program never used CUDA: no context was created in a process that nsys traces"
-    if initialized:
+    if initialization:
         message = "the program loaded CUDA, but made no CUDA call while it was recorded"
     # If the ranges were recorded and the program is not meant to use the GPU, nothing is missing.
     return Finding(
@@ -447,8 +447,8 @@ def diagnose_no_context(case: Case) -> RuleResult:
         message,
         "check that the program finds the GPU (torch.cuda.is_available()) and uses it while it is recorded",
         case.loss_severity,
-        (*evidence, *initialized[:1]),
-        POSSIBLE if initialized or case.range_count else LIKELY,
+        (*evidence, *initialization[:1]),
+        POSSIBLE if initialization or case.range_count else LIKELY,
     )
 
 

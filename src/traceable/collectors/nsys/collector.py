@@ -116,11 +116,12 @@ class NsysCollector(Collector):
         user_options.check_user_options(extra_options)
         if extra_options:
             self.install.validate_user_options(extra_options)
-        timed = self._make_timed_options(gating) if gating and gating.timed else None
-        if gating and not timed:
+        timed_options = self._make_timed_options(gating) if gating and gating.timed else None
+        is_gated = gating is not None and not timed_options
+        if is_gated:
             user_options.check_window_options(extra_options)
         # `%` starts nsys's own substitutions in the name of the report.
-        words = [*self._preset.options, *(timed or (self._make_window_options(gating) if gating else ()))]
+        words = [*self._preset.options, *(timed_options or (self._make_window_options(gating) if gating else ()))]
         words += [*privacy.list_privacy_options(self.install.options)]
         words += [("--force-overwrite", "true"), ("--output", str(run_dir / stem).replace("%", "%%"))]
         shim = [sys.executable, "-I", "-S", str(EXEC_SHIM)]
@@ -136,7 +137,7 @@ class NsysCollector(Collector):
             # Without it nsys's NVTX capture range matches registered strings only.
             environment={
                 "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0",
-                environment.GATE: "nvtx" if gating and not timed else os.environ.get(environment.GATE) or "whole",
+                environment.GATE: "nvtx" if is_gated else os.environ.get(environment.GATE) or "whole",
             },
             collector_environment=collector_environment,
             detached=True,
@@ -144,7 +145,7 @@ class NsysCollector(Collector):
             notes=(
                 *self._list_unavailable(),
                 *privacy_notes,
-                *([_TIMED] if timed and gating and gating.delay_s and not gating.from_start else []),
+                *([_TIMED] if timed_options and gating and gating.delay_s and not gating.from_start else []),
                 *privacy.check_command_line((*self._request.words, *command)),
                 *user_options.list_option_notes(extra_options, self.install.sampling_hang_reason),
             ),
@@ -187,10 +188,10 @@ class NsysCollector(Collector):
         By the NVTX capture range, as cudaProfilerApi leaves no report if the program never calls CUDA (2022.4, 2023.4).
         `stop` and `repeat` let the program run on; the default `stop-shutdown` ends it.
         """
-        option, offered = "--capture-range-end", self.install.options
+        option, supported = "--capture-range-end", self.install.options
         end = "stop" if gating.windows == 1 else "repeat" if gating.windows is None else f"repeat:{gating.windows}"
-        end_option = offered.get(option)
-        if end_option is None or "--nvtx-capture" not in offered or not end_option.has_value(end.partition(":")[0]):
+        end_option = supported.get(option)
+        if end_option is None or "--nvtx-capture" not in supported or not end_option.has_value(end.partition(":")[0]):
             raise CollectorError(
                 "nsys_without_windows",
                 f"nsys {self.install.short_version} can't record windows ({option}={end})",

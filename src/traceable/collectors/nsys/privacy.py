@@ -188,17 +188,13 @@ def scrub_environments(database: Path) -> list[StoredEnvironment]:
         # Without it the old text stays in the file, in a free page.
         connection.execute("PRAGMA secure_delete = ON")
         environments = find_environments(connection)
-        changed = [
-            stored
-            for stored in environments
-            if any(_remove_values(stored.table, part) != part for _, part in stored.parts)
-        ]
-        for stored in changed:
-            for row, part in stored.parts:
+        changed = [one for one in environments if any(_remove_values(one.table, part) != part for _, part in one.parts)]
+        for one in changed:
+            for row, part in one.parts:
                 text = b"\0".join(
-                    name.encode() + b"=" + value for name, value in _remove_values(stored.table, part).items()
+                    name.encode() + b"=" + value for name, value in _remove_values(one.table, part).items()
                 )
-                connection.execute(f"UPDATE {stored.table} SET value = CAST(? AS TEXT) WHERE rowid = ?", (text, row))
+                connection.execute(f"UPDATE {one.table} SET value = CAST(? AS TEXT) WHERE rowid = ?", (text, row))
     return changed
 
 
@@ -246,9 +242,9 @@ def _select_environments(connection: sqlite3.Connection, texts: list[_Text]) -> 
     """
     several = {number for number, _, text in texts if b"\0" in text}
     single = {number for number, _, text in texts if number not in several and _VARIABLE.match(text)}
-    # Empty if nsys did not create the tables.
     tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
-    columns = [(table, column) for table, declared in tables for column in _REFERENCE.findall(declared or "")]
+    # Empty if nsys did not create the tables.
+    columns = [(table, column) for table, statement in tables for column in _REFERENCE.findall(statement or "")]
     several -= _select_referenced(
         connection, several, [(table, column) for table, column in columns if table == _STREAMS]
     )
@@ -267,26 +263,30 @@ def _select_referenced(connection: sqlite3.Connection, texts: set[int], columns:
     return referenced
 
 
-def check_report_for_secrets(report: Path, database: Path, stored: Sequence[StoredEnvironment]) -> tuple[Message, ...]:
+def check_report_for_secrets(
+    report: Path, database: Path, environments: Sequence[StoredEnvironment]
+) -> tuple[Message, ...]:
     """Return a note if a report holds secrets.
 
     Args:
         report: written by nsys.
         database: its export, from which the environments were removed.
-        stored: these environments.
+        environments: as nsys stored them.
     """
-    foreign = [one for one in stored if not one.is_from_launcher]
-    removed = {name for one in stored for name, value in one.variables.items() if value and redact.is_secret(name)}
-    names = sorted(removed | _find_secrets_in(report) | _find_secrets_in(database))
+    foreign = [one for one in environments if not one.is_from_launcher]
+    removed_names = {
+        name for one in environments for name, value in one.variables.items() if value and redact.is_secret(name)
+    }
+    names = sorted(removed_names | _find_secrets_in(report) | _find_secrets_in(database))
     if not foreign and not names:
         return ()
     contents = []
     if foreign:
         processes = f"{len(foreign)} processes" if len(foreign) > 1 else "a process"
         contents.append(f"the environment of {processes}")
-    shown = ", ".join(names[:NAMES_SHOWN]) + (f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else "")
     if names:
-        contents.append(f"the values of {shown}")
+        more = f" and {len(names) - NAMES_SHOWN} more" if names[NAMES_SHOWN:] else ""
+        contents.append(f"the values of {', '.join(names[:NAMES_SHOWN])}{more}")
     text = (
         f"{report.name} holds {' and '.join(contents)}: "
         "don't share it with anyone who may not know them; see `traceable help secrets`"
@@ -303,7 +303,7 @@ def _find_secrets_in(file: Path) -> set[str]:
         if redact.is_secret(name) and len(value) >= MIN_SECRET_CHARACTERS and not value.startswith(b"/"):
             values[name] = value
     try:
-        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return {name for name, value in values.items() if content.find(value, 0, MAX_SCAN_BYTES) >= 0}
     except (OSError, ValueError):  # not readable, or empty
         return set()

@@ -329,10 +329,10 @@ def parse_user_options(words: Sequence[str], options: Options) -> tuple[UserOpti
                 f"{word!r} in --nsys-args is not an option",
                 "write the program after traceable's own options",
             )
-        typed, joined, value = _split_word(word)
+        typed, is_joined, value = _split_word(word)
         option = options.get(typed)
         word_count = 1
-        if not joined and (option is None or option.takes_value):
+        if not is_joined and (option is None or option.takes_value):
             if position + 1 == len(words):
                 raise UsageError("value_missing", f"{typed} in --nsys-args needs a value", f"write {typed}=VALUE")
             value, word_count = words[position + 1], 2
@@ -349,8 +349,8 @@ def parse_command(argv: Sequence[str]) -> dict[str, str]:
         if word.endswith("exec_shim.py"):
             break  # the rest belongs to the program
         if word.startswith("-"):
-            name, joined, value = _split_word(word)
-            options[_SHORT.get(name, name)] = (value or "").removeprefix("=") if joined else after
+            name, is_joined, value = _split_word(word)
+            options[_SHORT.get(name, name)] = (value or "").removeprefix("=") if is_joined else after
     return options
 
 

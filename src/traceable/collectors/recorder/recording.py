@@ -554,7 +554,7 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
         return
     records = records or CHUNK_RECORDS
     before = np.empty(0, RECORD)
-    held = _NO_ATTRIBUTES
+    attributes = _NO_ATTRIBUTES
     with thread.events.open("rb") as file:
         file.seek(EVENTS_HEADER_BYTES)
         while True:
@@ -562,8 +562,8 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
             chunk = np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], RECORD)
             # Up to the first empty record, where the thread ended or the process died.
             is_empty = chunk["word"] == 0
-            used = int(is_empty.argmax()) if is_empty.any() else len(chunk)
-            whole = np.concatenate((before, chunk[:used])) if len(before) else chunk[:used]
+            used_count = int(is_empty.argmax()) if is_empty.any() else len(chunk)
+            whole = np.concatenate((before, chunk[:used_count])) if len(before) else chunk[:used_count]
             kinds = _extract_kinds(whole)
             is_known = _IS_KNOWN[kinds]
             is_intact = bool(is_known.all())
@@ -573,9 +573,9 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
                 whole, kinds = whole[: is_known.argmin()], kinds[: is_known.argmin()]
             events = np.flatnonzero(_IS_EVENT[kinds])
             if len(events):
-                yield _decode_events(whole, kinds, events, held)
-                held = _find_last_attributes(whole[: events[-1]], kinds[: events[-1]], held)
-            if used < records or not is_intact:
+                yield _decode_events(whole, kinds, events, attributes)
+                attributes = _find_last_attributes(whole[: events[-1]], kinds[: events[-1]], attributes)
+            if used_count < records or not is_intact:
                 return
             # Records after the last event belong to the first event of the next chunk.
             before = whole[events[-1] + 1 :] if len(events) else whole
@@ -593,13 +593,13 @@ def _read_ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message
             notes.append(Message("events_damaged", text))
             records, kinds = records[: is_known.argmin()], kinds[: is_known.argmin()]
         # Ranges carried over from the previous segment are known, unless there is none.
-        skipped = piece.repeated_count if number else 0
-        held = _find_last_attributes(records[:skipped], kinds[:skipped], _NO_ATTRIBUTES)
-        records, kinds = records[skipped:], kinds[skipped:]
+        skip_count = piece.repeated_count if number else 0
+        attributes = _find_last_attributes(records[:skip_count], kinds[:skip_count], _NO_ATTRIBUTES)
+        records, kinds = records[skip_count:], kinds[skip_count:]
         places = np.flatnonzero(_IS_EVENT[kinds])
         if not len(places):
             continue
-        events = _decode_events(records, kinds, places, held)
+        events = _decode_events(records, kinds, places, attributes)
         # Positions of texts are relative to the segment's start.
         events.message[events.message & np.uint64(TEXT_BIT) != 0] += np.uint64(piece.segment // 8)
         yield events
@@ -611,11 +611,11 @@ def _extract_kinds(records: NDArray[np.void]) -> NDArray[np.uint8]:
 
 
 def _find_last_attributes(
-    records: NDArray[np.void], kinds: NDArray[np.uint8], held: NDArray[np.void]
+    records: NDArray[np.void], kinds: NDArray[np.uint8], default: NDArray[np.void]
 ) -> NDArray[np.void]:
     """Return the last record of attributes as an array of one, or `held` if there is none."""
     places = np.flatnonzero(kinds == _ATTRIBUTES)
-    return records[places[-1:]].copy() if len(places) else held
+    return records[places[-1:]].copy() if len(places) else default
 
 
 def read_attributes_at(path: Path, place: int) -> bytes:
@@ -634,14 +634,14 @@ def read_attributes_at(path: Path, place: int) -> bytes:
 
 
 def _decode_events(
-    records: NDArray[np.void], kinds: NDArray[np.uint8], places: NDArray[np.intp], held: NDArray[np.void]
+    records: NDArray[np.void], kinds: NDArray[np.uint8], places: NDArray[np.intp], initial: NDArray[np.void]
 ) -> Events:
     """Decode the events at `places`; `held` are the attributes that are valid at the start of `records`."""
     kind, data, word = kinds[places], records["data"][places], records["word"][places]
     count = len(places)
     has_name = _HAS_NAME[kind]
     zero = np.uint64(0)
-    color, category = _resolve_attributes(records, kinds, places, held)
+    color, category = _resolve_attributes(records, kinds, places, initial)
     none = np.int64(-1)
     events = Events(
         kind=kind,
@@ -674,11 +674,11 @@ def _resolve_attributes(
     records: NDArray[np.void],
     kinds: NDArray[np.uint8],
     places: NDArray[np.intp],
-    held: NDArray[np.void],
+    initial: NDArray[np.void],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return color and category of each event, from the last record of attributes before it."""
     is_attributes = kinds == _ATTRIBUTES
-    attributes = np.concatenate((held, records[is_attributes]))
+    attributes = np.concatenate((initial, records[is_attributes]))
     color, category = (
         np.where(
             attributes["word"] & np.uint64(flag), attributes["data"] >> np.uint64(shift) & np.uint64(0xFFFFFFFF), none

@@ -163,9 +163,9 @@ class ProcessRows:
         registered = np.flatnonzero((message != 0) & (message & np.uint64(rec.TEXT_BIT) == 0))
         resolved = registered[message[registered] < len(self._registered)]
         text_id[resolved] = self._registered[message[resolved].astype(np.intp)]
-        lost = registered[text_id[registered] < 0]
-        if len(lost):
-            text[lost], text_length[lost] = LOST_TEXT.encode(), len(LOST_TEXT)
+        missing = registered[text_id[registered] < 0]
+        if len(missing):
+            text[missing], text_length[missing] = LOST_TEXT.encode(), len(LOST_TEXT)
         domain = events.domain[places].astype(np.int32)
         return Rows(
             kind=events.kind[places],
@@ -255,20 +255,20 @@ def group_by_columns(rows: Rows) -> Iterator[list[Column]]:
         signature |= present.astype(np.int16) << np.int16(bit)
     signatures = np.flatnonzero(np.bincount(signature)).tolist()
     for value in signatures:
-        selected = slice(None) if len(signatures) == 1 else np.flatnonzero(signature == value)
+        rows_of_value = slice(None) if len(signatures) == 1 else np.flatnonzero(signature == value)
         columns: list[Column] = [None] * len(_COLUMNS)
         always = (("start", rows.start), ("globalTid", rows.global_tid), ("domainId", rows.domain))
         for column, array in (*always, ("eventType", _EVENT_TYPES[rows.kind])):
-            columns[_PLACES[column]] = array[selected]
+            columns[_PLACES[column]] = array[rows_of_value]
         for bit, (column, array, _) in enumerate(optional):
             if value >> bit & 1:
-                columns[_PLACES[column]] = array[selected]
+                columns[_PLACES[column]] = array[rows_of_value]
         payload_type = value >> len(optional)
         if payload_type:
-            column, kind, stored = _PAYLOADS[payload_type - 1]
+            column, kind, sqlite_type = _PAYLOADS[payload_type - 1]
             narrow = np.uint64 if np.dtype(kind).itemsize == 8 else np.uint32
-            columns[_PLACES[column]] = rows.payload[selected].astype(narrow).view(kind).astype(stored)
-        yield from _split_by_text_length(columns, rows.text_length[selected])
+            columns[_PLACES[column]] = rows.payload[rows_of_value].astype(narrow).view(kind).astype(sqlite_type)
+        yield from _split_by_text_length(columns, rows.text_length[rows_of_value])
 
 
 def _split_by_text_length(columns: list[Column], lengths: NDArray[np.int16]) -> Iterator[list[Column]]:
@@ -279,9 +279,9 @@ def _split_by_text_length(columns: list[Column], lengths: NDArray[np.int16]) -> 
         yield columns
         return
     for length in np.flatnonzero(np.bincount(lengths)).tolist():
-        selected = np.flatnonzero(lengths == length)
-        part = [None if column is None else column[selected] for column in columns]
-        part[place] = texts[selected].astype(f"S{length}")
+        rows_of_length = np.flatnonzero(lengths == length)
+        part = [None if column is None else column[rows_of_length] for column in columns]
+        part[place] = texts[rows_of_length].astype(f"S{length}")
         yield part
 
 
@@ -345,12 +345,12 @@ class OpenPushes:
         stack = self._stacks.get(domain, [])
         while count and stack:
             rows = self._load(stack.pop())
-            left = max(len(rows.kind) - count, 0)
-            yield rows.take(np.arange(len(rows.kind) - 1, left - 1, -1))
-            count -= len(rows.kind) - left
-            if left:
-                stack.append(rows.take(np.arange(left)))
-                self._row_count += left
+            rest_count = max(len(rows.kind) - count, 0)
+            yield rows.take(np.arange(len(rows.kind) - 1, rest_count - 1, -1))
+            count -= len(rows.kind) - rest_count
+            if rest_count:
+                stack.append(rows.take(np.arange(rest_count)))
+                self._row_count += rest_count
 
     def drain(self) -> Iterator[Rows]:
         """Take all rows."""
@@ -424,17 +424,17 @@ class OpenStarts:
 def _join_starts_and_ends(starts: Sequence[Rows], ends: Sequence[Ends]) -> Iterator[Rows]:
     if not starts:
         return
-    opened = starts[0].join(*starts[1:])
+    all_starts = starts[0].join(*starts[1:])
     if not ends:
-        yield opened
+        yield all_starts
         return
-    closing = ends[0].join(*ends[1:])
-    partner = pair_ids(opened.range_id, closing.range_id)
-    paired = np.flatnonzero(partner >= 0)
-    closers, closed = closing.take(partner[paired]), opened.take(paired)
-    elsewhere = np.where(closers.global_tid != closed.global_tid, closers.global_tid, -1)
-    yield replace(closed, end=closers.time_ns, end_global_tid=elsewhere)
-    yield opened.take(partner < 0)
+    all_ends = ends[0].join(*ends[1:])
+    partner = pair_ids(all_starts.range_id, all_ends.range_id)
+    pairs = np.flatnonzero(partner >= 0)
+    pair_ends, pair_starts = all_ends.take(partner[pairs]), all_starts.take(pairs)
+    elsewhere = np.where(pair_ends.global_tid != pair_starts.global_tid, pair_ends.global_tid, -1)
+    yield replace(pair_starts, end=pair_ends.time_ns, end_global_tid=elsewhere)
+    yield all_starts.take(partner < 0)
 
 
 def pair_push_pop(domain: NDArray[np.integer[Any]], is_push: NDArray[np.bool_]) -> NDArray[np.intp]:
@@ -464,16 +464,16 @@ def pair_push_pop(domain: NDArray[np.integer[Any]], is_push: NDArray[np.bool_]) 
     for _ in range(_ROUNDS):
         inner = push[:-1] > push[1:]
         if several:
-            ordered = domain[order]
-            inner &= ordered[:-1] == ordered[1:]
+            ordered_domain = domain[order]
+            inner &= ordered_domain[:-1] == ordered_domain[1:]
         first = np.flatnonzero(inner)
         if not len(first):
             return partner
         pushes, pops = order[first], order[first + 1]
         partner[pushes], partner[pops] = pops, pushes
-        left = np.ones(len(order), np.bool_)
-        left[first] = left[first + 1] = False
-        order, push = order[left], push[left]
+        is_unpaired = np.ones(len(order), np.bool_)
+        is_unpaired[first] = is_unpaired[first + 1] = False
+        order, push = order[is_unpaired], push[is_unpaired]
     _pair_by_depth(order, domain[order], push, partner)
     return partner
 
@@ -502,8 +502,8 @@ def _pair_by_depth(
     low_before = np.where(first, ground, np.concatenate((ground[:1], low[:-1])))
     stray = ~push & (low < low_before)
     level = np.where(push, total - low, total - low + 1)
-    matched = np.flatnonzero(~stray)
-    by_level = matched[np.lexsort((level[matched], ground[matched]))]
+    events = np.flatnonzero(~stray)
+    by_level = events[np.lexsort((level[events], ground[events]))]
     same = (level[by_level][1:] == level[by_level][:-1]) & (ground[by_level][1:] == ground[by_level][:-1])
     paired = same & push[by_level][:-1] & ~push[by_level][1:]
     pushes, pops = order[by_level[:-1][paired]], order[by_level[1:][paired]]
@@ -639,10 +639,10 @@ class UnregisteredStrings:
         return texts, lengths, ids
 
     def _read_text(self, place: int) -> bytes:
-        lost = LOST_TEXT.encode()
+        placeholder = LOST_TEXT.encode()
         if place + 8 > len(self._content):
-            return lost
+            return placeholder
         length = int.from_bytes(self._content[place : place + 8], "little")
         if place + 8 + length > len(self._content):
-            return lost
+            return placeholder
         return rec.decode_text(self._content[place + 8 : place + 8 + length]).encode()

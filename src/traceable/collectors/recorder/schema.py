@@ -174,11 +174,11 @@ class _Export:
     def _write_rest(self, placed: Sequence[PlacedProcess], complete: bool, gpu: rec.GpuRecording | None) -> None:
         for table, rows in ENUMS.items():
             self._insert(table, ("id", "name", "label"), rows)
-        seen: set[int] = set()
+        written_pids: set[int] = set()
         for process in placed:
             pid = process.recording.pid
-            if pid not in seen:
-                seen.add(pid)
+            if pid not in written_pids:
+                written_pids.add(pid)
                 row = (make_global_tid(pid, 0), pid, process.recording.name)
                 self._insert("PROCESSES", ("globalPid", "pid", "name"), [row])
             self._write_names(process)

@@ -276,5 +276,5 @@ def _encode_varint(number: int) -> bytes:
 
 def _write_at(descriptor: int, content: memoryview, place: int) -> None:
     while content:
-        written = os.pwrite(descriptor, content, place)
-        content, place = content[written:], place + written
+        count = os.pwrite(descriptor, content, place)
+        content, place = content[count:], place + count

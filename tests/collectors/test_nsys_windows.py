@@ -63,3 +63,20 @@ def test_without_windows_nothing_is_gated(tmp_path):
     collector = NsysCollector()
     collector.__dict__["install"] = Install(tmp_path / "none", "2022.4.2")
     assert not [word for word in collector.plan(["program"], tmp_path, "app").argv if "capture" in word]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("", None),
+        ("--trace=cuda,nvtx", None),
+        ("--capture-range=nvtx --nvtx-capture=capture@traceable.window", None),
+        ("--trace=cuda", "nvtx_not_traced"),
+        ("--capture-range=nvtx --nvtx-capture=other", "nsys_options"),
+        ("-c cudaProfilerApi", "nsys_options"),
+        ("--delay 2", "nsys_options"),
+    ],
+)
+def test_counts_are_not_compared_where_the_users_own_options_decide_what_is_recorded(options, reason):
+    argv = ["nsys", "profile", *options.split(), "python", "exec_shim.py", "program", "--delay", "1"]
+    assert NsysCollector().explain_incomparable_counts(argv) == reason

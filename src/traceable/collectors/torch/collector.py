@@ -113,9 +113,10 @@ def reject_under_nsys() -> None:
         name for name in _INJECTION_VARIABLES if any(word in os.environ.get(name, "") for word in _NSYS_LIBRARIES)
     ]
     if variables:
+        variable = variables[0]
         raise CollectorError(
             "inside_nsys",
-            f"this runs under nsys ({variables[0]} is set), where torch.profiler gets no GPU events: "
+            f"this runs under nsys ({variable} is set), where torch.profiler gets no GPU events: "
             "CUPTI serves one profiler at a time",
             "run it without nsys, or with --collector none",
         )

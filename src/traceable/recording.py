@@ -13,20 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from traceable.analysis.attribution import Coverage
-from traceable.analysis.completeness import Completeness, merge_completeness
 from traceable.analysis.context import Context
 from traceable.analysis.loop_blocks import drop_short_callbacks
 from traceable.analysis.profile import RangeProfile, profile_ranges
 from traceable.analysis.range_names import NameRules, RangeNames, build_range_names, load_name_rules
 from traceable.analysis.table import Table
-from traceable.analysis.windows import (
-    STEP,
-    CapturedWindow,
-    CaptureResult,
-    evaluate_capture,
-    find_captured_windows,
-    merge_capture_results,
-)
+from traceable.analysis.windows import STEP, CapturedWindow, find_captured_windows
+from traceable.checks.completeness import Completeness, evaluate_completeness, merge_completeness
+from traceable.checks.windows import CaptureResult, evaluate_capture, merge_capture_results
 from traceable.errors import Message, MissingDataError, TraceableError, TraceError, UsageError
 from traceable.protocol.capture_request import CaptureRequest
 from traceable.trace.model import Trace
@@ -148,8 +142,6 @@ def _load_raw(
             traces.append(load_trace(file, progress=report, allow_unrelated=unrelated, run_directory=run))
         intervals = [one for file in files for one in flight.read_intervals(file, manifest)]
     trace = join_traces(traces)
-    from traceable.checks.completeness import evaluate_completeness
-
     complete = evaluate_completeness(directory if manifest is not None else None, manifest, trace, files)
     if manifest is not None:
         trace = _label_processes(trace, directory)
@@ -199,7 +191,6 @@ def _load_ranks(directory: Path, parts: Sequence[Path], progress: ProgressCallba
     Raises:
         TraceableError: none of them can be read, or they can't be merged.
     """
-    from traceable.checks.completeness import evaluate_completeness
     from traceable.protocol import run_dir
     from traceable.protocol.capture_request import load_capture_request
     from traceable.trace.join import join_traces

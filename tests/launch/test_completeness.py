@@ -17,8 +17,7 @@ from types import ModuleType
 import pytest
 
 import traceable
-from traceable.analysis import completeness
-from traceable.checks import diagnosis
+from traceable.checks import completeness, diagnosis
 from traceable.checks.case import open_case
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from traceable import collectors, report_files
-from traceable.analysis.completeness import Completeness
-from traceable.analysis.windows import CaptureResult
 from traceable.checks import machine
-from traceable.checks.completeness import evaluate_completeness
+from traceable.checks.completeness import Completeness, evaluate_completeness
+from traceable.checks.windows import CaptureResult, evaluate_capture
 from traceable.collectors.base import NOTHING_RECORDED, Collector, select_texts
 from traceable.errors import Message, TraceableError
 from traceable.finding import PROBLEM, WARNING
@@ -299,8 +298,6 @@ def open_case(path: Path) -> Iterator[Case]:
 
 
 def _evaluate_unrecorded_windows(directory: Path, manifest: dict[str, Any]) -> CaptureResult | None:
-    from traceable.analysis.windows import evaluate_capture
-
     request = load_capture_request(directory, manifest)
     return None if request is None else evaluate_capture(request, ())
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from traceable.analysis.completeness import RANGES_MISSING
 from traceable.checks import gpu_rules, range_rules, recording_rules
 from traceable.checks.case import Case
+from traceable.checks.completeness import RANGES_MISSING
 from traceable.errors import Message
 from traceable.finding import CERTAINTIES, NOTE, OK, SEVERITIES, Finding, Rule
 

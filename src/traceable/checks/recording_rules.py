@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from traceable.analysis.windows import CAPTURED
 from traceable.checks.case import Case
+from traceable.checks.windows import CAPTURED
 from traceable.finding import (
     CERTAIN,
     LIKELY,
@@ -31,7 +31,7 @@ def diagnose_not_recorded(case: Case) -> RuleResult:
 
 
 def diagnose_windows(case: Case) -> RuleResult:
-    """A requested window was not opened, opened late or closed early, according to analysis/windows."""
+    """A requested window was not opened, opened late or closed early, according to checks/windows."""
     if case.windows is None:
         return None
     lost = [one for one in case.windows.outcomes if one.outcome != CAPTURED]

@@ -15,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from traceable.analysis.completeness import Completeness
     from traceable.analysis.expectations import ExpectationResult
+    from traceable.checks.completeness import Completeness
 
 EXIT_UNMET = 3
 

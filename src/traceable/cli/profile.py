@@ -14,9 +14,9 @@ from traceable.report.text import escape_unencodable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.completeness import Completeness
     from traceable.analysis.expectations import ExpectationResult
-    from traceable.analysis.windows import CaptureResult
+    from traceable.checks.completeness import Completeness
+    from traceable.checks.windows import CaptureResult
     from traceable.recording import Recording
     from traceable.report.row_filter import RowFilter
 

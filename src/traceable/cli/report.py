@@ -187,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
     use_one_blas_thread()
     # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
-    from traceable.analysis.completeness import UNKNOWN
+    from traceable.checks.completeness import UNKNOWN
     from traceable.cli.progress import Progress
     from traceable.recording import load, normalize_names
     from traceable.report.document import build_header, build_report

@@ -32,10 +32,10 @@ from traceable.protocol import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.completeness import Completeness
     from traceable.analysis.expectations import ExpectationResult
-    from traceable.analysis.windows import CaptureResult
     from traceable.annotation.external.patterns import Target
+    from traceable.checks.completeness import Completeness
+    from traceable.checks.windows import CaptureResult
     from traceable.cli.diagnosis import RunDiagnosis
     from traceable.protocol.start_conditions import Conditions
     from traceable.protocol.windows import Spec

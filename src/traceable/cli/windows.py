@@ -9,7 +9,7 @@ from traceable.errors import TraceError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.windows import CaptureResult
+    from traceable.checks.windows import CaptureResult
 
 
 def report_capture(windows: CaptureResult | None, log: Callable[[str], None]) -> None:
@@ -40,7 +40,7 @@ def evaluate_without_recording(run_directory: Path) -> CaptureResult | None:
     Raises:
         TraceError: it is not a run directory.
     """
-    from traceable.analysis.windows import evaluate_capture
+    from traceable.checks.windows import evaluate_capture
     from traceable.protocol import run_dir
     from traceable.protocol.capture_request import load_capture_request
 

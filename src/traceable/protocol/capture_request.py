@@ -1,6 +1,6 @@
 """The request of a run: the windows to record, and what its processes recorded of their steps and windows.
 
-The request is in the manifest, the rest in the records of the processes. `analysis/windows.py` compares it with the
+The request is in the manifest, the rest in the records of the processes. `checks/windows.py` compares it with the
 trace.
 """
 

@@ -21,8 +21,8 @@ from traceable.report.text import format_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.completeness import Completeness
     from traceable.analysis.expectations import ExpectationResult
+    from traceable.checks.completeness import Completeness
     from traceable.recording import Recording
     from traceable.trace.model import Trace
 

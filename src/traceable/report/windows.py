@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from traceable.analysis.windows import CAPTURED, CaptureResult, WindowOutcome
+from traceable.checks.windows import CAPTURED, CaptureResult, WindowOutcome
 from traceable.errors import Message
 from traceable.protocol.capture_request import ON_REQUEST, WHOLE_RUN
 from traceable.report.text import escape_name

@@ -10,16 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.sample_traces import table, trace_of
 
-from traceable.analysis import windows
 from traceable.analysis.context import Context
 from traceable.analysis.gaps import gaps
 from traceable.analysis.steps import steps
 from traceable.analysis.streams import streams
-from traceable.analysis.windows import (
-    CapturedWindow,
-    evaluate_capture,
-    find_captured_windows,
-)
+from traceable.analysis.windows import CapturedWindow, find_captured_windows
+from traceable.checks import windows
+from traceable.checks.windows import evaluate_capture
 from traceable.errors import Message
 from traceable.protocol.capture_request import WHOLE_RUN, CaptureRequest, ProcessStatus
 from traceable.protocol.windows import WindowRecord

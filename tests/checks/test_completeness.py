@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.sample_traces import traces
 
-from traceable.analysis import completeness as module
-from traceable.analysis.completeness import (
+from traceable.analysis import range_counts as module
+from traceable.analysis.range_counts import count_recorded_ranges
+from traceable.checks.completeness import (
     COMPLETE,
     INCOMPLETE,
     NAMES_LOST,
     RANGES_MISSING,
     UNKNOWN,
     CollectorLoss,
-    check_completeness,
-    count_recorded_ranges,
+    compare_counts,
 )
 from traceable.errors import Message
 from traceable.protocol.nvtx import WINDOW_DOMAIN
@@ -61,17 +61,16 @@ def test_what_is_missing_is_what_was_taken_away(trace: Trace, lost: Any) -> None
         known = {text: names[one] + more[one] for one in names if (text := make_entry_key(*one)) is not None}
         rest = sum(names[one] + more[one] for one in names if make_entry_key(*one) is None)
         emitted.append(EmittedCounts(pid, known, rest))
-    result = check_completeness(trace, emitted, (), make_entry_key)
+    result = compare_counts(trace, emitted, ())
     assert {one.pid: one.missing for one in result.processes} == {pid: missing[pid] for pid in counted if counted[pid]}
     assert result.state == (INCOMPLETE if any(missing.values()) else COMPLETE if emitted else UNKNOWN)
 
 
 def test_nothing_recorded_is_all_missing_and_an_idle_process_misses_nothing() -> None:
-    result = check_completeness(
+    result = compare_counts(
         None,
         [EmittedCounts(7, {b"\0a": 3}), EmittedCounts(7, {b"\0a": 1}, rest=2), EmittedCounts(8, {})],
         (),
-        make_entry_key,
     )
     (row,) = result.processes
     assert (row.pid, row.emitted, row.missing, dict(row.losses)) == (7, 6, 6, {RANGES_MISSING: 6})
@@ -82,14 +81,12 @@ def test_nothing_recorded_is_all_missing_and_an_idle_process_misses_nothing() ->
 
 
 def test_what_can_not_be_compared_is_no_loss() -> None:
-    result = check_completeness(
-        None, [EmittedCounts(7, {b"\0a": 3})], (), make_entry_key, not_compared="flight_recorder"
-    )
+    result = compare_counts(None, [EmittedCounts(7, {b"\0a": 3})], (), not_compared="flight_recorder")
     assert (result.state, result.incomplete_processes, result.notes, result.count_missing(7)) == (UNKNOWN, (), (), None)
 
 
 def test_many_processes_are_a_few_sentences() -> None:
-    result = check_completeness(None, [EmittedCounts(pid, {b"\0a": pid}) for pid in range(1, 101)], (), make_entry_key)
+    result = compare_counts(None, [EmittedCounts(pid, {b"\0a": pid}) for pid in range(1, 101)], ())
     assert len(result.notes) == 9
     assert {note.code for note in result.notes} == {RANGES_MISSING}
     assert result.notes[-1].startswith("92 more processes") and result.notes[-1].count(" 4278 ") == 2
@@ -98,7 +95,7 @@ def test_many_processes_are_a_few_sentences() -> None:
 
 def test_where_names_are_lost_only_sums_are_compared() -> None:
     lost = CollectorLoss(7, Message("names_lost", "2 names of process 7 lost"), {NAMES_LOST: 2}, "disk_full")
-    result = check_completeness(None, [], [lost], make_entry_key)
+    result = compare_counts(None, [], [lost])
     assert (result.state, result.notes, result.processes[0].reason) == (INCOMPLETE, (lost.text,), "disk_full")
 
 

@@ -118,7 +118,7 @@ def _evaluate_steps(request: CaptureRequest, by_id: dict[str, CapturedWindow]) -
     stepping = [process for process in request.processes if process.begun_steps]
     if not stepping:
         if request.windows is None:
-            return CaptureResult(request.text, (), (_never_reached(request.text, NO_STEP_BEGAN),))
+            return CaptureResult(request.text, (), (_describe_never_reached(request.text, NO_STEP_BEGAN),))
         return CaptureResult(
             request.text, tuple(WindowOutcome(*window, NEVER_REACHED, 0, NO_STEP_BEGAN) for window in request.windows)
         )
@@ -141,12 +141,14 @@ def _evaluate_steps(request: CaptureRequest, by_id: dict[str, CapturedWindow]) -
     )
     if not outcomes:
         last = max(stepping, key=lambda process: process.ended_steps)
-        return CaptureResult(request.text, (), (_never_reached(request.text, _ended_after(request, last)),))
+        return CaptureResult(
+            request.text, (), (_describe_never_reached(request.text, _explain_never_reached(request, last)),)
+        )
     return CaptureResult(request.text, tuple(outcomes), non_participating=non_participating)
 
 
 def merge_capture_results(parts: Sequence[CaptureResult]) -> CaptureResult:
-    """Return what became of the windows of several runs that are the ranks of one."""
+    """Return the outcome of the windows of several runs that are the ranks of one."""
     return CaptureResult(
         ",".join(dict.fromkeys(part.requested for part in parts)),
         tuple(outcome for part in parts for outcome in part.outcomes),
@@ -167,7 +169,7 @@ def _evaluate_process(
     ):
         window = windows.get((start, stop))
         if window is None:
-            yield WindowOutcome(start, stop, NEVER_REACHED, 0, _ended_after(request, process), process.pid)
+            yield WindowOutcome(start, stop, NEVER_REACHED, 0, _explain_never_reached(request, process), process.pid)
         else:
             yield _evaluate_window(request, process, window, by_id.get(window.id))
 
@@ -178,7 +180,7 @@ def _evaluate_window(
     ended_by_time = window.reason == "duration"
     steps = range(window.start_step, (window.closed_step or 0) if ended_by_time else window.stop_step)
     own = [step for step in dict.fromkeys(file.steps) if step in steps] if file else []
-    missing = find_missing_steps(steps, own)
+    missing = _find_missing_steps(steps, own)
 
     def make_outcome(outcome: str, reason: Message | None = None) -> WindowOutcome:
         name = file.file if file else None
@@ -194,8 +196,10 @@ def _evaluate_window(
         loss = (
             f"; {_count_steps(lost)} before that {'is' if lost == 1 else 'are'} not in the report" if lost > 0 else ""
         )
-        cause = describe_cause(request, process, window)
-        stopped = f"stopped early at step {_last(process, window)} by {cause}{loss}"
+        at = window.closed_step
+        if at is None:
+            at = process.begun_steps - 1 if process.begun_steps > process.ended_steps else process.begun_steps
+        stopped = f"stopped early at step {at} by {_describe_cause(request, process, window)}{loss}"
         return make_outcome(STOPPED_EARLY, Message("window_stopped_early", stopped))
     if file is None:
         return make_outcome(MISSING_REPORT, Message("window_missing_report", f"no report holds the window {window.id}"))
@@ -206,7 +210,7 @@ def _evaluate_window(
     if window.opened_step > window.start_step:
         return make_outcome(OPENED_LATE, Message("window_opened_late", f"opened late, at step {window.opened_step}"))
     if missing:
-        return make_outcome(MISSING_STEPS, describe_missing_steps(missing))
+        return make_outcome(MISSING_STEPS, _describe_missing_steps(missing))
     foreign = len(file.steps) - len(own)
     if foreign:
         others = Message("window_holds_other_steps", f"the report holds {_count_steps(foreign)} of other windows")
@@ -214,23 +218,25 @@ def _evaluate_window(
     return make_outcome(CAPTURED)
 
 
-def describe_missing_steps(missing: Sequence[range]) -> Message:
-    """Return which steps of a window are missing from its report."""
-    return Message("window_missing_steps", f"steps {_format_steps(missing)} are incomplete or missing in the report")
+def _describe_missing_steps(missing: Sequence[range]) -> Message:
+    """Return which steps of a window are missing from its report, as in `steps 3, 5-9 are ...`."""
+    spans = [str(span.start) if len(span) == 1 else f"{span.start}-{span.stop - 1}" for span in missing[:5]]
+    steps = ", ".join(spans) + (" and more" if len(missing) > 5 else "")
+    return Message("window_missing_steps", f"steps {steps} are incomplete or missing in the report")
 
 
-def _never_reached(text: str, reason: Message) -> Message:
+def _describe_never_reached(text: str, reason: Message) -> Message:
     return Message(reason.code, f"{text} was never reached: {reason}")
 
 
-def join_unmet_conditions(process: ProcessStatus) -> Message:
+def _join_unmet_conditions(process: ProcessStatus) -> Message:
     """Return what the conditions of a process's windows lacked, with the code of the first."""
     return Message(process.unmet_conditions[0].code, ", ".join(process.unmet_conditions))
 
 
-def _ended_after(request: CaptureRequest, process: ProcessStatus) -> Message:
+def _explain_never_reached(request: CaptureRequest, process: ProcessStatus) -> Message:
     if process.unmet_conditions:
-        return join_unmet_conditions(process)
+        return _join_unmet_conditions(process)
     killed = process.end is None and process.pid == request.pid and request.end and request.end.startswith("SIG")
     ended = f"the program ended after {_count_steps(process.ended_steps)}" + (f", by {request.end}" if killed else "")
     return Message("window_never_reached", ended)
@@ -240,13 +246,7 @@ def _count_steps(steps: int) -> str:
     return f"{steps} step{'' if steps == 1 else 's'}"
 
 
-def _last(process: ProcessStatus, window: WindowRecord) -> int:
-    if window.closed_step is not None:
-        return window.closed_step
-    return process.begun_steps - 1 if process.begun_steps > process.ended_steps else process.begun_steps
-
-
-def describe_cause(request: CaptureRequest, process: ProcessStatus, window: WindowRecord) -> str:
+def _describe_cause(request: CaptureRequest, process: ProcessStatus, window: WindowRecord) -> str:
     """Return who closed a window before its end, as the end of `stopped early by ...`."""
     if window.error:
         return f"an error: {window.error}"
@@ -266,7 +266,7 @@ def _describe_failure(window: WindowRecord) -> Message:
     return Message("window_never_opened", window.error or "it was not opened")
 
 
-def find_missing_steps(steps: range, captured_steps: Iterable[int]) -> list[range]:
+def _find_missing_steps(steps: range, captured_steps: Iterable[int]) -> list[range]:
     """Return the spans of `steps` that are not in `captured_steps`.
 
     The time it takes depends on `captured_steps` alone: the number of steps that a process reports may be any.
@@ -278,21 +278,18 @@ def find_missing_steps(steps: range, captured_steps: Iterable[int]) -> list[rang
     return missing + ([range(begin, steps.stop)] if begin < steps.stop else [])
 
 
-def _format_steps(parts: Sequence[range]) -> str:
-    """Return spans of numbers as text: `3, 5-9`."""
-    texts = [str(part.start) if len(part) == 1 else f"{part.start}-{part.stop - 1}" for part in parts[:5]]
-    return ", ".join(texts) + (" and more" if len(parts) > 5 else "")
-
-
 def _evaluate_whole_run_windows(request: CaptureRequest, by_id: Mapping[str, CapturedWindow]) -> CaptureResult:
-    """Return what became of it, a verdict for each process that opened it."""
+    """Return the outcome for each process that opened the window."""
     outcomes = [
         replace(outcome, label=process.label, rank=process.rank, counted_from=process.counted_from or 0)
         for process in request.processes
         for window in process.windows[:1]
         if (outcome := _evaluate_whole_run(request, process, window, by_id.get(window.id))) is not None
     ]
-    return CaptureResult(request.text, tuple(outcomes), () if outcomes else (_whole_run_never_reached(request),))
+    if outcomes:
+        return CaptureResult(request.text, tuple(outcomes))
+    reason = _explain_no_window(request)
+    return CaptureResult(request.text, (), (Message(reason.code, f"never reached: {reason}"),))
 
 
 def _evaluate_whole_run(
@@ -301,7 +298,7 @@ def _evaluate_whole_run(
     begin = window.opened_step if window.opened_step is not None else window.start_step
     steps = range(begin, max(begin, process.ended_steps if window.closed_step is None else window.closed_step))
     captured_steps = set(file.steps) if file else set()
-    missing = find_missing_steps(steps, captured_steps)
+    missing = _find_missing_steps(steps, captured_steps)
 
     def make_outcome(outcome: str, reason: Message | None = None) -> WindowOutcome:
         captured, name = len(steps) - sum(map(len, missing)), file.file if file else None
@@ -314,37 +311,30 @@ def _evaluate_whole_run(
         if not steps and process.pid != request.pid:
             return None
         ended = (
-            f": {describe_cause(request, process, window)} came before it was closed" if window.reason is None else ""
+            f": {_describe_cause(request, process, window)} came before it was closed" if window.reason is None else ""
         )
         return make_outcome(
             MISSING_REPORT, Message("window_missing_report", f"no report holds the window {window.id}{ended}")
         )
     if window.reason == "stopped" or (request.duration_s and window.reason != "duration"):
-        stopped = f"stopped early, {_after(request, window)} by {describe_cause(request, process, window)}"
+        limit = f" of {request.duration_s:g} s" if request.duration_s else ""
+        when = "before its end"
+        if window.opened_wall_ns is not None and window.closed_wall_ns is not None:
+            lasted_ns = window.closed_wall_ns - (window.close_stall_ns or 0) - window.opened_wall_ns
+            when = f"after {lasted_ns / 1e9:.3g} s"
+        stopped = f"stopped early, {when}{limit}, by {_describe_cause(request, process, window)}"
         return make_outcome(STOPPED_EARLY, Message("window_stopped_early", stopped))
     if missing:
-        return make_outcome(MISSING_STEPS, describe_missing_steps(missing))
+        return make_outcome(MISSING_STEPS, _describe_missing_steps(missing))
     return make_outcome(CAPTURED)
 
 
-def _after(request: CaptureRequest, window: WindowRecord) -> str:
-    limit = f" of {request.duration_s:g} s" if request.duration_s else ""
-    if window.opened_wall_ns is None or window.closed_wall_ns is None:
-        return f"before its end{limit},"
-    lasted_ns = window.closed_wall_ns - (window.close_stall_ns or 0) - window.opened_wall_ns
-    return f"after {lasted_ns / 1e9:.3g} s{limit},"
-
-
-def _whole_run_never_reached(request: CaptureRequest) -> Message:
-    reason = _find_reason_never(request)
-    return Message(reason.code, f"never reached: {reason}")
-
-
-def _find_reason_never(request: CaptureRequest) -> Message:
+def _explain_no_window(request: CaptureRequest) -> Message:
+    """Return why no process opened the window of a run without requested steps."""
     processes = sorted(request.processes, key=lambda process: process.pid != request.pid)
     for process in processes:
         if process.unmet_conditions:
-            return join_unmet_conditions(process)
+            return _join_unmet_conditions(process)
     if request.need_steps:
         return NO_STEP_BEGAN
     return Message(

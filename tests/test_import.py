@@ -88,7 +88,7 @@ NOT_AFTER_IT = {
     *("rich", "pandas", "torch", "importlib.metadata"),
     *(f"traceable.trace.{name}" for name in ("kineto", "ncu_csv", "recorder_gpu")),
     *(f"traceable.collectors.{name}" for name in ("nsys.collector", "nsys.install", "torch", "ncu")),
-    *(f"traceable.checks.{name}" for name in ("doctor", "probes")),
+    "traceable.checks.doctor",
     *(f"traceable.report.{name}" for name in ("layout", "page", "terminal", "views", "csv_output")),
     *(f"traceable.cli.{name}" for name in ("doctor", "ncu", "overhead", "report")),
 }

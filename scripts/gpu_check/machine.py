@@ -16,7 +16,7 @@ from typing import Any
 
 from gpu_check.checks import MARKER, PROGRAMS, environment
 from gpu_check.harness import CUDA, Machine
-from traceable.checks import machine, probes
+from traceable.checks import doctor, machine
 from traceable.errors import CollectorError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def examine(device: str) -> Machine:
 
 def _explain_missing_gpu(facts: dict[str, object]) -> str | None:
     try:
-        cuda = probes.probe_cuda()
+        cuda = doctor.probe_cuda()
     except CollectorError as error:
         return f"no GPU: {error.problem}"
     facts["driver"] = machine.inspect_driver().version
@@ -152,7 +152,7 @@ def _probe(device: str) -> dict[str, Any] | str:
 
 
 def _examine_tools(missing: dict[str, str], facts: dict[str, object]) -> None:
-    ncu, nsys = probes.probe_ncu(), probes.probe_nsys()
+    ncu, nsys = doctor.probe_ncu(), doctor.probe_nsys()
     facts["ncu"] = facts["nsys"] = None
     if isinstance(ncu, CollectorError):
         missing["ncu"] = ncu.problem

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from traceable.checks import doctor, machine
+from traceable.checks.doctor import Cuda, Device, Nsys, SelfTest
 from traceable.checks.machine import (
     Driver,
     Extensions,
@@ -20,7 +21,6 @@ from traceable.checks.machine import (
     Space,
     Torch,
 )
-from traceable.checks.probes import Cuda, Device, Nsys, SelfTest
 from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.process_list import RunningProfilers
 from traceable.errors import CollectorError, Message

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from traceable.checks import doctor, machine, probes
+from traceable.checks import doctor, machine
+from traceable.checks.doctor import Cuda, Device
 from traceable.checks.machine import Driver, Torch
-from traceable.checks.probes import Cuda, Device
 from traceable.collectors.process_list import find_running_profilers
 from traceable.errors import UsageError
 from traceable.finding import Finding, Rule
@@ -170,7 +170,7 @@ def test_the_gpus_are_read_from_the_drivers_library(tmp_path, monkeypatch):
     library = str(tmp_path / "libcuda.so.1")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, str(tmp_path / "cuda.c")], check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    cuda = probes.probe_cuda()
+    cuda = doctor.probe_cuda()
     assert cuda == Cuda(None, 0, (12, 8), (Device("NVIDIA H100", (9, 0)), Device("NVIDIA A100 MIG 1g.5gb", (8, 0))))
     assert [one.is_slice for one in cuda.devices] == [False, True]
 

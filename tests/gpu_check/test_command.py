@@ -12,13 +12,13 @@ import pytest
 from gpu_check import harness
 from gpu_check.checks import CHECKS, PROGRAMS
 
-from traceable.checks import probes
+from traceable.checks import doctor
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_without_a_gpu_nothing_is_possible_and_nothing_has_failed(tmp_path: Path) -> None:
-    if probes.probe_cuda().devices:
+    if doctor.probe_cuda().devices:
         pytest.skip("this machine has a GPU")
     out = tmp_path / "captures"
     done = subprocess.run(

@@ -1,6 +1,6 @@
 """Facts about this machine that need no other program: interpreter, packages, system, driver, folders.
 
-The checks are in `doctor.py`, and the facts that need other programs in `probes.py`. Where a function takes `root`,
+The checks are in `doctor.py`, with the facts that need other programs. Where a function takes `root`,
 that folder replaces `/`.
 """
 

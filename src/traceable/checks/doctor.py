@@ -33,7 +33,6 @@ from typing import Any
 
 from traceable.checks import machine
 from traceable.checks.machine import (
-    CAP_PERFMON,
     CAP_SYS_ADMIN,
     Driver,
     Extensions,
@@ -55,7 +54,7 @@ from traceable.collectors.process_list import (
     list_processes,
 )
 from traceable.errors import CollectorError, Message, TraceableError, UsageError
-from traceable.finding import OK, PROBLEM, WARNING, Finding, Rule, note, ok, problem, warning
+from traceable.finding import OK, PROBLEM, WARNING, Finding, Rule, join_first, note, ok, problem, warning
 from traceable.protocol import environment
 from traceable.protocol.packages import get_package_version
 from traceable.protocol.python_command import parse_python_command
@@ -466,27 +465,25 @@ def probe_cuda() -> Cuda:
     return Cuda(facts["error"], facts["result"], (version[0], version[1]) if version else None, devices)
 
 
-def run_self_test(collector: str, temporary: Path) -> SelfTest:
-    """Record the test program with a collector, read it back, and delete all files.
-
-    Args:
-        collector: `nsys` or `recorder`.
-        temporary: the user's folder for temporary files.
+def _run_self_test(collector: str, facts: Facts) -> SelfTest:
+    """Record the test program with a collector, `nsys` or `recorder`, read it back, and delete all files.
 
     Raises:
-        CollectorError: that folder is not writable.
+        CollectorError: the user's folder for temporary files is not writable.
     """
+    facts.get("running")  # other profilers are listed before we start one ourselves
+    temporary = facts.get("space").temporary.path
     began = time.monotonic()
     try:
         with tempfile.TemporaryDirectory(prefix="traceable-doctor-", dir=temporary, ignore_cleanup_errors=True) as name:
             (Path(name) / "tmp").mkdir()
-            return replace(_record(collector, Path(name)), seconds=time.monotonic() - began)
+            return replace(_record_test_program(collector, Path(name)), seconds=time.monotonic() - began)
     except OSError as error:
         message = f"can't write to {temporary}: {error.strerror}"
         raise CollectorError("temporary_not_writable", message, "see `temporary`") from None
 
 
-def _record(collector: str, folder: Path) -> SelfTest:
+def _record_test_program(collector: str, folder: Path) -> SelfTest:
     passed = {
         name: value
         for name, value in os.environ.items()
@@ -573,7 +570,7 @@ def _find_last_error(output: str, folder: Path) -> Message | None:
     return Message(last.code, text)
 
 
-def _probe_nsys(facts: Facts) -> Nsys | CollectorError:
+def _probe_nsys_in_time(facts: Facts) -> Nsys | CollectorError:
     """Return the facts of nsys, also of one that hangs: most checks need to know whether there is a usable one."""
     try:
         nsys: Nsys | CollectorError = facts.get("nsys_without_limit", NSYS_SECONDS)
@@ -581,19 +578,6 @@ def _probe_nsys(facts: Facts) -> Nsys | CollectorError:
         path = os.environ.get(environment.NSYS) or shutil.which("nsys") or "nsys"
         return CollectorError("tool_timeout", f"{path} does not respond within {NSYS_SECONDS:g} s", "reinstall it")
     return nsys
-
-
-def _probe_nsys_test(facts: Facts) -> SelfTest | None:
-    return _run_self_test("nsys", facts) if isinstance(facts.get("nsys"), Nsys) else None
-
-
-def _probe_recorder_test(facts: Facts) -> SelfTest | None:
-    return _run_self_test("recorder", facts) if facts.get("extensions").has_recorder else None
-
-
-def _run_self_test(collector: str, facts: Facts) -> SelfTest:
-    facts.get("running")  # other profilers are listed before we start one ourselves
-    return run_self_test(collector, facts.get("space").temporary.path)
 
 
 PROBES: Mapping[str, Callable[[Facts], Any]] = {
@@ -609,22 +593,22 @@ PROBES: Mapping[str, Callable[[Facts], Any]] = {
     "running": lambda _: find_running_profilers(),
     "cuda": lambda _: probe_cuda(),
     "ncu": lambda _: probe_ncu(),
-    "nsys": _probe_nsys,
+    "nsys": _probe_nsys_in_time,
     "nsys_without_limit": lambda _: probe_nsys(),
-    "nsys_test": _probe_nsys_test,
-    "recorder_test": _probe_recorder_test,
+    "nsys_test": lambda facts: _run_self_test("nsys", facts) if isinstance(facts.get("nsys"), Nsys) else None,
+    "recorder_test": lambda facts: _run_self_test("recorder", facts) if facts.get("extensions").has_recorder else None,
 }
 """The function that returns each fact."""
 
 
 def check_python(python: Python) -> Finding:
     """Check the interpreter."""
-    version = _dotted(python.version)
+    version = _join_version(python.version)
     message = f"{python.implementation} {version} at {python.executable}"
     data = {**asdict(python), "version": version}
     oldest, newest = TESTED_PYTHONS
     if python.implementation != "CPython" or not oldest <= python.version[:2] <= newest:
-        fix = f"use CPython {_dotted(oldest)} to {_dotted(newest)}"
+        fix = f"use CPython {_join_version(oldest)} to {_join_version(newest)}"
         return warning("python_untested", f"{message}: not tested", fix, **data)
     if python.free_threaded:
         fix = "use a build with the global lock"
@@ -809,7 +793,7 @@ def check_ncu(ncu: tuple[Path, str] | CollectorError, driver: Driver) -> Finding
 
 def check_cuda_driver(driver: Driver, system: Machine, cuda: Cuda) -> Finding:
     """Check NVIDIA's driver and its library."""
-    version = _dotted(cuda.version) if cuda.version else None
+    version = _join_version(cuda.version) if cuda.version else None
     data = {"version": driver.version, "cuda": version, "cuInit": cuda.result, "error": cuda.error}
     if not driver.present:
         return ok("no_gpu", "no NVIDIA GPU: there is no GPU work to record", **data)
@@ -830,12 +814,12 @@ def check_gpus(cuda: Cuda, nsys: Nsys | CollectorError, running: RunningProfiler
     """Check whether this nsys supports the GPUs."""
     if not cuda.devices:
         return None
-    counts = Counter(f"{one.name} ({_dotted(one.capability)})" for one in cuda.devices)
+    counts = Counter(f"{one.name} ({_join_version(one.capability)})" for one in cuda.devices)
     message = ", ".join(f"{count} x {name}" for name, count in counts.items())
     data = {
-        "devices": [{"name": one.name, "compute_capability": _dotted(one.capability)} for one in cuda.devices],
+        "devices": [{"name": one.name, "compute_capability": _join_version(one.capability)} for one in cuda.devices],
         "mps": running.mps,
-        "cupti": [_dotted(one) for one in nsys.cupti] if isinstance(nsys, Nsys) else [],
+        "cupti": [_join_version(one) for one in nsys.cupti] if isinstance(nsys, Nsys) else [],
     }
     shared = "MPS" if running.mps else "MIG" if any(one.is_slice for one in cuda.devices) else None
     if isinstance(nsys, Nsys):
@@ -855,15 +839,17 @@ def _explain_unsupported(device: Device, nsys: Nsys) -> Message | None:
     name = f"nsys {nsys.install.short_version}"
     needed = next((cupti for capability, cupti in NEEDED_CUPTI if device.capability >= capability), None)
     if needed and nsys.cupti and nsys.cupti[-1] < needed:
-        message = f"{name} has CUPTI {_dotted(nsys.cupti[-1])} at most, and this GPU needs {_dotted(needed)}"
+        message = (
+            f"{name} has CUPTI {_join_version(nsys.cupti[-1])} at most, and this GPU needs {_join_version(needed)}"
+        )
         return Message("cupti_too_old", message)
     since, least = DROPPED_GPUS
     if tuple(tools.parse_version_numbers(nsys.install.version)) >= since and device.capability < least:
-        return Message("gpu_too_old", f"{name} no longer traces GPUs below {_dotted(least)}")
+        return Message("gpu_too_old", f"{name} no longer traces GPUs below {_join_version(least)}")
     return None
 
 
-def _dotted(numbers: tuple[int, ...]) -> str:
+def _join_version(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
@@ -901,7 +887,7 @@ def check_cpu_samples(system: Machine, nsys: Nsys | CollectorError) -> Finding:
     if paranoid is None:
         fix = "use a kernel or a sandbox with perf events if you need them"
         return note("no_perf_events", message, fix, **data)
-    if paranoid > 2 and not (system.has_capability(CAP_SYS_ADMIN) or system.has_capability(CAP_PERFMON)):
+    if paranoid > 2 and not system.may_use_perf:
         fix = (
             "run `sysctl kernel.perf_event_paranoid=2` as root on the host, or start the container with --cap-add "
             "PERFMON"
@@ -1003,7 +989,7 @@ def check_torch(torch: Torch, cuda: Cuda) -> Finding:
         return ok("torch_without_cuda", f"{message} (traceable's own annotations work)", **data)
     message = f"torch {torch.version} for CUDA {torch.cuda}"
     if cuda.devices and cuda.version and int(torch.cuda.partition(".")[0]) > cuda.version[0]:
-        effect = f"but the driver supports CUDA {_dotted(cuda.version)}: torch can't use the GPU"
+        effect = f"but the driver supports CUDA {_join_version(cuda.version)}: torch can't use the GPU"
         fix = "update the driver, or install torch for an older CUDA"
         return warning("torch_cuda_too_new", f"{message}, {effect}", fix, **data)
     return ok("torch_with_cuda", f"{message}, with its NVTX", **data)
@@ -1067,7 +1053,8 @@ def check_other_profilers(running: RunningProfilers, driver: Driver) -> Finding:
     data = {"processes": [{"pid": pid, "name": name} for pid, name in running.profilers]}
     if not names:
         return ok("no_other_profiler", "no other profiler is visible", **data)
-    message = f"running: {', '.join(f'{name} ({_pids(running.profilers, name)})' for name in names)}"
+    pids = {name: join_first([str(pid) for pid, other in running.profilers if other == name]) for name in names}
+    message = f"running: {', '.join(f'{name} ({pids[name]})' for name in names)}"
     if driver.present and any(name.startswith(("nv-hostengine", "dcgm")) for name in names):
         effect = "DCGM may be using the GPU counters, and ncu and nsys then can't read them"
         fix = "run `dcgmi profile --pause` while you profile, and --resume after"
@@ -1077,11 +1064,6 @@ def check_other_profilers(running: RunningProfilers, driver: Driver) -> Finding:
         return warning("ncu_running", f"{message}; {effect}", "wait until it has ended", **data)
     # CUPTI supports one profiler per process: one in another process does not interfere.
     return ok("other_profilers_harmless", f"{message}; each uses CUPTI only in its own target", **data)
-
-
-def _pids(processes: Sequence[tuple[int, str]], name: str) -> str:
-    pids = [str(pid) for pid, its_name in processes if its_name == name]
-    return ", ".join(pids[:4]) + (f" and {len(pids) - 4} more" if len(pids) > 4 else "")
 
 
 RULES: tuple[Rule, ...] = (

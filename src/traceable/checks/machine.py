@@ -269,7 +269,7 @@ def inspect_machine(root: Path = ROOT) -> Machine:
         platform.system(),
         platform.release(),
         "microsoft" in kernel_version.lower() or (root / "dev/dxg").exists(),
-        _container(root, os.environ),
+        _detect_container(root, os.environ),
         int(capabilities[1], 16) if capabilities else None,
         int(paranoid) if re.fullmatch(r"-?\d+\n?", paranoid) else None,
     )
@@ -343,7 +343,7 @@ def inspect_folder(path: Path, *, will_be_created: bool) -> Folder:
     )
 
 
-def _container(root: Path, variables: Mapping[str, str]) -> str | None:
+def _detect_container(root: Path, variables: Mapping[str, str]) -> str | None:
     if variables.get("KUBERNETES_SERVICE_HOST"):
         return "Kubernetes"
     if (root / "run/.containerenv").exists():

@@ -1,30 +1,51 @@
 """A run or a report, afterwards: why data is missing.
 
 Each rule evaluates the facts of one `Case` and finds its cause, rules it out, or does not apply. docs/diagnosis.md
-describes the causes and how each is detected.
+describes the causes and how each is detected. The rules are about the whole report, about ranges, and about GPU work,
+in this order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
-from traceable.checks import gpu_rules, range_rules, recording_rules
 from traceable.checks.case import Case
 from traceable.checks.completeness import RANGES_MISSING
+from traceable.checks.windows import CAPTURED
 from traceable.errors import Message
-from traceable.finding import CERTAINTIES, NOTE, OK, SEVERITIES, Finding, Rule
+from traceable.finding import (
+    CERTAIN,
+    CERTAINTIES,
+    LIKELY,
+    NOTE,
+    OK,
+    POSSIBLE,
+    PROBLEM,
+    SEVERITIES,
+    WARNING,
+    Finding,
+    Rule,
+    RuleResult,
+    join_first,
+    rule_out,
+)
+from traceable.protocol import environment
+from traceable.protocol.capture_request import TIMED_WINDOW_KEY
+from traceable.protocol.run_dir import CLIENT_OF_KEY
+from traceable.protocol.run_records import ProcessRecord
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.attribution import Coverage, Share
+    from traceable.recording import Recording
 
 SCHEMA = "traceable.diagnosis/2"
 MANIFEST_KEY = "diagnosis"
 """The key of the diagnosis in `run.json` and `report.json`."""
-
-RULES: tuple[Rule, ...] = (*recording_rules.RULES, *range_rules.RULES, *gpu_rules.RULES)
-"""The rules for every collector; those for a single one are its own (`Collector.list_rules`)."""
-
-FALLBACK = recording_rules.FALLBACK
-"""Is evaluated if no rule finds a cause."""
 
 _NOTHING_RECORDED = ("nothing_annotated", "nothing_entered", "process_not_recorded")
 _CONSEQUENCES = {
@@ -45,6 +66,23 @@ _CONSEQUENCES = {
     "driver_too_new": ("no_cuda_context",),
 }
 """The symptoms of each cause, which are not causes of their own then."""
+
+_CLOCK_CODES = ("rows_outside_time", "clocks_differ")
+
+_CLIENT_PROGRAMS = frozenset(
+    (
+        *("curl", "wget", "http", "https", "ab", "wrk", "wrk2", "hey", "oha", "siege"),
+        *("bombardier", "h2load", "vegeta", "k6", "locust", "aiperf", "genai-perf"),
+    )
+)
+"""Programs that are only clients."""
+
+_NVTX_OFF = "NVTX_DISABLE"
+_USUAL_LEVEL = 2
+
+_GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch")
+_AUTOGRAD = "pt_autograd"
+_BACKWARD = re.compile("backward", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -118,3 +156,529 @@ def diagnose(case: Case, log: Callable[[str], None] | None = None) -> Diagnosis:
         )
     )
     return Diagnosis(tuple(findings), tuple(ruled_out), tuple(not_applicable), tuple(failed))
+
+
+def diagnose_not_recorded(case: Case) -> RuleResult:
+    """No collector was requested."""
+    if case.manifest is None:
+        return None
+    if case.collector.records:
+        return rule_out(f"the collector was {case.collector.name}")
+    evidence = (f"collector {(case.manifest.get('collector') or {}).get('reason') or case.collector.name}",)
+    return Finding("not_recorded", "no collector was requested", "use another --collector", PROBLEM, evidence)
+
+
+def diagnose_windows(case: Case) -> RuleResult:
+    """A requested window was not opened, opened late or closed early, according to checks/windows."""
+    if case.windows is None:
+        return None
+    lost = [one for one in case.windows.outcomes if one.outcome != CAPTURED]
+    if not lost and not case.windows.problems:
+        return rule_out(f"every window of {case.windows.requested} was captured completely")
+    if not lost:
+        message, code = str(case.windows.problems[0]), "window_never_reached"
+    else:
+        first = lost[0]
+        code = f"window_{first.outcome}"
+        message = f"steps {first.start_step}-{first.stop_step}: {first.reason}"
+    captured = [one.captured_steps for one in case.windows.outcomes]
+    evidence = (f"requested {case.windows.requested}", f"{sum(captured)} steps captured in {len(captured)} windows")
+    fixes = {
+        "window_never_reached": "request steps that the program reaches, or count them with traceable.steps()",
+        "window_stopped_early": "request fewer steps, or let the program run until the window ends",
+        "window_opened_late": "start the loop's first step with traceable.steps() or `with traceable.step()`",
+    }
+    fix = fixes.get(code, "see `traceable help windows`, and run again with --collector recorder to rule out nsys")
+    return Finding(code, message, fix, WARNING if any(captured) else PROBLEM, evidence)
+
+
+def diagnose_closed_before_first_range(case: Case) -> RuleResult:
+    """A time window ended before the program created its first range."""
+    if case.windows is None or case.range_count:
+        return None
+    for one in case.step_statuses:
+        closed = [window.closed_wall_ns for window in one.windows if window.closed_wall_ns is not None]
+        if one.first_range_wall_ns is None or not closed or max(closed) >= one.first_range_wall_ns:
+            continue
+        gap_s = (one.first_range_wall_ns - max(closed)) / 1e9
+        return Finding(
+            "closed_before_first_range",
+            f"the window closed {gap_s:.1f} s before the first range",
+            "count from the first range or step, as in --delay 1, or let the window last longer (--duration)",
+            PROBLEM,
+            (f"process {one.pid} emitted its first range {gap_s:.1f} s after its window had closed",),
+        )
+    return rule_out("no window closed before the first range")
+
+
+def diagnose_truncated_report(case: Case) -> RuleResult:
+    """The file exists, but is truncated."""
+    if case.recording is not None:
+        return rule_out("the report was read")
+    if case.error is None or case.directory is not None or case.path.suffix == ".qdstrm":
+        return None
+    if case.missing_bytes or (case.path.is_file() and not case.path.stat().st_size):
+        reason = (
+            f"{case.missing_bytes} bytes are missing, according to its header" if case.missing_bytes else "it is empty"
+        )
+        return _report_truncated(case, CERTAIN, reason)
+    if case.path.suffix in (".nsys-rep", ".qdrep"):
+        return _report_truncated(case, LIKELY, f"nsys can't read it: {case.error.problem}")
+    return Finding("unreadable", case.error.problem, case.error.remedy, PROBLEM, (f"{case.path} was opened",))
+
+
+def _report_truncated(case: Case, certainty: str, reason: str) -> Finding:
+    return Finding(
+        "report_truncated",
+        f"{case.path.name} is truncated",
+        "copy it again from the original, or record again (a full disk, a killed nsys or a copy cut short)",
+        PROBLEM,
+        (reason,),
+        certainty,
+    )
+
+
+def diagnose_unreadable(case: Case) -> RuleResult:
+    """A run left no report, and no other rule finds the reason."""
+    if case.directory is None or case.error is None:
+        return None
+    return Finding(
+        "no_report", case.error.problem, case.error.remedy, PROBLEM, ("no other rule explains it",), POSSIBLE
+    )
+
+
+def diagnose_clocks(case: Case) -> RuleResult:
+    """Impossible times: work before its launch, rows outside the recording, a process with another clock."""
+    if case.recording is None:
+        return None
+    from_reader = (one for one in case.recording.notes if one.code in _CLOCK_CODES)
+    problems: list[str] = [*from_reader, *case.find_notes(*_CLOCK_CODES)]
+    early, joined = _before_launch(case)
+    if joined and early > max(1, joined // 1000):
+        problems.append(f"{early} of {joined} GPU operations began more than 1 ms before their launch call")
+    if not problems:
+        return rule_out("no event is outside the recording or before its cause")
+    return Finding(
+        "clock_outliers",
+        "clocks disagree, so that times across processes, or of GPU and CPU, are off",
+        "compare times within one process only; avoid clock changes while recording (NTP steps, suspended machines)",
+        WARNING,
+        tuple(dict.fromkeys(problems))[:3],
+    )
+
+
+def _before_launch(case: Case) -> tuple[int, int]:
+    assert case.recording is not None
+    context = case.recording.context
+    if not len(context.gpu) or not len(context.trace.calls):
+        return 0, 0
+    call = context.launches.call_of
+    joined = call >= 0
+    early = context.gpu.start_ns[joined] < context.trace.calls.start_ns[call[joined]] - 1_000_000
+    return int(early.sum()), int(joined.sum())
+
+
+def diagnose_system(case: Case) -> RuleResult:
+    """Recorded on Windows or WSL."""
+    kernels = (str(((case.manifest or {}).get("host") or {}).get("system", "")), case.system.get("kernel", ""))
+    wsl = [f"the kernel is {name}" for name in kernels if "microsoft" in name.lower()][:1]
+    wsl += [f"the process {name} in the report" for name in (case.system.get("wsl"),) if name]
+    wsl += ["/proc/version or /dev/dxg of this system"] if case.machine is not None and case.machine.wsl else []
+    if case.is_from_windows:
+        message, evidence = "the report was recorded on Windows", ["DEVICE_TYPE Windows in the report"]
+    elif wsl:
+        message, evidence = "the report was recorded on Linux under Windows (WSL)", wsl
+    else:
+        known = case.manifest is not None or bool(case.options)
+        return rule_out("nothing in the report indicates Windows") if known else None
+    return Finding(
+        "windows",
+        f"{message}, whose driver may delay launches and submit them in batches",
+        "compare its times, especially of queues and gaps, only with recordings of the same system",
+        NOTE,
+        tuple(evidence),
+    )
+
+
+def diagnose_disabled(case: Case) -> RuleResult:
+    """TRACEABLE_DISABLE, or the nvtx package's own variable."""
+    off = [one for one in case.process_records if one.disabled]
+    if off:
+        name = next(
+            (name for name in (environment.DISABLE, _NVTX_OFF) if name in case.environment_names), environment.DISABLE
+        )
+        return Finding(
+            "annotations_disabled",
+            f"annotations are off: {name} is set",
+            f"unset {name}",
+            case.loss_severity,
+            (f"process {off[0].pid} reports that its annotations are off",),
+        )
+    if case.process_records:
+        return rule_out("no process reports that its annotations are off")
+    if _NVTX_OFF in case.environment_names and case.is_empty:
+        evidence = (f"{_NVTX_OFF} is in the environment of the run",)
+        return Finding("annotations_disabled", f"{_NVTX_OFF} is set", f"unset {_NVTX_OFF}", PROBLEM, evidence, LIKELY)
+    return None
+
+
+def diagnose_fork(case: Case) -> RuleResult:
+    """A process that was forked without an exec, which not every collector can trace."""
+    if case.collector.follows_forks or case.manifest is None:
+        return None
+    recorded = case.ranges_by_pid
+    counts = {one.pid: one for one in case.completeness.processes if one.missing}
+    of_forks = [one for one in case.last_programs if one.forked and one.pid not in recorded]
+    lost = [one for one in of_forks if case.completeness.count_missing(one.pid) != 0]
+    if not lost:
+        reason = (
+            "the forked processes emitted no range" if of_forks else "no process that imported traceable was forked"
+        )
+        return rule_out(reason)
+    names_by_pid = {one.pid: one.names for one in case.process_records if one.names}
+    evidence = [
+        f"process {one.pid} created {join_first(names_by_pid[one.pid])}" for one in lost if one.pid in names_by_pid
+    ]
+    of_counts = [one.pid for one in lost if one.pid in counts and one.pid not in names_by_pid]
+    evidence += [f"process {pid} counted {counts[pid].emitted} ranges" for pid in of_counts]
+    who = join_first([str(one) for one in lost])
+    # Workers that only load data have no ranges; only one that imported traceable itself reports its ranges.
+    idle = case.range_count and not evidence
+    return Finding(
+        "forked_child",
+        f"{who} {'was' if len(lost) == 1 else 'were'} forked, and {case.collector.name} can't trace forked processes",
+        "use --collector recorder, or multiprocessing's start method spawn",
+        NOTE if idle else case.loss_severity,
+        (f"{lost[0].file_name} reports it", *evidence[:2], f"{case.range_count or 0} ranges in the report"),
+        POSSIBLE if idle else LIKELY,
+    )
+
+
+def diagnose_scrubbed_environment(case: Case) -> RuleResult:
+    """A process that was started without the environment variables of the collector."""
+    if case.manifest is None or not case.collector.records:
+        return None
+    if "nvtx" not in (case.traced_apis or {"nvtx"}):
+        return rule_out("NVTX was not traced")
+    # A process without ranges lost none; one that ended abruptly is unknown.
+    not_traced = [one for one in case.process_records if not one.has_listener and (one.names or one.end is None)]
+    if not not_traced and not case.without_environment:
+        reason = "every process that imported traceable, and created a range, had the environment of the run"
+        return rule_out(reason) if case.process_records else None
+    if case.without_environment:
+        pid, name = case.without_environment[0]
+        who, how = f"process {pid} ({name})", "without the environment of the run"
+        evidence = [f"the launcher saw it with traceable loaded and without {environment.RUN_DIR}"]
+        if more := len(case.without_environment) - 1:
+            evidence.append(f"{more} more such processes")
+    else:
+        who, how = f"process {not_traced[0].pid}", "without the variables of the collector"
+        evidence = [
+            f"in process {not_traced[0].pid} {environment.NVTX_INJECTION} was not set when it imported traceable"
+        ]
+        evidence += [f"it created the ranges {join_first(not_traced[0].names)}"] if not_traced[0].names else []
+    return Finding(
+        "environment_scrubbed",
+        f"{who} was started {how}, so none of its ranges were recorded",
+        "pass os.environ to it, including LD_PRELOAD, NVTX_*, NSYS_*, QUADD_* and TRACEABLE_* (env=, `env -i`, sudo)",
+        case.loss_severity,
+        tuple(evidence),
+        CERTAIN if not case.without_environment and not_traced[0].names else LIKELY,
+    )
+
+
+def diagnose_unrecorded_process(case: Case) -> RuleResult:
+    """A process created ranges, and the recording has only those of others."""
+    if not case.process_records or not case.is_full_recording or (case.recording is None and not case.is_empty):
+        return None
+    missing = case.unrecorded_processes
+    if not missing:
+        return rule_out("each process that created ranges and has a record is in the recording")
+    if case.collector.survives_kill and not case.range_count:
+        return None  # it records every process: `nothing_entered` covers ranges that are never entered
+    one = missing[0]
+    recorded_counts = [f"{count} ranges of process {pid}" for pid, count in case.ranges_by_pid.items()]
+    # A decorated function that is never called has no ranges to lose.
+    return Finding(
+        "process_not_recorded",
+        f"process {one.pid} created ranges, and none of them was recorded",
+        "check that these ranges are entered; --collector recorder follows every process",
+        NOTE if case.range_count else PROBLEM,
+        (f"it created {join_first(one.names)}", f"the recording holds {join_first(recorded_counts) or 'no range'}"),
+        POSSIBLE if case.range_count else LIKELY,
+    )
+
+
+def diagnose_level(case: Case) -> RuleResult:
+    """TRACEABLE_LEVEL disables the annotations of the program."""
+    if not case.is_empty or not case.is_full_recording:
+        return None
+    low = [one for one in case.unrecorded_processes if one.level < _USUAL_LEVEL]
+    if not low:
+        return rule_out(f"{environment.LEVEL} is not below {_USUAL_LEVEL}") if case.process_records else None
+    return Finding(
+        "level_too_low",
+        f"{environment.LEVEL}={low[0].level}: annotations of a higher level are off",
+        f"unset {environment.LEVEL}",
+        PROBLEM,
+        (f"process {low[0].pid} created {join_first(low[0].names)}, and no range was recorded",),
+        LIKELY if low[0].level else CERTAIN,
+    )
+
+
+def diagnose_program_failure(case: Case) -> RuleResult:
+    """The program failed before it created a range; it may be annotated."""
+    code, number = case.end.get("exit_code"), case.end.get("signal")
+    if code is None and number is None:
+        return None
+    if not code and number is None:
+        return rule_out("the program ended with exit code 0")
+    if not case.is_empty or any(one.names for one in case.process_records):
+        return None
+    how = f"died of signal {number}" if number is not None else f"failed with exit code {code}"
+    errors = [one for one in case.process_records if one.end and one.end.startswith("exception")]
+    evidence = [f"process {one.pid} ended by {one.end}" for one in errors[:1]]
+    return Finding(
+        "program_failed",
+        f"the program {how} before it created a range",
+        "check its output; if it ran as intended, annotate it",
+        PROBLEM,
+        (f"the run {how}, and no range was recorded", *evidence),
+        LIKELY,
+    )
+
+
+def diagnose_nothing_annotated(case: Case) -> RuleResult:
+    """Nothing in the program emits a range. Never certain: an untraced process leaves the same evidence."""
+    if not case.is_empty:
+        return rule_out(f"{case.range_count} ranges were recorded") if case.range_count else None
+    if case.process_records:
+        return rule_out(f"{_processes(case.process_records)} imported traceable")
+    if case.nvtx_used:
+        return rule_out("a traced process called NVTX")
+    if timed := (case.manifest or {}).get(TIMED_WINDOW_KEY):
+        return Finding(
+            "empty_window",
+            f"no range lies in the window that was recorded ({timed})",
+            "begin earlier or record longer (--delay, --duration), or omit both to see when its ranges begin",
+            PROBLEM,
+            ("the program is not a Python program, so the time of its first range is not known",),
+            LIKELY,
+        )
+    client = diagnose_profiled_client(case)
+    if isinstance(client, Finding) and client.certainty == LIKELY:
+        return rule_out("the program is a client, and its server is not part of the run")
+    evidence = ["no range in the recording"]
+    if case.nvtx_used is False:
+        evidence.append("no traced process called NVTX")
+    if case.manifest is not None:
+        evidence.append("no process imported traceable")
+    return Finding(
+        "nothing_annotated",
+        "the program is not annotated",
+        'put `with traceable.annotate("forward"):` around its parts, or use `traceable run --annotate`',
+        PROBLEM,
+        tuple(evidence),
+        LIKELY,
+    )
+
+
+def diagnose_profiled_client(case: Case) -> RuleResult:
+    """The program only talked to a server on this machine, which was started without the launcher."""
+    server = (case.manifest or {}).get(CLIENT_OF_KEY)
+    if not isinstance(server, dict) or not case.is_empty or case.process_records:
+        return None
+    program = str(((case.manifest or {}).get("target") or {}).get("program"))
+    who = f"process {server['pid']} ({server['name']})" if server.get("pid") else "a process of another user"
+    # Any program may use a database on the same machine; only these programs are known to be pure clients.
+    only_client = PurePath(program).name in _CLIENT_PROGRAMS
+    return Finding(
+        "profiled_the_client",
+        f"the program is a client of port {server['port']}, whose server is not part of the run",
+        "start the server with `traceable run`, and the client without it",
+        PROBLEM,
+        (f"{program} talked to port {server['port']}, where {who} listens", "no process imported traceable"),
+        LIKELY if only_client else POSSIBLE,
+    )
+
+
+def diagnose_nothing_entered(case: Case) -> RuleResult:
+    """Processes imported traceable, were traced, and entered no range: e.g. a server without requests."""
+    if not case.process_records or not case.is_empty or not case.is_full_recording:
+        return None
+    traced = [
+        one for one in case.process_records if one.has_listener and not one.disabled and not case.is_lost_by_fork(one)
+    ]
+    # A process that ended abruptly may have entered ranges that are lost.
+    may_have_lost = not case.collector.survives_kill and any(one.end is None or one.names for one in traced)
+    if not traced or may_have_lost:
+        return None
+    names = tuple(sorted({name for one in traced for name in one.names}))
+    evidence = [f"{_processes(traced)} imported traceable, and no range was recorded"]
+    evidence += [f"defined and never entered: {join_first(names)}"] if names else []
+    return Finding(
+        "nothing_entered",
+        "no annotated code ran during the recording",
+        "run that code (send a server requests), or annotate what runs: `with traceable.annotate(...)`, `--annotate`",
+        PROBLEM,
+        tuple(evidence),
+        LIKELY,
+    )
+
+
+def _processes(records: Sequence[ProcessRecord]) -> str:
+    pids = list(dict.fromkeys(one.pid for one in records))
+    return (
+        f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes ({join_first([str(pid) for pid in pids])})"
+    )
+
+
+def diagnose_missing_ranges(case: Case) -> RuleResult:
+    """Processes counted more ranges than the recording has; other rules find the reason."""
+    complete = case.completeness
+    lost = [one for one in complete.processes if one.missing]
+    counted = sum(one.emitted or 0 for one in complete.processes)
+    if not lost:
+        known = complete.not_compared is None and counted
+        return rule_out(f"each of the {counted} ranges that were counted is in the recording") if known else None
+    of = f"process {lost[0].pid}" if len(lost) == 1 else f"{len(lost)} processes"
+    evidence = [f"process {one.pid} emitted {one.emitted}, {one.missing} of them are missing" for one in lost[:4]]
+    evidence += [f"and {len(lost) - 4} more processes"] if len(lost) > 4 else []
+    evidence += _ends_of(case, [one.pid for one in lost])
+    return Finding(
+        "ranges_missing",
+        f"{sum(one.missing for one in lost)} ranges that {of} emitted are not in the recording",
+        case.collector.loss_fix,
+        case.loss_severity,
+        tuple(evidence),
+    )
+
+
+def _ends_of(case: Case, pids: Sequence[int]) -> list[str]:
+    """Return how processes ended that did not exit normally."""
+    last = {one.pid: one for one in case.process_records}
+    forked = {one.pid for one in case.last_programs if one.start in ("fork", "forkserver")}
+    forked |= {pid for pid, one in last.items() if one.forked}
+    endings = [f"process {pid} was forked" for pid in pids if pid in forked]
+    endings += [
+        f"process {pid} did not exit normally (a signal, os._exit, exec)"
+        for pid in pids
+        if pid in last and last[pid].end is None and pid not in forked
+    ]
+    return endings[:3]
+
+
+def diagnose_graphs(case: Case) -> RuleResult:
+    """CUDA graphs that were traced as one: their kernels were not recorded."""
+    if case.recording is None:
+        return None
+    trace = case.recording.trace
+    launched = [i for i, name in enumerate(trace.names) if _GRAPH_LAUNCH.match(name)]
+    calls = int(sum((trace.calls.name == number).sum() for number in launched))
+    whole = len(trace.graph_launches)
+    fix = "record with --cuda-graph-trace=node, as `traceable run` does"
+    if whole:
+        time_ns = int((trace.graph_launches.end_ns - trace.graph_launches.start_ns).sum())
+        others = sum(int((one.end_ns - one.start_ns).sum()) for one in (trace.kernels, trace.copies, trace.memsets))
+        share = time_ns / max(1, time_ns + others)
+        message = (
+            f"CUDA graphs were traced as one: the kernels of {share:.0%} of the GPU's time are not in the recording"
+        )
+        evidence = (
+            f"{whole} graph launches of {time_ns / 1e6:.1f} ms",
+            f"{len(trace.kernels)} kernels and copies of {others / 1e6:.1f} ms",
+        )
+        return Finding("graphs_traced_as_one", message, fix, WARNING, evidence)
+    if not calls:
+        return rule_out("no CUDA graph was launched") if case.operation_count else None
+    if (trace.kernels.graph_node >= 0).any():
+        return rule_out("the kernels of CUDA graphs were recorded node by node")
+    context = case.recording.context
+    call = context.launches.call_of[context.launches.call_of >= 0]
+    if nodes := sum(int((trace.calls.name[call] == name).sum()) for name in launched):
+        # torch.profiler names no nodes (2022 to 2026).
+        return rule_out(f"{nodes} GPU operations were launched by cudaGraphLaunch")
+    message = f"{calls} CUDA graphs were launched, and none of their kernels is in the recording"
+    evidence = (f"{calls} calls of cudaGraphLaunch", "no kernel with a graph node, no table of graphs")
+    return Finding("graphs_traced_as_one", message, fix, WARNING, evidence, LIKELY)
+
+
+def diagnose_autograd(case: Case) -> RuleResult:
+    """Kernels, e.g. of backward(), launched by another thread than the one whose range is open."""
+    if case.recording is None or not case.operation_count or not case.range_count:
+        return None
+    coverage = case.recording.coverage
+    inherited, lost = coverage.attributed["inherited"], coverage.unattributed["several_threads"]
+    if lost.operations:
+        return Finding(
+            "launched_by_another_thread",
+            f"{lost.operations} GPU operations ({_share(lost, coverage)} of the GPU's time) were launched by threads "
+            "without a range while several others had one open",
+            "annotate in the launching thread, or run one annotated thread at a time",
+            WARNING,
+            ("no attribution rule decides between these ranges",),
+        )
+    if not inherited.operations:
+        return rule_out("ranges and what they launch are on the same threads")
+    threads, backward = _inherited_from(case.recording)
+    message = (
+        f"{inherited.operations} GPU operations ({_share(inherited, coverage)} of the GPU's time) were launched by a "
+        "thread other than the one with the range"
+    )
+    evidence = (
+        f"attribution `inherited`: {inherited.operations} operations",
+        f"launched by {join_first(threads)}",
+        *((f"while {join_first(backward, 2)} was open",) if backward else ()),
+    )
+    fix = "use `traceable report`, which attributes them to the range that was open, and not nsys's own tables"
+    if backward or any(name.startswith(_AUTOGRAD) for name in threads):
+        message += ", as by autograd"
+        return Finding("autograd_thread", message, fix, NOTE, evidence)
+    message += ", a helper thread of the program"
+    return Finding("launched_by_another_thread", message, fix, NOTE, evidence)
+
+
+def _share(part: Share, coverage: Coverage) -> str:
+    return f"{part.gpu_ns / max(1, coverage.total.gpu_ns):.0%}"
+
+
+def _inherited_from(recording: Recording) -> tuple[list[str], list[str]]:
+    """Return the names of the threads that launched what is inherited, and of the ranges of backward() it is in."""
+    import numpy as np
+
+    from traceable.analysis.attribution import INHERITED
+
+    trace, context = recording.trace, recording.context
+    operations = np.flatnonzero(context.attribution.rule == INHERITED)
+    launching = np.unique(trace.calls.thread[context.launches.call_of[operations]]).tolist()
+    threads = [trace.threads[index] for index in launching]
+    instances = np.unique(context.attribution.innermost[operations])
+    names = np.unique(context.attribution.instances.name[instances[instances >= 0]]).tolist()
+    backward = sorted({trace.names[index] for index in names if _BACKWARD.search(trace.names[index])})
+    return [f"{one.name} (thread {one.tid})" if one.name else f"thread {one.tid}" for one in threads], backward
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("not_recorded", diagnose_not_recorded),
+    Rule("window", diagnose_windows),
+    Rule("closed_before_first_range", diagnose_closed_before_first_range),
+    Rule("report_truncated", diagnose_truncated_report),
+    Rule("clock_outliers", diagnose_clocks),
+    Rule("windows", diagnose_system),
+    Rule("annotations_disabled", diagnose_disabled),
+    Rule("forked_child", diagnose_fork),
+    Rule("environment_scrubbed", diagnose_scrubbed_environment),
+    Rule("level_too_low", diagnose_level),
+    Rule("process_not_recorded", diagnose_unrecorded_process),
+    Rule("program_failed", diagnose_program_failure),
+    Rule("profiled_the_client", diagnose_profiled_client),
+    Rule("nothing_annotated", diagnose_nothing_annotated),
+    Rule("nothing_entered", diagnose_nothing_entered),
+    Rule("ranges_missing", diagnose_missing_ranges),
+    Rule("graphs_traced_as_one", diagnose_graphs),
+    Rule("autograd_thread", diagnose_autograd),
+)
+"""The rules for every collector; those for a single one are its own (`Collector.list_rules`)."""
+
+FALLBACK = Rule("no_report", diagnose_unreadable)
+"""Is evaluated if no rule finds a cause."""

@@ -25,8 +25,7 @@ from traceable.analysis.memory import get_host_link_gb_per_s
 from traceable.analysis.steps import find_steady_interval, steps
 from traceable.analysis.table import Table
 from traceable.checks.performance import RULES, findings
-from traceable.checks.performance_rules.call_savings import max_saving_ns
-from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.evidence import Evidence, compute_max_call_saving_ns
 from traceable.errors import MissingDataError, UsageError
 from traceable.finding import Finding
 from traceable.trace import load, model
@@ -149,7 +148,7 @@ def test_the_bound_of_calls_is_what_the_documentation_says(drawn: Any, stepping:
     thread, start, end = (
         np.array([(row["thread"], row["start_ns"], row["end_ns"]) for row in choice], np.int64).reshape(-1, 3).T
     )
-    bound, _ = max_saving_ns(Evidence(Context(trace), ask), thread, start, end)
+    bound, _ = compute_max_call_saving_ns(Evidence(Context(trace), ask), thread, start, end)
     assert bound == (winnable(facts, choice) if choice else 0)
 
 
@@ -539,7 +538,7 @@ def test_no_program_saves_more_than_the_bound_when_its_calls_take_no_time(progra
         return
     evidence = Evidence(Context(before.trace()), no_steps)
     start, end = np.array(calls, np.int64).T
-    bound, _ = max_saving_ns(evidence, np.zeros(len(calls), np.int64), start, end)
+    bound, _ = compute_max_call_saving_ns(evidence, np.zeros(len(calls), np.int64), start, end)
     saved = before.rows["ranges"][-1]["end_ns"] - after.rows["ranges"][-1]["end_ns"]
     assert saved <= bound
 

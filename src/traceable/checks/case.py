@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -225,7 +224,17 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
     directory = directory.absolute()
     manifest = run_dir.load_manifest(directory)
     collector = collectors.find_collector_of_run(manifest)
-    messages, options, system = _read_database(_find_database(directory, manifest), collector)
+    stem = manifest.get("stem")
+    candidates = [directory / f"{stem}.sqlite", directory / f"{stem}.1.sqlite"]
+    database = next((path for path in candidates if untrusted.is_regular(path)), None)
+    messages, options, system = _read_database(database, collector)
+    if recording is not None:
+        windows, completeness = recording.windows, recording.completeness
+    else:
+        request = load_capture_request(directory, manifest)
+        windows = None if request is None else evaluate_capture(request, ())
+        completeness = evaluate_completeness(directory, manifest, None)
+    is_same_machine = (manifest.get("host") or {}).get("name") == os.uname().nodename
     records = load_process_records(directory)
     # A process that set the variables itself before it imported traceable has a record.
     known = {one.pid for one in records}
@@ -236,7 +245,7 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         collector=collector,
         recording=recording,
         error=error,
-        windows=recording.windows if recording is not None else _evaluate_unrecorded_windows(directory, manifest),
+        windows=windows,
         files=tuple(sorted(entry.name for entry in directory.iterdir())),
         log=collector.read_log(directory),
         messages=messages,
@@ -247,8 +256,8 @@ def build_run_case(directory: Path, recording: Recording | None, error: Traceabl
         last_programs=tuple(load_last_programs(directory)),
         step_statuses=load_statuses(directory),
         profilers=tuple(map(str, manifest.get("profilers") or ())),
-        machine=_inspect_same_machine(manifest),
-        completeness=evaluate_completeness(directory, manifest, None) if recording is None else recording.completeness,
+        machine=machine.inspect_machine() if is_same_machine else None,
+        completeness=completeness,
     )
 
 
@@ -297,17 +306,6 @@ def open_case(path: Path) -> Iterator[Case]:
         )
 
 
-def _evaluate_unrecorded_windows(directory: Path, manifest: dict[str, Any]) -> CaptureResult | None:
-    request = load_capture_request(directory, manifest)
-    return None if request is None else evaluate_capture(request, ())
-
-
-def _find_database(directory: Path, manifest: Mapping[str, Any]) -> Path | None:
-    stem = manifest.get("stem")
-    candidates = [directory / f"{stem}.sqlite", directory / f"{stem}.1.sqlite"]
-    return next((path for path in candidates if untrusted.is_regular(path)), None)
-
-
 def _read_database(path: Path | None, collector: Collector) -> tuple[tuple[str, ...], dict[str, str], dict[str, str]]:
     """Return the messages of the collector, its options and the system, as in `Case`, as far as they are in a file."""
     if path is None:
@@ -317,35 +315,23 @@ def _read_database(path: Path | None, collector: Collector) -> tuple[tuple[str, 
             file.text_factory = lambda text: text.decode("utf-8", "replace")
             tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             messages = tuple(collector.read_messages(file, tables))
-            return messages, _read_options(file, tables), _read_system(file, tables)
+            options, system = dict[str, str](), dict[str, str]()
+            if "META_DATA_CAPTURE" in tables:
+                # Not the program's environment, which old versions store there.
+                rows = file.execute(
+                    "SELECT name, group_concat(value, ',') FROM META_DATA_CAPTURE WHERE name NOT LIKE '%ENVIRONMENT%' "
+                    "GROUP BY name"
+                )
+                options = {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
+            if "TARGET_INFO_SYSTEM_ENV" in tables:
+                query = "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'"
+                system["kernel"] = next(iter(select_texts(file, query)), "")
+            if "PROCESSES" in tables:
+                names = select_texts(file, "SELECT DISTINCT name FROM PROCESSES")
+                system["wsl"] = next((name for name in names if _WSL_PROCESS.match(name)), "")
+            return messages, options, system
     except (OSError, *untrusted.SQLITE_ERRORS):
         return (), {}, {}
-
-
-def _read_options(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
-    if "META_DATA_CAPTURE" not in tables:
-        return {}
-    # Not the program's environment, which old versions store there.
-    rows = file.execute(
-        "SELECT name, group_concat(value, ',') FROM META_DATA_CAPTURE WHERE name NOT LIKE '%ENVIRONMENT%' GROUP BY name"
-    )
-    return {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
-
-
-def _read_system(file: sqlite3.Connection, tables: set[str]) -> dict[str, str]:
-    system: dict[str, str] = {}
-    if "TARGET_INFO_SYSTEM_ENV" in tables:
-        query = "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'SoftwareReleaseVersion'"
-        system["kernel"] = next(iter(select_texts(file, query)), "")
-    if "PROCESSES" in tables:
-        names = select_texts(file, "SELECT DISTINCT name FROM PROCESSES")
-        system["wsl"] = next((name for name in names if _WSL_PROCESS.match(name)), "")
-    return system
-
-
-def _inspect_same_machine(manifest: Mapping[str, Any]) -> machine.Machine | None:
-    is_same = (manifest.get("host") or {}).get("name") == os.uname().nodename
-    return machine.inspect_machine() if is_same else None
 
 
 def _count_missing_bytes(path: Path) -> int:

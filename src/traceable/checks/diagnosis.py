@@ -253,9 +253,15 @@ def diagnose_clocks(case: Case) -> RuleResult:
         return None
     from_reader = (one for one in case.recording.notes if one.code in _CLOCK_CODES)
     problems: list[str] = [*from_reader, *case.find_notes(*_CLOCK_CODES)]
-    early, joined = _before_launch(case)
-    if joined and early > max(1, joined // 1000):
-        problems.append(f"{early} of {joined} GPU operations began more than 1 ms before their launch call")
+    context = case.recording.context
+    if len(context.gpu) and len(context.trace.calls):
+        call = context.launches.call_of
+        joined = call >= 0
+        early = context.gpu.start_ns[joined] < context.trace.calls.start_ns[call[joined]] - 1_000_000
+        if early.sum() > max(1, len(early) // 1000):
+            problems.append(
+                f"{early.sum()} of {len(early)} GPU operations began more than 1 ms before their launch call"
+            )
     if not problems:
         return rule_out("no event is outside the recording or before its cause")
     return Finding(
@@ -265,17 +271,6 @@ def diagnose_clocks(case: Case) -> RuleResult:
         WARNING,
         tuple(dict.fromkeys(problems))[:3],
     )
-
-
-def _before_launch(case: Case) -> tuple[int, int]:
-    assert case.recording is not None
-    context = case.recording.context
-    if not len(context.gpu) or not len(context.trace.calls):
-        return 0, 0
-    call = context.launches.call_of
-    joined = call >= 0
-    early = context.gpu.start_ns[joined] < context.trace.calls.start_ns[call[joined]] - 1_000_000
-    return int(early.sum()), int(joined.sum())
 
 
 def diagnose_system(case: Case) -> RuleResult:
@@ -453,7 +448,7 @@ def diagnose_nothing_annotated(case: Case) -> RuleResult:
     if not case.is_empty:
         return rule_out(f"{case.range_count} ranges were recorded") if case.range_count else None
     if case.process_records:
-        return rule_out(f"{_processes(case.process_records)} imported traceable")
+        return rule_out(f"{_format_processes(case.process_records)} imported traceable")
     if case.nvtx_used:
         return rule_out("a traced process called NVTX")
     if timed := (case.manifest or {}).get(TIMED_WINDOW_KEY):
@@ -514,7 +509,7 @@ def diagnose_nothing_entered(case: Case) -> RuleResult:
     if not traced or may_have_lost:
         return None
     names = tuple(sorted({name for one in traced for name in one.names}))
-    evidence = [f"{_processes(traced)} imported traceable, and no range was recorded"]
+    evidence = [f"{_format_processes(traced)} imported traceable, and no range was recorded"]
     evidence += [f"defined and never entered: {join_first(names)}"] if names else []
     return Finding(
         "nothing_entered",
@@ -526,7 +521,7 @@ def diagnose_nothing_entered(case: Case) -> RuleResult:
     )
 
 
-def _processes(records: Sequence[ProcessRecord]) -> str:
+def _format_processes(records: Sequence[ProcessRecord]) -> str:
     pids = list(dict.fromkeys(one.pid for one in records))
     return (
         f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes ({join_first([str(pid) for pid in pids])})"
@@ -544,7 +539,7 @@ def diagnose_missing_ranges(case: Case) -> RuleResult:
     of = f"process {lost[0].pid}" if len(lost) == 1 else f"{len(lost)} processes"
     evidence = [f"process {one.pid} emitted {one.emitted}, {one.missing} of them are missing" for one in lost[:4]]
     evidence += [f"and {len(lost) - 4} more processes"] if len(lost) > 4 else []
-    evidence += _ends_of(case, [one.pid for one in lost])
+    evidence += _describe_endings(case, [one.pid for one in lost])
     return Finding(
         "ranges_missing",
         f"{sum(one.missing for one in lost)} ranges that {of} emitted are not in the recording",
@@ -554,7 +549,7 @@ def diagnose_missing_ranges(case: Case) -> RuleResult:
     )
 
 
-def _ends_of(case: Case, pids: Sequence[int]) -> list[str]:
+def _describe_endings(case: Case, pids: Sequence[int]) -> list[str]:
     """Return how processes ended that did not exit normally."""
     last = {one.pid: one for one in case.process_records}
     forked = {one.pid for one in case.last_programs if one.start in ("fork", "forkserver")}
@@ -612,18 +607,18 @@ def diagnose_autograd(case: Case) -> RuleResult:
     if lost.operations:
         return Finding(
             "launched_by_another_thread",
-            f"{lost.operations} GPU operations ({_share(lost, coverage)} of the GPU's time) were launched by threads "
-            "without a range while several others had one open",
+            f"{lost.operations} GPU operations ({_format_share(lost, coverage)} of the GPU's time) were launched by "
+            "threads without a range while several others had one open",
             "annotate in the launching thread, or run one annotated thread at a time",
             WARNING,
             ("no attribution rule decides between these ranges",),
         )
     if not inherited.operations:
         return rule_out("ranges and what they launch are on the same threads")
-    threads, backward = _inherited_from(case.recording)
+    threads, backward = _find_launchers_of_inherited(case.recording)
     message = (
-        f"{inherited.operations} GPU operations ({_share(inherited, coverage)} of the GPU's time) were launched by a "
-        "thread other than the one with the range"
+        f"{inherited.operations} GPU operations ({_format_share(inherited, coverage)} of the GPU's time) were launched "
+        "by a thread other than the one with the range"
     )
     evidence = (
         f"attribution `inherited`: {inherited.operations} operations",
@@ -638,11 +633,11 @@ def diagnose_autograd(case: Case) -> RuleResult:
     return Finding("launched_by_another_thread", message, fix, NOTE, evidence)
 
 
-def _share(part: Share, coverage: Coverage) -> str:
+def _format_share(part: Share, coverage: Coverage) -> str:
     return f"{part.gpu_ns / max(1, coverage.total.gpu_ns):.0%}"
 
 
-def _inherited_from(recording: Recording) -> tuple[list[str], list[str]]:
+def _find_launchers_of_inherited(recording: Recording) -> tuple[list[str], list[str]]:
     """Return the names of the threads that launched what is inherited, and of the ranges of backward() it is in."""
     import numpy as np
 

@@ -59,14 +59,12 @@ def find_leaks(path: Path) -> list[Leak]:
         TraceError: it can't be read as a recording.
         CollectorError: nsys is missing or can't read the report.
     """
-    leaks = list(_check_run(path) if path.is_dir() else _check_file(path))
+    leaks: list[Leak] = []
+    if path.is_dir():
+        leaks += _check_manifest(path, run_dir.load_manifest(path))
+    for file in _list_reports(path, ".sqlite") if path.is_dir() else [path]:
+        leaks += _check_file(file)
     return sorted(leaks, key=lambda one: -one.secret_count)
-
-
-def _check_run(directory: Path) -> Iterator[Leak]:
-    yield from _check_manifest(directory, run_dir.load_manifest(directory))
-    for one in _list_reports(directory, ".sqlite"):
-        yield from _check_file(one)
 
 
 def _list_reports(directory: Path, *more: str) -> list[Path]:
@@ -98,7 +96,8 @@ def _check_file(path: Path) -> Iterator[Leak]:
             problem = f"can't read {path} ({untrusted.format_sqlite_error(error)})"
             raise TraceError("file_unreadable", problem, "give an nsys report") from None
     of_others = [one for one in environments if not one.is_from_launcher]
-    of_processes = Message("environment_stored", f"the environment of {_count_processes(len(of_others))}")
+    holders = f"{len(of_others)} processes" if len(of_others) > 1 else "a process"
+    of_processes = Message("environment_stored", f"the environment of {holders}")
     if leak := _make_leak(path, of_processes, of_others):
         yield leak
     of_nsys = Message("nsys_environment_stored", "nsys's own environment")
@@ -119,10 +118,6 @@ def _make_leak(path: Path, description: Message, environments: Iterable[privacy.
     if not names:
         return None
     return Leak(path, description, (*secret, *sorted(names - set(secret))), len(secret))
-
-
-def _count_processes(number: int) -> str:
-    return f"{number} processes" if number > 1 else "a process"
 
 
 def _count_output_chars(connection: sqlite3.Connection) -> int:

@@ -70,6 +70,9 @@ _DATA_COLUMNS = {
 }
 """The data of a finding, as columns of the table."""
 
+_UNITS = {"us": "in microseconds", "bytes": "in bytes", "share": "as a share of 1", "count": "a count"}
+"""How a value in each unit of thresholds is given."""
+
 NOT_ADDITIVE = Message("bounds_overlap", "findings may overlap: do not add up their bounds")
 
 
@@ -100,7 +103,7 @@ def findings(
         MissingDataError: the trace supports none of the rules.
     """
     values = resolve_thresholds(thresholds or {})
-    evidence = Evidence(context, get_view or (lambda view: _query(context, view)))
+    evidence = Evidence(context, get_view or (lambda view: _query_view(context, view)))
     results: list[Finding] = []
     early: dict[str, int] = {}
     unsupported: dict[str, MissingDataError] = {}
@@ -116,14 +119,17 @@ def findings(
             bound_ns, before_ns = finding.data["potential_saving_ns"], finding.data["before_steady_ns"] or 0
             if bound_ns is None or (bound_ns > 0 and bound_ns >= share * evidence.scope_ns):
                 results.append(finding)
-            elif before_ns > share * evidence.recorded_ns(*evidence.extent_ns):
+            elif before_ns > share * evidence.measure_recorded_ns(*evidence.extent_ns):
                 early[rule.name] = early.get(rule.name, 0) + before_ns
     if len(unsupported) == len(RULES):
         raise next(iter(unsupported.values()))
     results.sort(key=lambda finding: -(finding.data["potential_saving_ns"] or 0))
     notes = [NOT_ADDITIVE, _describe_scope(evidence)]
     if not results:
-        notes = [_no_findings(len(RULES) - len(unsupported), len(unsupported))]
+        checked = len(RULES) - len(unsupported)
+        rest = f"; the recording does not support {len(unsupported)} more" if unsupported else ""
+        text = f"{checked} {'rule' if checked == 1 else 'rules'} checked, no findings{rest}"
+        notes = [Message("no_findings", text)]
     if early:
         listing = ", ".join(f"{format_duration(ns)} of {name}" for name, ns in early.items())
         notes.append(
@@ -140,7 +146,7 @@ def resolve_thresholds(thresholds: Mapping[str, float]) -> dict[str, dict[str, f
         UsageError: an unknown rule or threshold, or a value that is not a number from 0 on.
     """
     values = {rule.name: {one.name: float(one.default) for one in rule.thresholds} for rule in RULES}
-    known = [f"{rule}.{name}" for rule, names in values.items() for name in names]
+    known = {f"{rule.name}.{one.name}": one for rule in RULES for one in rule.thresholds}
     for full, value in thresholds.items():
         if full not in known:
             import difflib
@@ -154,23 +160,17 @@ def resolve_thresholds(thresholds: Mapping[str, float]) -> dict[str, dict[str, f
             raise UsageError(
                 "threshold_invalid",
                 f"{value!r} is not a valid value for {full}",
-                f"give a number from 0 on, {_unit(full)}",
+                f"give a number from 0 on, {_UNITS[known[full].unit]}",
             )
         rule, _, name = full.partition(".")
         values[rule][name] = float(value)
     return values
 
 
-def _query(context: Context, view: str) -> Table:
+def _query_view(context: Context, view: str) -> Table:
     function = getattr(importlib.import_module(f"traceable.analysis.{view}"), view)
     table: Table = function(context)
     return table
-
-
-def _unit(full: str) -> str:
-    rule, _, name = full.partition(".")
-    units = {"us": "in microseconds", "bytes": "in bytes", "share": "as a share of 1", "count": "a count"}
-    return next(units[one.unit] for r in RULES if r.name == rule for one in r.thresholds if one.name == name)
 
 
 def _limit_bound(evidence: Evidence, finding: Finding) -> Finding:
@@ -240,8 +240,3 @@ def _build_rule_table(
             "thresholds": objects([f"{name}={value:g}" for name, value in values[rule.name].items()] for rule in RULES),
         }
     )
-
-
-def _no_findings(checked: int, unsupported: int) -> Message:
-    rest = f"; the recording does not support {unsupported} more" if unsupported else ""
-    return Message("no_findings", f"{checked} {'rule' if checked == 1 else 'rules'} checked, no findings{rest}")

@@ -9,8 +9,7 @@ from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import contains, merge_intervals
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.name_patterns import ALLOCATION_CALLS
-from traceable.checks.performance_rules.call_savings import max_saving_ns
-from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.evidence import Evidence, compute_max_call_saving_ns, measure_union_ns
 from traceable.checks.performance_rules.places import format_range_name, join_words
 from traceable.checks.performance_rules.rule import (
     PerformanceRule,
@@ -31,7 +30,7 @@ def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Fi
     Calls that allocate or release memory and start during a steady step of their process, on any of its threads;
     `per_step` of them per steady step, or more. The view `steps` defines the steps and which are steady.
 
-    potential_saving_ns: the bound of `max_saving_ns` for these calls.
+    potential_saving_ns: the bound of `compute_max_call_saving_ns` for these calls.
     """
     evidence.require_calls()
     calls = evidence.context.trace.calls
@@ -49,14 +48,14 @@ def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Fi
         inside = contains(merge_intervals(steps["start_ns"][mine], steps["end_ns"][mine]), calls.start_ns[allocating])
         call, number = allocating[inside & (of_call == one)], int(mine.sum())
         if len(call) and len(call) >= values["per_step"] * number:
-            findings.append(_allocation(evidence, one, call, number))
+            findings.append(_make_allocation_finding(evidence, one, call, number))
     return findings
 
 
-def _allocation(evidence: Evidence, pid: int, call: Int64, steps: int) -> Finding:
+def _make_allocation_finding(evidence: Evidence, pid: int, call: Int64, steps: int) -> Finding:
     trace, calls = evidence.context.trace, evidence.context.trace.calls
     start, end = calls.start_ns[call], calls.end_ns[call]
-    took = union_ns(start, end)
+    took = measure_union_ns(start, end)
     name, first = number_groups(calls.name[call])
     total = sum_groups(name, end - start, len(first))
     order = np.argsort(-total, kind="stable")
@@ -77,7 +76,7 @@ def _allocation(evidence: Evidence, pid: int, call: Int64, steps: int) -> Findin
             f"{format_duration(took)}{where}"
         ),
         fix="allocate before the steps and reuse it, or use a caching allocator",
-        potential_saving_ns=max_saving_ns(evidence, calls.thread[call], start, end)[0],
+        potential_saving_ns=compute_max_call_saving_ns(evidence, calls.thread[call], start, end)[0],
         range=range_name,
         domain=domain,
         pid=pid,

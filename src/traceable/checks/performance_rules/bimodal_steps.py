@@ -35,12 +35,15 @@ def find_bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
         slow = wall >= edge
         fast_ns = int(np.median(wall[~slow]))
         start, end = table["start_ns"][rows], table["end_ns"][rows]
+        apart = distinct(np.diff(np.flatnonzero(slow)))
+        is_regular = slow.sum() > 2 and len(apart) == 1 and apart[0] > 3
+        rhythm = f", one every {format_count(int(apart[0]), 'step')}" if is_regular else ""
         findings.append(
             make_finding(
                 message=(
                     f"process {pid}: {format_count(int(slow.sum()))} of {format_count(len(rows), 'step')} take "
                     f"{format_duration(float(np.median(wall[slow])))}, the others {format_duration(fast_ns)} (p50 each)"
-                    f"{_rhythm(np.flatnonzero(slow))}{_where(evidence, pid, start, end, slow)}"
+                    f"{rhythm}{_describe_excess(evidence, pid, start, end, slow)}"
                 ),
                 fix=(
                     "move the work that only some steps do out of the loop (to a thread), or spread it over all steps"
@@ -77,17 +80,7 @@ def find_slow_threshold_ns(wall_ns: Int64, min_steps: float, spread: float) -> i
     return None if best is None else best[1]
 
 
-def _rhythm(slow: Int64) -> str:
-    """Write whether the slow steps come at equal distances."""
-    apart = distinct(np.diff(slow))
-    return (
-        f", one every {format_count(int(apart[0]), 'step')}"
-        if len(slow) > 2 and len(apart) == 1 and apart[0] > 3
-        else ""
-    )
-
-
-def _where(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: Bool) -> str:
+def _describe_excess(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: Bool) -> str:
     """Write in which range the slow steps have most of their excess on average, by self time."""
     context = evidence.context
     instances, labels = context.instances, evidence.labels

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 
 from traceable.analysis.loop_blocks import Blocks, find_blocked_coroutines, find_blocks, find_longest_instances
-from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.evidence import Evidence, measure_union_ns
 from traceable.checks.performance_rules.places import format_range_name, join_words
 from traceable.checks.performance_rules.rule import (
     PerformanceRule,
@@ -47,7 +47,7 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
         )
     long = np.flatnonzero(blocks.end_ns - blocks.start_ns >= values["block"] * 1e3)
     some = Blocks(blocks.thread[long], blocks.start_ns[long], blocks.end_ns[long], blocks.callback[long])
-    inside = evidence.in_scope_ns(some.start_ns, some.end_ns) > 0
+    inside = evidence.measure_in_scope_ns(some.start_ns, some.end_ns) > 0
     culprit = find_longest_instances(context, some)
     labels = evidence.labels
     label = labels.of_instance[culprit]
@@ -63,7 +63,7 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
         name, domain = labels.names[one[0]] if one[0] >= 0 else (None, None)
         start, end = evidence.clip_to_scope(some.start_ns[here], some.end_ns[here])
         length = (some.end_ns - some.start_ns)[lasting]
-        took = union_ns(start, end)
+        took = measure_union_ns(start, end)
         if name is not None:
             culprit_name = format_range_name(name)
         elif one[1] >= 0:
@@ -84,15 +84,15 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
             make_finding(
                 message=(
                     f"{culprit_name} blocks the event loop {each}{most}"
-                    f"{_where(evidence, culprit[lasting], one[2])}{_list_waiting(evidence, some, lasting)}"
+                    f"{_describe_roots(evidence, culprit[lasting], one[2])}{_list_waiting(evidence, some, lasting)}"
                 ),
                 fix=(
                     "move the work off the loop (`await asyncio.to_thread(...)`, a process pool), "
                     "or yield to the loop in between"
                 ),
                 potential_saving_ns=took,
-                total_ns=union_ns(some.start_ns[here], some.end_ns[here]),
-                before_steady_ns=evidence.union_before_steady_ns(some.start_ns[here], some.end_ns[here]),
+                total_ns=measure_union_ns(some.start_ns[here], some.end_ns[here]),
+                before_steady_ns=evidence.measure_union_before_steady_ns(some.start_ns[here], some.end_ns[here]),
                 range=name,
                 domain=domain,
                 pid=evidence.pids[one[2]],
@@ -104,7 +104,7 @@ def find_blocked_event_loops(evidence: Evidence, values: Values) -> list[Finding
     return findings
 
 
-def _where(evidence: Evidence, culprit: Int64, process: int) -> str:
+def _describe_roots(evidence: Evidence, culprit: Int64, process: int) -> str:
     """Write in how many of which outermost ranges of the process blocks lie that are not the culprits themselves."""
     instances, parent = evidence.context.instances, evidence.context.instances.parent
     roots = culprit[culprit >= 0]

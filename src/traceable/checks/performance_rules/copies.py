@@ -47,7 +47,7 @@ class Copies:
         """Of each copy the peak of its link, in bytes a ns; NaN where it is not known."""
         return self.memory_operations.peak_gb_per_s[: len(self)]
 
-    def intervals(self, row: Int64, from_copy: Bool) -> tuple[Int64, Int64]:
+    def find_intervals(self, row: Int64, from_copy: Bool) -> tuple[Int64, Int64]:
         """Return when these copies lasted, and the copying calls that made them.
 
         Args:
@@ -55,7 +55,7 @@ class Copies:
         """
         gpu, calls = self.context.gpu, self.context.trace.calls
         start, end = gpu.start_ns[self.first_operation + row], gpu.end_ns[self.first_operation + row]
-        call = self._copying_call(row)
+        call = self._find_copying_call(row)
         called = np.flatnonzero(call >= 0)
         begun = calls.start_ns[call[called]]
         begun = np.where(from_copy[called], np.maximum(begun, start[called]), begun)
@@ -65,7 +65,7 @@ class Copies:
     def find_longest_call(self, row: Int64) -> str | None:
         """Return the copying call that took most time to make these copies."""
         calls = self.context.trace.calls
-        call = distinct(self._copying_call(row))
+        call = distinct(self._find_copying_call(row))
         call = call[call >= 0]
         if not len(call):
             return None
@@ -73,7 +73,7 @@ class Copies:
         total = sum_groups(name, calls.end_ns[call] - calls.start_ns[call], len(first))
         return strip_call_version(self.context.trace.names[int(calls.name[call[first[int(total.argmax())]]])])
 
-    def _copying_call(self, row: Int64) -> Int64:
+    def _find_copying_call(self, row: Int64) -> Int64:
         """Return the call of each copy that was made by a call that copies, not by the launch of a graph; else -1."""
         kind = self.memory_operations.call_kind[row]
         copying = (kind == SYNCHRONOUS) | (kind == ASYNCHRONOUS)
@@ -109,7 +109,7 @@ def group_copies_by_place(
     places = []
     for i, one in enumerate(first.tolist()):
         name, domain = labels.names[of_row[one]]
-        device, pid = evidence.device_number(int(gpu[one])), evidence.pids[int(process[one])]
+        device, pid = evidence.get_device_number(int(gpu[one])), evidence.pids[int(process[one])]
         words = format_range_name(name)
         if len(evidence.active_gpus) > 1:
             words += f" on {format_gpu(device)}"
@@ -141,7 +141,7 @@ def has_known_peak(evidence: Evidence, copies: Copies, row: Int64) -> Bool:
 def compute_copy_shares(evidence: Evidence, copies: Copies, row: Int64) -> tuple[Float64, Bool]:
     """Return which share of each copy lies in the scope, and whether any of it does."""
     gpu, operation = evidence.context.gpu, copies.first_operation + row
-    part = evidence.in_scope_share(gpu.start_ns[operation], gpu.end_ns[operation])
+    part = evidence.compute_scope_share(gpu.start_ns[operation], gpu.end_ns[operation])
     return part, part > 0
 
 
@@ -151,7 +151,7 @@ def sum_bytes_and_min_ns(copies: Copies, row: Int64, part: Float64) -> tuple[flo
     return float(moved.sum()), float((moved / copies.peak_gb_per_s[row]).sum())
 
 
-def max_copy_saving_ns(evidence: Evidence, copies: Copies, row: Int64) -> int:
+def compute_max_copy_saving_ns(evidence: Evidence, copies: Copies, row: Int64) -> int:
     """Return the length of the scope, less the time in which their GPU worked on anything else.
 
     NCCL's kernels are no such work: they may wait for a GPU that waits for these copies.
@@ -164,7 +164,7 @@ def max_copy_saving_ns(evidence: Evidence, copies: Copies, row: Int64) -> int:
     other[operation] = False
     other[find_nccl_kernels(evidence.context)] = False
     rows = gpu.by_start[other[gpu.by_start]]
-    return evidence.scope_ns - evidence.union_in_scope_ns(gpu.start_ns[rows], gpu.end_ns[rows])
+    return evidence.scope_ns - evidence.measure_union_in_scope_ns(gpu.start_ns[rows], gpu.end_ns[rows])
 
 
 class OneOffCopies:
@@ -189,7 +189,7 @@ class OneOffCopies:
         copies = (operation >= 0) & (gpu.direction[operation] == DIRECTIONS.index("h2d"))
         rows = operation[copies]
         rows = rows[np.argsort(gpu.start_ns[rows], kind="stable")]
-        lasting = np.cumsum(evidence.in_scope_ns(gpu.start_ns[rows], gpu.end_ns[rows]))
+        lasting = np.cumsum(evidence.measure_in_scope_ns(gpu.start_ns[rows], gpu.end_ns[rows]))
         starts, done = self._kernel_time
         nothing = np.zeros(len(operation), np.bool_)
         if not len(rows) or not lasting[-1] or not done[-1]:
@@ -204,4 +204,4 @@ class OneOffCopies:
         gpu, evidence = self.evidence.context.gpu, self.evidence
         kernels = gpu.by_start[np.isin(gpu.kind[gpu.by_start], (KERNEL, GRAPH))]
         start = gpu.start_ns[kernels]
-        return start, np.cumsum(np.append(0, evidence.in_scope_ns(start, gpu.end_ns[kernels])))
+        return start, np.cumsum(np.append(0, evidence.measure_in_scope_ns(start, gpu.end_ns[kernels])))

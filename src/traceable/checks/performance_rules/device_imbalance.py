@@ -36,17 +36,17 @@ def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
             "single_gpu", "the recording has only one GPU", "record the processes of all GPUs together"
         )
     part = evidence.scope
-    work = _work_between(evidence, np.array([part.start_ns, part.end_ns]))[0]
+    work = _measure_work_ns(evidence, np.array([part.start_ns, part.end_ns]))[0]
     member = np.flatnonzero(work >= max(1.0, values["member"] * work.max()))
     if len(member) < 2 or work[member].min() > (1 - values["spread"]) * work.max():
         return []
     busiest, idlest = int(member[work[member].argmax()]), int(member[work[member].argmin()])
-    less, most_busy = 1 - work[idlest] / work[busiest], format_gpu(evidence.device_number(busiest))
+    less, most_busy = 1 - work[idlest] / work[busiest], format_gpu(evidence.get_device_number(busiest))
     mean = float(work[member].mean())
-    by_step = _work_between(evidence, _step_bounds(evidence))[:, member]
+    by_step = _measure_work_ns(evidence, _list_step_bounds(evidence))[:, member]
     saving_ns = by_step.max(axis=1) - by_step.mean(axis=1)
     others = [
-        f"{format_gpu(evidence.device_number(i))} {format_duration(int(work[i]))}"
+        f"{format_gpu(evidence.get_device_number(i))} {format_duration(int(work[i]))}"
         for i in member.tolist()
         if i != busiest
     ]
@@ -54,20 +54,20 @@ def find_device_imbalance(evidence: Evidence, values: Values) -> list[Finding]:
     return [
         make_finding(
             message=(
-                f"{format_gpu(evidence.device_number(idlest))} is busy {format_percent(less)} less than {most_busy} "
-                f"(excluding NCCL): {most_busy} works {format_duration(int(work[busiest]))}, {listing}; the mean is "
-                f"{format_duration(mean)}"
+                f"{format_gpu(evidence.get_device_number(idlest))} is busy {format_percent(less)} less than "
+                f"{most_busy} (excluding NCCL): {most_busy} works {format_duration(int(work[busiest]))}, {listing}; "
+                f"the mean is {format_duration(mean)}"
             ),
             fix="distribute the work more evenly: the batch, the layers or the requests of each GPU",
             potential_saving_ns=int(saving_ns.sum()),
-            device=evidence.device_number(busiest),
-            pid=evidence.only_pid(busiest),
+            device=evidence.get_device_number(busiest),
+            pid=evidence.get_only_pid(busiest),
             count=len(member),
         )
     ]
 
 
-def _step_bounds(evidence: Evidence) -> Int64:
+def _list_step_bounds(evidence: Evidence) -> Int64:
     """Return the ends of the scope and, between them, where the steady steps of one process start."""
     part = evidence.scope
     if part.unsteady_reason:
@@ -80,11 +80,13 @@ def _step_bounds(evidence: Evidence) -> Int64:
     return distinct(np.concatenate([[part.start_ns], inside, [part.end_ns]]))
 
 
-def _work_between(evidence: Evidence, bounds_ns: Int64) -> Int64:
+def _measure_work_ns(evidence: Evidence, bounds_ns: Int64) -> Int64:
     """Return how long each GPU worked from each of some times to the next, shape (times - 1, GPUs)."""
     gpus, times = len(evidence.active_gpus), len(bounds_ns) - 1
     lane = np.tile(np.arange(gpus), times)
-    worked = evidence.busy_without_nccl_ns(lane, np.repeat(bounds_ns[:-1], gpus), np.repeat(bounds_ns[1:], gpus))
+    worked = evidence.measure_busy_without_nccl_ns(
+        lane, np.repeat(bounds_ns[:-1], gpus), np.repeat(bounds_ns[1:], gpus)
+    )
     return worked.reshape(times, gpus)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.evidence import Evidence, measure_union_ns
 from traceable.checks.performance_rules.places import format_range_name
 from traceable.checks.performance_rules.rule import (
     PerformanceRule,
@@ -42,10 +42,10 @@ def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
         here = np.flatnonzero((label == one) & (parent >= 0) & (process[rows] == of))
         start, end = instances.start_ns[rows[here]], instances.end_ns[rows[here]]
         around = np.flatnonzero((labels.of_instance[:-1] == one) & (process == of) & instances.entered)
-        hot = evidence.union_in_scope_ns(instances.start_ns[around], instances.end_ns[around])
+        hot = evidence.measure_union_in_scope_ns(instances.start_ns[around], instances.end_ns[around])
         begin, until = evidence.clip_to_scope(start, end)
         inside = until > begin
-        took = union_ns(begin, until)
+        took = measure_union_ns(begin, until)
         if not inside.any() or hot < values["hot"] * evidence.scope_ns:
             continue
         length, full = (end - start)[inside], int((generation[here][inside] == 2).sum())
@@ -62,8 +62,8 @@ def find_gc_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]:
                     "call gc.freeze() after the setup, collect between requests or steps (gc.disable(), gc.collect())"
                 ),
                 potential_saving_ns=took,
-                total_ns=union_ns(start, end),
-                before_steady_ns=evidence.union_before_steady_ns(start, end),
+                total_ns=measure_union_ns(start, end),
+                before_steady_ns=evidence.measure_union_before_steady_ns(start, end),
                 range=name,
                 domain=domain,
                 pid=evidence.pids[of],

@@ -50,24 +50,28 @@ def find_launch_bound_ranges(evidence: Evidence, values: Values) -> list[Finding
     least = values["share"] * evidence.scope_ns
     # The causes of gaps are the most expensive part: they are computed only where they can matter.
     late &= sum_groups(gaps.lane[late], evidence.gap_ns[late], len(evidence.active_gpus))[gaps.lane] >= least
-    late[late] = np.isin(evidence.causes(late), _LAUNCHING)
+    late[late] = np.isin(evidence.find_causes(late), _LAUNCHING)
     return [
         finding
         for lane in distinct(gaps.lane[late]).tolist()
-        for finding in _launch_bound(evidence, values, lane, late & (gaps.lane == lane), least)
+        for finding in _find_launch_bound_places(evidence, values, lane, late & (gaps.lane == lane), least)
     ]
 
 
-def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, least: float) -> Iterator[Finding]:
+def _find_launch_bound_places(
+    evidence: Evidence, values: Values, lane: int, late: Bool, least: float
+) -> Iterator[Finding]:
     context, gaps = evidence.context, evidence.gaps
     places = RangePaths(context)
     here = evidence.gpu_of_operation == lane
-    duration = evidence.in_scope_ns(context.gpu.start_ns, context.gpu.end_ns)
+    duration = evidence.measure_in_scope_ns(context.gpu.start_ns, context.gpu.end_ns)
     kernels = here & (context.gpu.kind == KERNEL) & (duration > 0)
     idle = places.sum_operations(gaps.after[late], evidence.gap_ns[late])
     number = places.sum_operations(gaps.after[late & (evidence.gap_ns > 0)])
     whole = places.sum_operations(gaps.after[late], (gaps.end_ns - gaps.start_ns)[late])
-    before = places.sum_operations(gaps.after[late], evidence.before_steady_ns(gaps.start_ns[late], gaps.end_ns[late]))
+    before = places.sum_operations(
+        gaps.after[late], evidence.measure_before_steady_ns(gaps.start_ns[late], gaps.end_ns[late])
+    )
     work = places.sum_operations(np.flatnonzero(here), duration[here])
     kernel_ns, kernel_number = (
         places.sum_operations(np.flatnonzero(kernels), duration[kernels]),
@@ -80,7 +84,7 @@ def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, lea
         if idle[place] < values["idle"] * (idle[place] + work[place]):
             continue
         name, domain = places.get_range(place)
-        device = evidence.device_number(lane)
+        device = evidence.get_device_number(lane)
         yield make_finding(
             message=(
                 f"{format_range_name(name)}: {format_gpu(device)} waits {format_duration(int(idle[place]))} for "
@@ -91,11 +95,11 @@ def _launch_bound(evidence: Evidence, values: Values, lane: int, late: Bool, lea
             fix="launch more at once: a CUDA graph (torch.compile with mode='reduce-overhead'), or a larger batch",
             potential_saving_ns=int(idle[place]),
             total_ns=int(whole[place]),
-            before_steady_ns=evidence.before_steady_or_none(int(before[place])),
+            before_steady_ns=evidence.drop_if_unsteady(int(before[place])),
             range=name,
             domain=domain,
             device=device,
-            pid=evidence.only_pid(lane),
+            pid=evidence.get_only_pid(lane),
             count=int(number[place]),
         )
 

@@ -39,7 +39,7 @@ def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]
         took = int(waits.total_ns()[0])
         if process < 0 or not took or took < values["share"] * evidence.scope_ns:
             continue
-        working = _working_shares(evidence, process, waits)
+        working = _compute_working_shares(evidence, process, waits)
         free = bool(working) and min(part for _, part in working) >= _ALL_THE_TIME
         which_work = join_words(
             [f"{format_gpu(device)} works during {format_percent(part)}" for device, part in working]
@@ -69,7 +69,7 @@ def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]
     return findings
 
 
-def _working_shares(evidence: Evidence, process: int, waits: Union) -> list[tuple[int | None, float]]:
+def _compute_working_shares(evidence: Evidence, process: int, waits: Union) -> list[tuple[int | None, float]]:
     """Return the GPUs that a process used, and for which share of some times each ran anything."""
     operations = evidence.context.gpu
     busy = union_by_lane(
@@ -80,7 +80,7 @@ def _working_shares(evidence: Evidence, process: int, waits: Union) -> list[tupl
     shares = []
     for lane in [lane for lane, users in enumerate(evidence.active_gpus.processes) if process in users]:
         ran = measure_covered_ns(busy, np.full(len(waits.start_ns), lane), waits.start_ns, waits.end_ns).sum()
-        shares.append((evidence.device_number(lane), float(ran / waits.total_ns()[0])))
+        shares.append((evidence.get_device_number(lane), float(ran / waits.total_ns()[0])))
     return shares
 
 

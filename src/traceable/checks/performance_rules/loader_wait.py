@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.steps import find_loader_wait_instances
-from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.evidence import Evidence, measure_union_ns
 from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
@@ -26,7 +26,7 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
     """Return which processes wait much of the time for the next item of their loop.
 
     potential_saving_ns: the time in which any of the waits lasted; for a process that uses a GPU at most the
-    saving that the host allows (`Evidence.max_host_saving_ns`).
+    saving that the host allows (`Evidence.compute_max_host_saving_ns`).
     """
     evidence.require_ranges()
     context = evidence.context
@@ -43,7 +43,7 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
         start, end = instances.start_ns[waits[process == one]], instances.end_ns[waits[process == one]]
         begin, until = evidence.clip_to_scope(start, end)
         inside = until > begin
-        took = union_ns(begin, until)
+        took = measure_union_ns(begin, until)
         if not inside.any() or took < values["wait"] * evidence.scope_ns:
             continue
         length = (end - start)[inside]
@@ -61,9 +61,9 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
                     "load ahead of the loop: DataLoader(num_workers=..., prefetch_factor=...), "
                     "or a thread that fills a queue"
                 ),
-                potential_saving_ns=min(took, evidence.max_host_saving_ns(one)) if uses_gpu else took,
-                total_ns=union_ns(start, end),
-                before_steady_ns=evidence.union_before_steady_ns(start, end),
+                potential_saving_ns=min(took, evidence.compute_max_host_saving_ns(one)) if uses_gpu else took,
+                total_ns=measure_union_ns(start, end),
+                before_steady_ns=evidence.measure_union_before_steady_ns(start, end),
                 range=name,
                 pid=evidence.pids[one],
                 count=len(length),

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from traceable.analysis.steps import find_loader_wait_instances
-from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.evidence import Evidence, measure_union_ns
 from traceable.checks.performance_rules.places import format_range_name
 from traceable.checks.performance_rules.rule import (
     PerformanceRule,
@@ -67,12 +67,12 @@ def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
         inside = until > begin
         waited = int((until - begin).sum())
         holders = np.flatnonzero((labels.of_instance[:-1] == outer) & (process == of) & instances.entered)
-        held = int(evidence.in_scope_ns(instances.start_ns[holders], instances.end_ns[holders]).sum())
+        held = int(evidence.measure_in_scope_ns(instances.start_ns[holders], instances.end_ns[holders]).sum())
         if not inside.any() or waited < values["wait"] * held:
             continue
         length = (end - start)[inside]
         name, domain = labels.names[one]
-        took = union_ns(begin, until)
+        took = measure_union_ns(begin, until)
         findings.append(
             make_finding(
                 message=(
@@ -84,8 +84,8 @@ def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
                 fix="check the ranges of the other threads for the one that holds the lock",
                 potential_saving_ns=took,
                 certainty=LIKELY,
-                total_ns=union_ns(start, end),
-                before_steady_ns=evidence.union_before_steady_ns(start, end),
+                total_ns=measure_union_ns(start, end),
+                before_steady_ns=evidence.measure_union_before_steady_ns(start, end),
                 range=name,
                 domain=domain,
                 pid=evidence.pids[of],

@@ -57,9 +57,9 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
     findings = []
     for lane in low.tolist():
         mine = gaps.lane == lane
-        cause = evidence.causes(mine)
+        cause = evidence.find_causes(mine)
         length, whole = evidence.gap_ns[mine], (gaps.end_ns - gaps.start_ns)[mine]
-        before = evidence.before_steady_ns(gaps.start_ns[mine], gaps.end_ns[mine])
+        before = evidence.measure_before_steady_ns(gaps.start_ns[mine], gaps.end_ns[mine])
         own = cause != _FLUSH
         idle_ns = int(length[own].sum())
         busy = int(total[lane] - idle[lane])
@@ -72,7 +72,7 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
         (start,), (end,) = evidence.clip_to_scope(start, end)
         count = int((own & (length > 0)).sum())
         cause_text, fix = _CAUSES[CAUSES[most]]
-        device = evidence.device_number(lane)
+        device = evidence.get_device_number(lane)
         findings.append(
             make_finding(
                 message=(
@@ -84,9 +84,9 @@ def find_low_utilization(evidence: Evidence, values: Values) -> list[Finding]:
                 fix=fix,
                 potential_saving_ns=idle_ns,
                 total_ns=int(whole[own].sum()),
-                before_steady_ns=evidence.before_steady_or_none(int(before[own].sum())),
+                before_steady_ns=evidence.drop_if_unsteady(int(before[own].sum())),
                 device=device,
-                pid=evidence.only_pid(lane),
+                pid=evidence.get_only_pid(lane),
                 count=count,
                 start_ns=int(start),
                 end_ns=int(end),

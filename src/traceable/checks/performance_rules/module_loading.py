@@ -12,11 +12,11 @@ from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
 from traceable.analysis.intervals import overlaps_any
 from traceable.analysis.name_patterns import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
-from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.evidence import Evidence, measure_union_ns
 from traceable.checks.performance_rules.places import format_gpu, join_words
 from traceable.checks.performance_rules.rule import PerformanceRule, Values, make_finding, make_share_threshold
 from traceable.finding import Finding
-from traceable.trace.model import Int64, distinct
+from traceable.trace.model import distinct
 from traceable.units import format_count, format_duration
 
 _CAUSE = CAUSES.index("module_loading")
@@ -29,7 +29,8 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     that load a module.
 
     potential_saving_ns: the time in which any of that lasted, at most the saving that the host allows
-    (`Evidence.max_host_saving_ns`): the host continues that much earlier, and the GPU still has all its work to do.
+    (`Evidence.compute_max_host_saving_ns`): the host continues that much earlier, and the GPU still has all its work to
+    do.
     """
     evidence.require_calls()
     context = evidence.context
@@ -39,18 +40,24 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     end = np.append(trace.overheads.end_ns[overhead], trace.calls.end_ns[call])
     process = np.append(trace.overheads.process[overhead], evidence.process_of_thread[trace.calls.thread[call]])
     users = distinct(context.gpu.process).tolist()
-    waiting = _waiting_ns(evidence, start, end)
+    # How long each GPU was idle, in the scope, in gaps that module loading explains.
+    near = overlaps_any(evidence.gaps, start, end)
+    near[near] = evidence.find_causes(near) == _CAUSE
+    waiting = sum_groups(evidence.gaps.lane[near], evidence.gap_ns[near], len(evidence.active_gpus))
+    del near
     findings = []
     for one in users:
         mine = process == one
-        whole = union_ns(start[mine], end[mine])
+        whole = measure_union_ns(start[mine], end[mine])
         if not whole:
             continue
         begin, until = evidence.clip_to_scope(start[mine], end[mine])
         inside = until > begin
-        took = union_ns(begin, until)
+        took = measure_union_ns(begin, until)
         lanes = [lane for lane in np.flatnonzero(waiting).tolist() if one in evidence.active_gpus.processes[lane]]
-        idle = [f"{format_gpu(evidence.device_number(lane))} {format_duration(int(waiting[lane]))}" for lane in lanes]
+        idle = [
+            f"{format_gpu(evidence.get_device_number(lane))} {format_duration(int(waiting[lane]))}" for lane in lanes
+        ]
         waits = f"; in gaps that it explains, {join_words(idle)} idle" if idle else ""
         findings.append(
             make_finding(
@@ -59,9 +66,9 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
                     f"{format_count(int(inside.sum()), 'time')}, which takes {format_duration(took)}{waits}"
                 ),
                 fix="launch each kernel once in a warm-up, or set CUDA_MODULE_LOADING=EAGER",
-                potential_saving_ns=min(took, evidence.max_host_saving_ns(one)),
+                potential_saving_ns=min(took, evidence.compute_max_host_saving_ns(one)),
                 total_ns=whole,
-                before_steady_ns=evidence.union_before_steady_ns(start[mine], end[mine]),
+                before_steady_ns=evidence.measure_union_before_steady_ns(start[mine], end[mine]),
                 pid=evidence.pids[one],
                 count=int(inside.sum()),
                 start_ns=int(begin.min(where=inside, initial=evidence.scope.end_ns)),
@@ -69,13 +76,6 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
             )
         )
     return findings
-
-
-def _waiting_ns(evidence: Evidence, start_ns: Int64, end_ns: Int64) -> Int64:
-    """Return how long each GPU was idle, in the scope, in gaps that module loading explains."""
-    near = overlaps_any(evidence.gaps, start_ns, end_ns)
-    near[near] = evidence.causes(near) == _CAUSE
-    return sum_groups(evidence.gaps.lane[near], evidence.gap_ns[near], len(evidence.active_gpus))
 
 
 MODULE_LOADING = PerformanceRule(

@@ -11,12 +11,12 @@ from traceable.checks.performance_rules.copies import (
     CopyPlace,
     OneOffCopies,
     compute_copy_shares,
+    compute_max_copy_saving_ns,
     group_copies_by_place,
     has_known_peak,
-    max_copy_saving_ns,
     sum_bytes_and_min_ns,
 )
-from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.evidence import Evidence, measure_union_ns
 from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
@@ -39,8 +39,8 @@ def find_pageable_copies(evidence: Evidence, values: Values) -> list[Finding]:
     host-to-device copies that do not recur (`OneOffCopies`) are excluded.
 
     potential_saving_ns: the time in which such a copy or, from its start on, the call that made it lasted, less the
-    time that the bytes take at the peak of the link; at most `max_copy_saving_ns`. A copy does not exceed the peak of
-    its link. Waits of the calling thread for such copies are not included: see `sync_in_hot_range`.
+    time that the bytes take at the peak of the link; at most `compute_max_copy_saving_ns`. A copy does not exceed the
+    peak of its link. Waits of the calling thread for such copies are not included: see `sync_in_hot_range`.
     """
     copies = Copies(evidence.context)
     with_host = (copies.direction == H2D) | (copies.direction == D2H)
@@ -62,13 +62,13 @@ def find_pageable_copies(evidence: Evidence, values: Values) -> list[Finding]:
     for here, group in group_copies_by_place(evidence, copies, row, copies.direction[row].astype(np.int64)):
         mine = row[here]
         if not loads.is_one_off(copies.first_operation + mine).any():
-            findings.append(_pageable(evidence, group, copies, mine))
+            findings.append(_make_pageable_finding(evidence, group, copies, mine))
     return findings
 
 
-def _pageable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64) -> Finding:
-    start, end = copies.intervals(row, np.ones(len(row), np.bool_))
-    took = evidence.union_in_scope_ns(start, end)
+def _make_pageable_finding(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64) -> Finding:
+    start, end = copies.find_intervals(row, np.ones(len(row), np.bool_))
+    took = evidence.measure_union_in_scope_ns(start, end)
     part, some = compute_copy_shares(evidence, copies, row)
     whole, least = sum_bytes_and_min_ns(copies, row, part)
     direction = _WORDS[int(copies.direction[row[0]])]
@@ -81,9 +81,9 @@ def _pageable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64) 
             f"{format_rate(copies.peak_gb_per_s[row].max())}, their bytes take {format_duration(least)}"
         ),
         fix="keep this memory pinned (pin_memory(), cudaHostAlloc) and copy it asynchronously (non_blocking=True)",
-        potential_saving_ns=min(took - round(least), max_copy_saving_ns(evidence, copies, row)),
-        total_ns=union_ns(start, end),
-        before_steady_ns=evidence.union_before_steady_ns(start, end),
+        potential_saving_ns=min(took - round(least), compute_max_copy_saving_ns(evidence, copies, row)),
+        total_ns=measure_union_ns(start, end),
+        before_steady_ns=evidence.measure_union_before_steady_ns(start, end),
         range=group.range,
         domain=group.domain,
         device=group.device,

@@ -20,10 +20,10 @@ def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
     findings = []
     for lane in distinct(gaps.lane).tolist():
         mine = gaps.take(gaps.lane == lane)
-        length = evidence.in_scope_ns(mine.start_ns, mine.end_ns)
-        before = int(evidence.before_steady_ns(mine.start_ns, mine.end_ns).sum())
+        length = evidence.measure_in_scope_ns(mine.start_ns, mine.end_ns)
+        before = int(evidence.measure_before_steady_ns(mine.start_ns, mine.end_ns).sum())
         longest, number = int(length.argmax()), int((length > 0).sum())
-        device = evidence.device_number(lane)
+        device = evidence.get_device_number(lane)
         findings.append(
             make_finding(
                 message=(
@@ -37,9 +37,9 @@ def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
                 ),
                 potential_saving_ns=int(length.sum()),
                 total_ns=int((mine.end_ns - mine.start_ns).sum()),
-                before_steady_ns=evidence.before_steady_or_none(before),
+                before_steady_ns=evidence.drop_if_unsteady(before),
                 device=device,
-                pid=evidence.only_pid(lane),
+                pid=evidence.get_only_pid(lane),
                 count=number,
                 start_ns=int(mine.start_ns[longest]),
                 end_ns=int(mine.end_ns[longest]),

@@ -34,10 +34,12 @@ def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
     """
     findings = []
     queued = evidence.queued_gaps
-    queued = queued.take(evidence.in_scope_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns)
+    queued = queued.take(
+        evidence.measure_in_scope_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns
+    )
     for lane in distinct(queued.lane).tolist():
         mine = queued.take(queued.lane == lane)
-        mine = mine.take(_by_chance(evidence, lane, mine, values["recurs"]))
+        mine = mine.take(_select_chance_gaps(evidence, lane, mine, values["recurs"]))
         length = np.sort(mine.end_ns - mine.start_ns)
         if not len(mine) or len(mine) < values["gaps"]:
             continue
@@ -47,7 +49,7 @@ def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
         alike = length[first[most] : last[most]]
         if len(alike) < values["alike"] * len(mine):
             continue
-        device = evidence.device_number(lane)
+        device = evidence.get_device_number(lane)
         findings.append(
             make_finding(
                 message=(
@@ -60,14 +62,14 @@ def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
                 potential_saving_ns=int(alike.sum()),
                 certainty=LIKELY,
                 device=device,
-                pid=evidence.only_pid(lane),
+                pid=evidence.get_only_pid(lane),
                 count=len(alike),
             )
         )
     return findings
 
 
-def _by_chance(evidence: Evidence, lane: int, gaps: Gaps, recurs: float) -> Bool:
+def _select_chance_gaps(evidence: Evidence, lane: int, gaps: Gaps, recurs: float) -> Bool:
     """Return which gaps lie between operations that mostly follow each other without one."""
     context = evidence.context
     gpu = context.gpu

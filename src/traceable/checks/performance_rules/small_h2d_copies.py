@@ -12,12 +12,12 @@ from traceable.checks.performance_rules.copies import (
     Copies,
     CopyPlace,
     compute_copy_shares,
+    compute_max_copy_saving_ns,
     group_copies_by_place,
     has_known_peak,
-    max_copy_saving_ns,
     sum_bytes_and_min_ns,
 )
-from traceable.checks.performance_rules.evidence import Evidence, union_ns
+from traceable.checks.performance_rules.evidence import Evidence, measure_union_ns
 from traceable.checks.performance_rules.rule import (
     PerformanceRule,
     Threshold,
@@ -40,8 +40,8 @@ def find_small_h2d_copies(evidence: Evidence, values: Values) -> list[Finding]:
 
     potential_saving_ns: the time in which such a copy or the call that made it lasted (of the first of a run, the call
     counts from the start of the copy: before that it may have waited for the work before), less the time that their
-    bytes take at the peak of the link; at most `max_copy_saving_ns`. One copy of all is no faster than the link, and
-    nothing but these copies becomes shorter.
+    bytes take at the peak of the link; at most `compute_max_copy_saving_ns`. One copy of all is no faster than the
+    link, and nothing but these copies becomes shorter.
     """
     copies = Copies(evidence.context)
     if not (copies.direction == H2D).any():
@@ -55,23 +55,30 @@ def find_small_h2d_copies(evidence: Evidence, values: Values) -> list[Finding]:
         & copies.has_size
         & (copies.memory_operations.size_bytes[: len(copies)] <= values["bytes"])
     )
-    if not small.any() or _most_in_one_instance(evidence.context, copies, small) < values["run"]:
+    if not small.any():
         return []
-    row, run = _runs(evidence.context, copies, small)
+    # No run is longer than the small copies of one range instance, whose number is cheap to compute.
+    instance = number_groups(evidence.context.innermost[copies.first_operation + np.flatnonzero(small)])[0]
+    if np.bincount(instance).max() < values["run"]:
+        return []
+    del instance
+    row, run = _number_runs(evidence.context, copies, small)
     long = np.bincount(run)[run] >= values["run"]
     row, run = row[long], run[long]
     known = has_known_peak(evidence, copies, row)
     row, run = row[known], run[known]
     first = np.diff(run, prepend=-1) != 0
     return [
-        _batchable(evidence, group, copies, row[here], run[here], first[here])
+        _make_batch_finding(evidence, group, copies, row[here], run[here], first[here])
         for here, group in group_copies_by_place(evidence, copies, row)
     ]
 
 
-def _batchable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64, run: Int64, first: Bool) -> Finding:
-    start, end = copies.intervals(row, first)
-    took = evidence.union_in_scope_ns(start, end)
+def _make_batch_finding(
+    evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64, run: Int64, first: Bool
+) -> Finding:
+    start, end = copies.find_intervals(row, first)
+    took = evidence.measure_union_in_scope_ns(start, end)
     part, some = compute_copy_shares(evidence, copies, row)
     size_bytes, least = sum_bytes_and_min_ns(copies, row, part)
     runs, number = len(distinct(run[some])), int(some.sum())
@@ -84,9 +91,9 @@ def _batchable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64,
             f"{format_rate(copies.peak_gb_per_s[row].max())}, their bytes take {format_duration(least)}"
         ),
         fix="gather the data in one buffer and copy that once",
-        potential_saving_ns=min(took - round(least), max_copy_saving_ns(evidence, copies, row)),
-        total_ns=union_ns(start, end),
-        before_steady_ns=evidence.union_before_steady_ns(start, end),
+        potential_saving_ns=min(took - round(least), compute_max_copy_saving_ns(evidence, copies, row)),
+        total_ns=measure_union_ns(start, end),
+        before_steady_ns=evidence.measure_union_before_steady_ns(start, end),
         range=group.range,
         domain=group.domain,
         device=group.device,
@@ -96,13 +103,7 @@ def _batchable(evidence: Evidence, group: CopyPlace, copies: Copies, row: Int64,
     )
 
 
-def _most_in_one_instance(context: Context, copies: Copies, small: Bool) -> int:
-    """Return how many small copies an instance has at most: cheap to compute, and no run is longer."""
-    group = number_groups(context.innermost[copies.first_operation + np.flatnonzero(small)])[0]
-    return int(np.bincount(group).max())
-
-
-def _runs(context: Context, copies: Copies, small: Bool) -> tuple[Int64, Int64]:
+def _number_runs(context: Context, copies: Copies, small: Bool) -> tuple[Int64, Int64]:
     """Return the small copies in the order of their streams, and the run that each is of, numbered from 0.
 
     Args:

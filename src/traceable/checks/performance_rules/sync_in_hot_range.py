@@ -8,9 +8,8 @@ from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.labels import get_operation_name, label_operations, strip_call_version
 from traceable.analysis.name_patterns import COPY_CALLS
 from traceable.analysis.sync import Waits, attribute_waits, find_waiting_calls
-from traceable.checks.performance_rules.call_savings import max_saving_ns
 from traceable.checks.performance_rules.copies import OneOffCopies
-from traceable.checks.performance_rules.evidence import Evidence
+from traceable.checks.performance_rules.evidence import Evidence, compute_max_call_saving_ns
 from traceable.checks.performance_rules.places import format_range_name, join_words
 from traceable.checks.performance_rules.rule import (
     PerformanceRule,
@@ -20,7 +19,7 @@ from traceable.checks.performance_rules.rule import (
     make_share_threshold,
 )
 from traceable.finding import Finding
-from traceable.trace.model import Bool, Int64, distinct
+from traceable.trace.model import Int64, distinct
 from traceable.units import format_count, format_duration, format_percent
 
 
@@ -31,7 +30,7 @@ def find_sync_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]
     the innermost range take `wait` of that time or more. What waits is the same as for `sync`; copies from or to
     pageable memory that do not recur (`OneOffCopies`) are excluded.
 
-    potential_saving_ns: the bound of `max_saving_ns` for these waits.
+    potential_saving_ns: the bound of `compute_max_call_saving_ns` for these waits.
     """
     evidence.require_calls()
     evidence.require_ranges()
@@ -39,14 +38,14 @@ def find_sync_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]
     waits = find_waiting_calls(context)
     if not len(waits):
         return []
-    cpu_ns = _lasting_ns(evidence)
+    cpu_ns = _measure_range_ns(evidence)
     label = evidence.labels.of_instance[context.find_innermost_around_calls(waits.call)]
     loads = OneOffCopies(evidence)
     findings = []
     for one in distinct(label[label >= 0]).tolist():
         mine = np.flatnonzero(label == one)
         mine = mine[~loads.is_one_off(waits.own_operation[mine])]
-        waited = int(evidence.in_scope_ns(waits.start_ns[mine], waits.end_ns[mine]).sum())
+        waited = int(evidence.measure_in_scope_ns(waits.start_ns[mine], waits.end_ns[mine]).sum())
         cpu = int(cpu_ns[one])
         if waited and waited >= values["wait"] * cpu and cpu >= values["hot"] * evidence.scope_ns:
             findings.append(_build_finding(evidence, one, waits.take(mine), waited, cpu))
@@ -56,14 +55,15 @@ def find_sync_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]
 def _build_finding(evidence: Evidence, label: int, waits: Waits, waited: int, cpu: int) -> Finding:
     names, calls = evidence.context.trace.names, evidence.context.trace.calls
     name, domain = evidence.labels.names[label]
-    inside = evidence.in_scope_ns(waits.start_ns, waits.end_ns)
+    inside = evidence.measure_in_scope_ns(waits.start_ns, waits.end_ns)
     some = inside > 0
+    waits_count = int(some.sum())
     by_call: dict[str, int] = {}
     for index, ns in zip(calls.name[waits.call[some]].tolist(), inside[some].tolist(), strict=True):
         by_call[strip_call_version(names[index])] = by_call.get(strip_call_version(names[index]), 0) + ns
     most = sorted(by_call, key=lambda call: (-by_call[call], call))
-    saving_ns, idle = max_saving_ns(evidence, calls.thread[waits.call], waits.start_ns, waits.end_ns)
-    operation, of_range = _longest_operation(evidence, waits.take(some))
+    saving_ns, idle = compute_max_call_saving_ns(evidence, calls.thread[waits.call], waits.start_ns, waits.end_ns)
+    operation, of_range = _find_longest_operation(evidence, waits.take(some))
     if operation is None:
         purpose = "none of the operations that they wait for ran meanwhile"
     else:
@@ -72,36 +72,33 @@ def _build_finding(evidence: Evidence, label: int, waits: Waits, waited: int, cp
         )
     return make_finding(
         message=(
-            f"{format_range_name(name)}: {format_count(int(some.sum()), 'wait')} in {join_words(most[:3])} "
-            f"{_take(some)} {format_duration(waited)}, {format_percent(waited / max(1, cpu))} of the range's time, "
-            f"{purpose}; from these waits to the next ones the GPU is idle {format_duration(idle)} with no work queued"
+            f"{format_range_name(name)}: {format_count(waits_count, 'wait')} in {join_words(most[:3])} "
+            f"{'takes' if waits_count == 1 else 'take'} {format_duration(waited)}, "
+            f"{format_percent(waited / max(1, cpu))} of the range's time, {purpose}; from these waits to the next "
+            f"ones the GPU is idle {format_duration(idle)} with no work queued"
         ),
         fix=_advise(most[0], operation),
         potential_saving_ns=saving_ns,
         total_ns=int((waits.end_ns - waits.start_ns).sum()),
-        before_steady_ns=evidence.before_steady_or_none(
-            int(evidence.before_steady_ns(waits.start_ns, waits.end_ns).sum())
+        before_steady_ns=evidence.drop_if_unsteady(
+            int(evidence.measure_before_steady_ns(waits.start_ns, waits.end_ns).sum())
         ),
         range=name,
         domain=domain,
         call=most[0],
-        count=int(some.sum()),
+        count=waits_count,
     )
 
 
-def _take(some: Bool) -> str:
-    return "takes" if np.count_nonzero(some) == 1 else "take"
-
-
-def _lasting_ns(evidence: Evidence) -> Int64:
+def _measure_range_ns(evidence: Evidence) -> Int64:
     """Return how long the instances of each range last in all, by its number in `Labels`."""
     instances, labels = evidence.context.instances, evidence.labels
     real = np.flatnonzero(instances.entered)
-    lasting = evidence.in_scope_ns(instances.start_ns[real], instances.end_ns[real])
+    lasting = evidence.measure_in_scope_ns(instances.start_ns[real], instances.end_ns[real])
     return sum_groups(labels.of_instance[real], lasting, len(labels.names))
 
 
-def _longest_operation(evidence: Evidence, waits: Waits) -> tuple[str | None, str | None]:
+def _find_longest_operation(evidence: Evidence, waits: Waits) -> tuple[str | None, str | None]:
     """Return the name of the operation that these waits were longest for, and its range; None where nothing ran."""
     context, labels = evidence.context, evidence.labels
     pieces = attribute_waits(context, waits)

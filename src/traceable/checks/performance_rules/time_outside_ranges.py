@@ -45,7 +45,7 @@ def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding
         gaps = gaps.take(~overlaps_any(gaps, *trace.windows.find_gaps()))
         outside = int((gaps.end_ns - gaps.start_ns).sum())
         first, last = int(start[rows].min()), int(end[rows].max())
-        wall = evidence.recorded_ns(first, last)
+        wall = evidence.measure_recorded_ns(first, last)
         covered = wall - outside
         here = int(process[thread])
         if here in best and best[here][0] >= covered:

@@ -47,7 +47,7 @@ def find_uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]
     if not steady.any():
         raise MissingDataError("no_steady_step", "no step is in the steady state", "record more steps")
     findings = []
-    for process, operation in _equal_steps(context, steady):
+    for process, operation in _group_equal_steps(context, steady):
         times = context.gpu.end_ns[operation] - context.gpu.start_ns[operation]
         times[np.isin(operation, find_nccl_kernels(context))] = 0
         number = len(times)
@@ -79,7 +79,7 @@ def find_uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]
     return findings
 
 
-def _equal_steps(context: Context, steady: Bool) -> Iterator[tuple[int, Int64]]:
+def _group_equal_steps(context: Context, steady: Bool) -> Iterator[tuple[int, Int64]]:
     """Yield the process of steady steps with the same kernels, and these: one row a step, in the order of their start.
 
     Of processes and, within them, of kernels in the order of the first such step.

@@ -56,13 +56,13 @@ def find_unified_memory_migrations(evidence: Evidence, values: Values) -> list[F
         took = int(whole.total_ns()[0])
         if not took or took < values["share"] * evidence.scope_ns:
             continue
-        meanwhile = _with_kernels(context, evidence.gpu_of_operation == lane, whole.start_ns, whole.end_ns)
+        meanwhile = _measure_kernel_ns(context, evidence.gpu_of_operation == lane, whole.start_ns, whole.end_ns)
         moved = [
             f"{format_bytes(int(bytes_.sum()))} {word}"
             for kind, word in _KINDS.items()
             if len(bytes_ := np.maximum(copies.size_bytes[rows[copies.kind[rows] == kind]], 0))
         ]
-        device = evidence.device_number(lane)
+        device = evidence.get_device_number(lane)
         findings.append(
             make_finding(
                 message=(
@@ -86,7 +86,7 @@ def find_unified_memory_migrations(evidence: Evidence, values: Values) -> list[F
     return findings
 
 
-def _with_kernels(context: Context, here: Bool, start_ns: Int64, end_ns: Int64) -> int:
+def _measure_kernel_ns(context: Context, here: Bool, start_ns: Int64, end_ns: Int64) -> int:
     """Return for how long of some times that do not overlap any kernel of a GPU ran."""
     gpu = context.gpu
     lane = np.where(here & (gpu.kind == KERNEL), 0, -1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceable.report.layout import Cells, get_line_width, layout_columns, wrap_text
+from traceable.report.layout import Cells, get_line_width, lay_out_columns, wrap_text
 from traceable.report.text import measure_width, truncate, truncate_distinct
 
 WORDS = st.text("ab \u65e5\u00e9", max_size=90)
@@ -29,7 +29,7 @@ def columns(draw: st.DrawFn) -> list[Cells]:
 @settings(deadline=None)
 @given(columns(), st.integers(1, 200))
 def test_no_line_is_wider_than_asked(made: list[Cells], width: int) -> None:
-    lines = layout_columns(made, width)[0]
+    lines = lay_out_columns(made, width)[0]
     assert len(lines) == 1 + len(made[0].lines)
     assert max(map(measure_width, lines)) <= width
 
@@ -37,7 +37,7 @@ def test_no_line_is_wider_than_asked(made: list[Cells], width: int) -> None:
 @settings(deadline=None)
 @given(columns(), st.integers(1, 200))
 def test_a_column_goes_only_if_none_of_a_higher_rank_stays(made: list[Cells], width: int) -> None:
-    heading = layout_columns(made, width)[0][0]
+    heading = lay_out_columns(made, width)[0][0]
     gone = [column.rank for column in made[1:] if column.heading not in heading]
     remaining = [column.rank for column in made[1:] if column.heading in heading]
     assert not gone or not remaining or min(gone) >= max(remaining)
@@ -46,7 +46,7 @@ def test_a_column_goes_only_if_none_of_a_higher_rank_stays(made: list[Cells], wi
 @settings(deadline=None)
 @given(columns())
 def test_without_a_width_every_number_is_whole(made: list[Cells]) -> None:
-    lines = layout_columns(made, None)[0]
+    lines = lay_out_columns(made, None)[0]
     for column in made:
         assert column.heading in lines[0]
         if not column.is_text:
@@ -59,12 +59,12 @@ def test_numbers_stand_right_and_words_left() -> None:
         Cells("n", ["1", "100"]),
         Cells("why", ["x", "-"], is_text=True),
     ]
-    assert layout_columns(made, None)[0] == ["name      n  why", "a         1  x", "bbbbbb  100  -"]
+    assert lay_out_columns(made, None)[0] == ["name      n  why", "a         1  x", "bbbbbb  100  -"]
 
 
 def test_what_is_left_of_the_width_is_shared_by_the_words() -> None:
     made = [Cells("a", ["x" * 60], is_text=True), Cells("b", ["y" * 30], is_text=True)]
-    assert layout_columns(made, 82)[0][1] == "x" * 24 + ".." + "x" * 24 + "  " + "y" * 30
+    assert lay_out_columns(made, 82)[0][1] == "x" * 24 + ".." + "x" * 24 + "  " + "y" * 30
 
 
 @given(WORDS, st.integers(1, 40))

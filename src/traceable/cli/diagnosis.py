@@ -101,12 +101,12 @@ def report_diagnosis(path: Path, *, as_json: bool) -> int:
     else:
         page = Page(sys.stdout)
         findings = [*diagnosis.findings, *diagnosis.failed_rules, *leaks, *diagnosis.ruled_out]
-        page.findings(findings, [(one.severity, one.certainty, one.check) for one in findings])
-        page.line()
+        page.write_findings(findings, [(one.severity, one.certainty, one.check) for one in findings])
+        page.write_line()
         if diagnosis.not_applicable:
-            page.paragraph([], f"not known: {', '.join(diagnosis.not_applicable)}")
+            page.write_paragraph([], f"not known: {', '.join(diagnosis.not_applicable)}")
         if not diagnosis.problems:
-            page.line("no cause found")
+            page.write_line("no cause found")
     return 1 if diagnosis.problems else 0
 
 

@@ -66,10 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         page = Page(sys.stdout)
         width = max(map(len, SEVERITIES))
-        page.findings(findings, [(finding.severity.ljust(width), finding.check) for finding in findings])
+        page.write_findings(findings, [(finding.severity.ljust(width), finding.check) for finding in findings])
         counts = {name: sum(finding.severity == name for finding in findings) for name in SEVERITIES}
-        page.line()
-        page.line(", ".join(f"{count} {_plural(name, count)}" for name, count in counts.items() if count))
+        page.write_line()
+        page.write_line(", ".join(f"{count} {_plural(name, count)}" for name, count in counts.items() if count))
     return EXIT_CODES[severity]
 
 

@@ -115,7 +115,7 @@ def print_ranges(
     table = recording.profile.names if by == "name" else recording.profile.ranges
     content = Content(
         lambda: build_report(recording, choice, verdicts, thresholds),
-        lambda: (choice.rows(table, DEFAULT_SORT), table.columns),
+        lambda: (choice.select_rows(table, DEFAULT_SORT), table.columns),
         arguments.raw,
     )
     write_content(content, arguments, stream)
@@ -133,7 +133,7 @@ def print_ranges(
         page = Page(stream)
         output = build_header(recording)
         write_header(page, output, title)
-        shown = choice.for_terminal(TERMINAL_ROWS)
+        shown = choice.apply_terminal_defaults(TERMINAL_ROWS)
         write_ranges(page, recording.profile, recording.counters(), shown, by, output["folded_names"])
         if choice.match is None and choice.domain is None and choice.name is None:
             write_outside_ranges(page, recording.outside_ranges())

@@ -552,7 +552,7 @@ def _select_table(result: ViewResult, arguments: argparse.Namespace) -> tuple[li
             there = f"it has {', '.join(result.others)}" if result.others else "it has no further tables"
             raise UsageError("no_such_table", f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = result.others[arguments.table]
-    return build_row_filter(arguments, table).rows(table), table.columns
+    return build_row_filter(arguments, table).select_rows(table), table.columns
 
 
 def _print_tables(
@@ -569,20 +569,20 @@ def _print_tables(
     tables = {view: result for view, result in answers.items() if not isinstance(result, MissingDataError)}
     # Invalid options are rejected before anything is printed.
     choices = {
-        view: dataclasses.replace(build_row_filter(arguments, result).for_terminal(rows), fold=False)
+        view: dataclasses.replace(build_row_filter(arguments, result).apply_terminal_defaults(rows), fold=False)
         for view, result in tables.items()
     }
     page = Page(sys.stdout)
     write_header(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
     if ranges is not None:
-        shown = ranges.for_terminal(rows)
+        shown = ranges.apply_terminal_defaults(rows)
         write_ranges(page, recording.profile, recording.counters(), shown, "path", report["folded_names"])
     for view, result in answers.items():
-        page.line()
+        page.write_line()
         if many:
-            page.line(f"{view.name}: {view.help}")
+            page.write_line(f"{view.name}: {view.help}")
         if isinstance(result, MissingDataError):
-            page.line(f"not available: {result}")
+            page.write_line(f"not available: {result}")
         else:
             write_view(page, view, result, choices[view], TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
     write_notes(page, report)
@@ -631,7 +631,7 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
     )
     write_content(content, arguments, sys.stdout)
     if has_table_output(arguments):
-        shown = dataclasses.replace(choice.for_terminal(PROFILE_ROWS), fold=False)
+        shown = dataclasses.replace(choice.apply_terminal_defaults(PROFILE_ROWS), fold=False)
         write_comparison(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
     sys.stdout.flush()
     for path, recording in zip(arguments.paths, recordings, strict=True):
@@ -700,7 +700,7 @@ def _select_comparison_table(
     """Return the rows and columns of the table that --table names, that of the ranges by default."""
     other = arguments.table
     if other is None:
-        return choice.rows(table), table.columns
+        return choice.select_rows(table), table.columns
     if other in table.others:
         return list(table.others[other].rows()), table.others[other].columns
     raise UsageError(

@@ -75,9 +75,9 @@ class Column:
 def format_column(column: Column, rows: Sequence[Row]) -> Cells:
     """Return a column, written."""
     values = [row[column.source] for row in rows]
-    write = column.write or _writer(column.source)
+    write = column.write or _split_unit(column.source)[1] or format_value
     lines = [ABSENT if value is None else write(value) for value in values]
-    mark = column.mark or (_few if "_p99" in column.source else None)
+    mark = column.mark or (_mark_few_values if "_p99" in column.source else None)
     marks = [mark(row) if mark and value is not None else "" for row, value in zip(rows, values, strict=True)]
     if any(marks):
         lines = [line + one.ljust(1) for line, one in zip(lines, marks, strict=True)]
@@ -99,7 +99,7 @@ def mark_excess(row: Row) -> str:
     return "+" if (row.get("cpu_share") or 0) > 1 else ""
 
 
-def _few(row: Row) -> str:
+def _mark_few_values(row: Row) -> str:
     """Return the mark of a p99 of few values."""
     number = next((row[name] for name in _COUNTS if row.get(name) is not None), _ENOUGH)
     return "~" if number - (row.get("clipped") or 0) < _ENOUGH else ""
@@ -134,11 +134,11 @@ def format_heading(name: str) -> str:
         >>> format_heading("gpu_busy_total_ns"), format_heading("h2d_bytes"), format_heading("gb_per_s")
         ('GPU busy total', 'h2d', 'rate')
     """
-    stem = _stem(name)[0]
+    stem = _split_unit(name)[0]
     return " ".join("GPU" if word == "gpu" else "CPU" if word == "cpu" else word for word in stem.split("_"))
 
 
-def _stem(name: str) -> tuple[str, Callable[[Any], str] | None]:
+def _split_unit(name: str) -> tuple[str, Callable[[Any], str] | None]:
     """Return the name without its unit, and how values of that unit are written."""
     for end, write in _UNITS:
         stem = name.removesuffix(end) if name != end[1:] else "rate"
@@ -146,10 +146,6 @@ def _stem(name: str) -> tuple[str, Callable[[Any], str] | None]:
             instant = stem.rpartition("_")[2] in _MOMENTS or stem == "time"
             return stem, units.format_timestamp if write is units.format_duration and instant else write
     return name, str if name.rpartition("_")[2] in _IDENTITIES else None
-
-
-def _writer(name: str) -> Callable[[Any], str]:
-    return _stem(name)[1] or format_value
 
 
 def format_value(value: Any) -> str:
@@ -162,14 +158,11 @@ def format_value(value: Any) -> str:
     if isinstance(value, str):
         return escape_name(value)
     if isinstance(value, dict):
-        return ", ".join(f"{escape_name(name)}={_field(one)}" for name, one in value.items())
+        # Fields; an id as it is: `12 345` can't be searched for.
+        texts = {name: one if isinstance(one, str) else json.dumps(one) for name, one in value.items()}
+        return ", ".join(f"{escape_name(name)}={escape_name(text)}" for name, text in texts.items())
     if isinstance(value, list):
         return " / ".join(escape_name(part) if isinstance(part, str) else format_value(part) for part in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return units.format_number(value)
-
-
-def _field(value: Any) -> str:
-    """Write the value of a field, an id as it is: `12 345` can't be searched for."""
-    return escape_name(value if isinstance(value, str) else json.dumps(value))

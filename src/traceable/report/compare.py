@@ -44,33 +44,33 @@ def write_comparison(
     Args:
         paths: as the user gave them.
     """
-    page.line(f"{len(heads)} recordings compared")
+    page.write_line(f"{len(heads)} recordings compared")
     for letter, head, path in zip(LETTERS, heads, paths, strict=False):
-        page.line(f"{letter}  {path}")
+        page.write_line(f"{letter}  {path}")
         of_the_run = (*flight.format_flight_recorder(head["flight_recorder"]), *windows.format_capture(head["capture"]))
         for line in (*of_the_run, *overhead.format_overhead(head["overhead"]), *format_header(head)):
-            page.line(f"   {format_line(line)}")
-    page.line()
-    rows = choice.rows(table)
+            page.write_line(f"   {format_line(line)}")
+    page.write_line()
+    rows = choice.select_rows(table)
     if rows:
         tree = "path" in table.columns and choice.sort is None
         labels = Cells("range", format_range_labels(rows, tree), is_text=True)
-        shown = [one for one in _columns(LETTERS[: len(heads)]) if is_worth_showing(one, rows)]
-        page.table([labels, *(format_column(one, rows) for one in shown)])
+        shown = [one for one in _list_columns(LETTERS[: len(heads)]) if is_worth_showing(one, rows)]
+        page.write_table([labels, *(format_column(one, rows) for one in shown)])
     else:
-        page.line((NO_RANGE_MATCHES if len(table) else NO_RANGES).printed)
+        page.write_line((NO_RANGE_MATCHES if len(table) else NO_RANGES).printed)
     if left_out := len(choice.match_indices(table)) - len(rows):
-        page.line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
+        page.write_line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
     steps = list(table.others["steps"].rows())
     if steps:
-        page.line()
-        page.line("steady steps:")
-        page.table([format_column(one, steps) for one in _STEPS if is_worth_showing(one, steps)])
+        page.write_line()
+        page.write_line("steady steps:")
+        page.write_table([format_column(one, steps) for one in _STEPS if is_worth_showing(one, steps)])
     for note in table.notes:
-        page.line(format_line(note))
+        page.write_line(format_line(note))
 
 
-def _columns(letters: str) -> list[Column]:
+def _list_columns(letters: str) -> list[Column]:
     """Return what is shown of each recording, and what is hidden first: the means, then the counts."""
     first = letters[0]
     shown = []
@@ -83,14 +83,14 @@ def _columns(letters: str) -> list[Column]:
         ]
         if letter != first:
             shown += [
-                Column(format_ratio_name(letter, "cpu_mean_ns"), f"mean {letter}/{first}", 7, write=_ratio),
-                Column(format_ratio_name(letter, "cpu_p50_ns"), f"p50 {letter}/{first}", 2, write=_ratio),
-                Column(format_ratio_name(letter, "gpu_busy_mean_ns"), f"GPU {letter}/{first}", 3, True, _ratio),
+                Column(format_ratio_name(letter, "cpu_mean_ns"), f"mean {letter}/{first}", 7, write=_format_ratio),
+                Column(format_ratio_name(letter, "cpu_p50_ns"), f"p50 {letter}/{first}", 2, write=_format_ratio),
+                Column(format_ratio_name(letter, "gpu_busy_mean_ns"), f"GPU {letter}/{first}", 3, True, _format_ratio),
             ]
     return shown
 
 
-def _ratio(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     return f"{ratio:.3f}" if ratio < 9.9995 else f"{ratio:.1f}"
 
 
@@ -102,7 +102,7 @@ _STEPS = (
     Column("steady", rank=5),
     Column("wall_mean_ns", "mean", 4),
     Column("wall_p50_ns", "p50", 0),
-    Column("wall_p50_ratio", f"p50 vs {LETTERS[0]}", 1, write=_ratio),
+    Column("wall_p50_ratio", f"p50 vs {LETTERS[0]}", 1, write=_format_ratio),
     Column("wall_p99_ns", "p99", 2),
     Column("steps_per_s", "steps/s", 3),
     Column("gpu_busy_mean_ns", "GPU busy", 4, only_if_any=True),

@@ -30,23 +30,23 @@ def to_csv(rows: Iterable[Row], columns: Sequence[str], raw: bool = False) -> st
         raw: leave texts as they were recorded. Else they are safe in a terminal and in a spreadsheet: with escapes for
             what can't be printed, and an apostrophe before what would be computed.
     """
-    lines = [",".join(columns), *(",".join(_cell(row[name], raw) for name in columns) for row in rows)]
+    lines = [",".join(columns), *(",".join(_format_cell(row[name], raw) for name in columns) for row in rows)]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _cell(value: Any, raw: bool) -> str:
+def _format_cell(value: Any, raw: bool) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, dict | list):
-        return _quoted(json.dumps(value))
+        return _quote(json.dumps(value))
     if not isinstance(value, str):
         return str(value)
     if raw:
-        return _quoted(value)
-    return _quoted(("'" if value.startswith(_FORMULA) else "") + escape_unprintable(value))
+        return _quote(value)
+    return _quote(("'" if value.startswith(_FORMULA) else "") + escape_unprintable(value))
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'

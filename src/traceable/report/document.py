@@ -14,7 +14,7 @@ from traceable.analysis.attribution import Coverage, Share
 from traceable.analysis.table import Table
 from traceable.errors import MissingDataError, TraceableError
 from traceable.report import windows
-from traceable.report.expectations import build_expectation_rows as expectation_rows
+from traceable.report.expectations import build_expectation_rows
 from traceable.report.json_output import to_json
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 from traceable.report.text import format_command
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from traceable.analysis.expectations import ExpectationResult
     from traceable.checks.completeness import Completeness
     from traceable.recording import Recording
-    from traceable.trace.model import Trace
 
 SCHEMA = "traceable.report/2"
 """Name and version of the document. Keys are added within a version; a key that changes its meaning makes a new one."""
@@ -38,6 +37,10 @@ def build_header(recording: Recording) -> dict[str, Any]:
     trace = recording.trace
     extent = trace.extent_ns()
     start, end = extent if extent else (None, None)
+    recorded_ns = None
+    if extent is not None:
+        between_ns = trace.windows.measure_gaps_ns(np.array([extent[0]]), np.array([extent[1]]))
+        recorded_ns = extent[1] - extent[0] - int(between_ns[0])
     return {
         "schema": SCHEMA,
         "source": {
@@ -59,7 +62,7 @@ def build_header(recording: Recording) -> dict[str, Any]:
             "start_ns": start,
             "end_ns": end,
             "duration_ns": None if start is None or end is None else end - start,
-            "recorded_ns": None if extent is None else extent[1] - extent[0] - _between_windows(trace, *extent),
+            "recorded_ns": recorded_ns,
             "capture_ns": trace.capture_ns,
             "utc_epoch_ns": trace.utc_epoch_ns,
         },
@@ -67,17 +70,13 @@ def build_header(recording: Recording) -> dict[str, Any]:
             {"name": name, "names": folded.names, "fields": list(folded.fields)}
             for name, folded in sorted(recording.names.folded.items() if recording.names else ())
         ],
-        "coverage": _coverage(recording.coverage),
+        "coverage": _build_coverage(recording.coverage),
         "selection": recording.selection,
         "capture": windows.capture_to_dict(recording.windows),
         "flight_recorder": recording.flight,
         "overhead": recording.overhead,
         "completeness": completeness_to_dict(recording.completeness),
     }
-
-
-def _between_windows(trace: Trace, start_ns: int, end_ns: int) -> int:
-    return int(trace.windows.measure_gaps_ns(np.array([start_ns]), np.array([end_ns]))[0])
 
 
 def build_report(
@@ -111,8 +110,8 @@ def build_report(
         "names": list(profile.names.take(names).rows()),
         "counters": list(counters.take(choice.match_indices(counters)).rows()),
         "outside_ranges": list(recording.outside_ranges().rows()),
-        **_findings(recording, thresholds),
-        "expectations": expectation_rows(verdicts),
+        **_build_findings(recording, thresholds),
+        "expectations": build_expectation_rows(verdicts),
         "omitted": {key: count for key, count in omitted.items() if count},
     }
 
@@ -132,7 +131,7 @@ def build_bounded_report(recording: Recording, verdicts: Sequence[ExpectationRes
     return report
 
 
-def _findings(recording: Recording, thresholds: Mapping[str, float] | None) -> dict[str, Any]:
+def _build_findings(recording: Recording, thresholds: Mapping[str, float] | None) -> dict[str, Any]:
     """Return all findings and the state of each rule; instead of the rules why the recording supports none."""
     try:
         result = recording.findings(thresholds=thresholds)
@@ -144,7 +143,7 @@ def _findings(recording: Recording, thresholds: Mapping[str, float] | None) -> d
 def table_to_dict(table: Table, choice: RowFilter) -> dict[str, Any]:
     """Return the part of a document with one result: the selected rows, all rows of its other tables, and its notes."""
     return {
-        "rows": choice.rows(table),
+        "rows": choice.select_rows(table),
         "others": {name: list(other.rows()) for name, other in table.others.items()},
         "notes": [note.as_dict for note in table.notes],
     }
@@ -176,7 +175,7 @@ def write_file(text: str, path: Path) -> None:
             with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
             # mkstemp makes files that only their owner may read; a report is as public as the run next to it.
-            Path(temporary).chmod(0o666 & ~_umask())
+            Path(temporary).chmod(0o666 & ~_get_umask())
             Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -207,16 +206,16 @@ def completeness_to_dict(completeness: Completeness) -> dict[str, Any]:
     }
 
 
-def _umask() -> int:
+def _get_umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _coverage(coverage: Coverage) -> dict[str, Any]:
+def _build_coverage(coverage: Coverage) -> dict[str, Any]:
     """Return the coverage; all of it None for a trace without GPU operations."""
 
-    def plain(share: Share) -> dict[str, int]:
+    def to_dict(share: Share) -> dict[str, int]:
         return {"operations": share.operations, "gpu_ns": share.gpu_ns}
 
     if not coverage.total.operations:
@@ -229,11 +228,11 @@ def _coverage(coverage: Coverage) -> dict[str, Any]:
     return {
         "gpu_operations": coverage.total.operations,
         "gpu_ns": coverage.total.gpu_ns,
-        "by_launch": plain(coverage.by_launch),
-        "inferred": plain(coverage.inferred),
-        "attributed": {label: plain(share) for label, share in coverage.attributed.items()},
-        "unattributed": {reason: plain(share) for reason, share in coverage.unattributed.items()},
-        "kernels": plain(coverage.kernels),
-        "attributed_kernels": plain(coverage.attributed_kernels),
-        "kernels_by_launch": plain(coverage.kernels_by_launch),
+        "by_launch": to_dict(coverage.by_launch),
+        "inferred": to_dict(coverage.inferred),
+        "attributed": {label: to_dict(share) for label, share in coverage.attributed.items()},
+        "unattributed": {reason: to_dict(share) for reason, share in coverage.unattributed.items()},
+        "kernels": to_dict(coverage.kernels),
+        "attributed_kernels": to_dict(coverage.attributed_kernels),
+        "kernels_by_launch": to_dict(coverage.kernels_by_launch),
     }

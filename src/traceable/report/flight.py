@@ -14,18 +14,21 @@ _LINES_MAX = 4
 def format_flight_recorder(shown: Sequence[dict[str, Any]]) -> list[str]:
     """Return the printed lines: one for each process, the ones that ended last first."""
     ordered = sorted(shown, key=lambda one: (one["end"] is None, -one["end_ns"], one["pid"]))
-    lines = [_line(one) for one in ordered[:_LINES_MAX]]
+    lines = [_format_interval(one) for one in ordered[:_LINES_MAX]]
     left = len(ordered) - len(lines)
     return [*lines, *([f"and of {left} more process{'es' if left > 1 else ''}"] if left else [])]
 
 
-def _line(one: dict[str, Any]) -> str:
+def _format_interval(one: dict[str, Any]) -> str:
     length_ns = one["end_ns"] - one["start_ns"]
     if one["dumped_by"] is not None:
         why = f" before it was dumped by {escape_name(one['dumped_by'])}"
     else:
         why = f" ({one['end']})" if one["end"] else ""
-    line = f"the last {_short(length_ns)} of process {one['pid']}{why}"
+    length, unit = format_duration(length_ns).split(" ")
+    if "." in length:
+        length = length.rstrip("0").rstrip(".")
+    line = f"the last {length} {unit} of process {one['pid']}{why}"
     if one["from_start"]:
         return f"{line}: all that it recorded"
     limit_ns, limit_bytes = one["limit_ns"], one["limit_bytes"]
@@ -33,8 +36,3 @@ def _line(one: dict[str, Any]) -> str:
         room = "its file could grow to" if limit_bytes is None else f"{limit_bytes / 1e6:g} MB hold"
         return f"{line}: no more than {room}"
     return line
-
-
-def _short(ns: int) -> str:
-    number, unit = format_duration(ns).split(" ")
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"

@@ -82,7 +82,7 @@ class Cells:
             yield Segment.line()
 
 
-def layout_columns(columns: Sequence[Cells], width: int | None) -> tuple[list[str], list[Cells]]:
+def lay_out_columns(columns: Sequence[Cells], width: int | None) -> tuple[list[str], list[Cells]]:
     """Return the heading line and one line a row, and the columns that are shown.
 
     Args:

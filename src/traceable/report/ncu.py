@@ -57,17 +57,17 @@ def write_kernels(stream: TextIO, table: Table, title: str) -> None:
         for row in table.others["metrics"].rows()
     ]
     page = Page(stream)
-    page.line(title)
-    page.line()
+    page.write_line(title)
+    page.write_line()
     view = replace(VIEW, columns=(*VIEW.columns, *requested))
     write_view(page, view, Table(table.values), RowFilter(), 0)
-    page.line()
+    page.write_line()
     for row in table.rows():
         if row["reason"] is not None:
             name = truncate(escape_name(row["name"]), MAX_NAME_CELLS)
-            page.paragraph([], f"{row['bound']}: {name}: {row['reason']}")
+            page.write_paragraph([], f"{row['bound']}: {name}: {row['reason']}")
     for note in table.notes:
-        page.line(format_line(note))
+        page.write_line(format_line(note))
 
 
 def describe_top_kernels(top: TopKernels, scope: str, launches: int, *, has_symbols: bool) -> Sequence[str]:

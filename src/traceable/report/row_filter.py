@@ -36,8 +36,8 @@ class RowFilter:
         domain: only rows of this domain; "" is the default domain; None for all.
         match: only rows whose name matches this glob, case-sensitive; None for all.
         name: only rows with exactly this name, or `domain:name`; None for all.
-        fold: of range paths, if they are more than FEW, leave out those inside others that are SMALL, unless something
-            that is not lies in them.
+        fold: of range paths, if they are more than MAX_UNFOLDED_ROWS, leave out those inside others that are below
+            MIN_UNFOLDED_SHARE, unless something that is not lies in them.
     """
 
     sort: str | None = None
@@ -47,7 +47,7 @@ class RowFilter:
     name: str | None = None
     fold: bool = False
 
-    def for_terminal(self, rows: int) -> RowFilter:
+    def apply_terminal_defaults(self, rows: int) -> RowFilter:
         """Return the choice with what a terminal does where --top is not given: so many rows, and folded ranges.
 
         Ranges are folded only where nothing else is chosen, either.
@@ -56,8 +56,8 @@ class RowFilter:
             return self
         return replace(self, top=rows, fold=self == RowFilter())
 
-    def rows(self, table: Table, largest: str | None = None) -> list[Row]:
-        """Return the rows to show; arguments as for `places`."""
+    def select_rows(self, table: Table, largest: str | None = None) -> list[Row]:
+        """Return the rows to show; arguments as for `select_indices`."""
         return list(table.take(self.select_indices(table, largest)).rows())
 
     def select_indices(self, table: Table, largest: str | None = None) -> list[int]:
@@ -69,12 +69,14 @@ class RowFilter:
         """
         kept = self.match_indices(table)
         if self.fold and "path" in table.columns and len(kept) > MAX_UNFOLDED_ROWS:
-            kept = [place for place, worth in zip(kept, _worth_a_row(table.take(kept)), strict=True) if worth]
+            kept = [
+                place for place, worth in zip(kept, _find_rows_worth_showing(table.take(kept)), strict=True) if worth
+            ]
         top, by = self.top or None, self.sort or largest
         if by is None or (self.sort is None and (top is None or top >= len(kept))):
             return kept[:top]
         values = table.column(by)
-        ranked = sorted(kept, key=lambda place: _largest_first(values[place]))[:top]
+        ranked = sorted(kept, key=lambda place: _rank_by_size(values[place]))[:top]
         # Without a column to sort by, rows stay in order: that of the tree, for the ranges.
         return ranked if self.sort else sorted(ranked)
 
@@ -93,8 +95,8 @@ class RowFilter:
         return places
 
 
-def _worth_a_row(table: Table) -> list[bool]:
-    """Return which range paths are outermost, or not SMALL, or have such inside them."""
+def _find_rows_worth_showing(table: Table) -> list[bool]:
+    """Return which range paths are outermost, or not below MIN_UNFOLDED_SHARE, or have such inside them."""
     paths = list(map(tuple, table.column("path")))
     shares = [share or 0 for share in table.column("cpu_share")]
     busy = [time or 0 for time in table.column("gpu_busy_total_ns")]
@@ -118,7 +120,7 @@ def resolve_column(request: str, columns: Sequence[str]) -> str | None:
     return next((form for form in forms if form in columns and form != "path"), None)
 
 
-def _largest_first(value: Any) -> tuple[bool, Any]:
+def _rank_by_size(value: Any) -> tuple[bool, Any]:
     """Order numbers from large to small and words from A to Z; absent values come last."""
     if value is None:
         return True, 0.0

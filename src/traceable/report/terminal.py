@@ -65,7 +65,7 @@ def write_header(page: Page, report: Mapping[str, Any], title: str) -> None:
         *overhead.format_overhead(report["overhead"]),
     )
     for line in (title, *of_the_run, *format_header(report)):
-        page.line(format_line(line))
+        page.write_line(format_line(line))
 
 
 def write_ranges(
@@ -81,25 +81,25 @@ def write_ranges(
         folded: the names that stand for several, as in the head of a document.
     """
     every = profile.names if by == "name" else profile.ranges
-    rows = choice.rows(every, DEFAULT_SORT)
+    rows = choice.select_rows(every, DEFAULT_SORT)
     if rows:
-        page.line()
+        page.write_line()
         tree = by == "path" and choice.sort is None
         labels = format_range_labels(rows, tree)
         if tree and choice.fold:
-            labels = [label + more for label, more in zip(labels, _folded_below(rows, every), strict=True)]
-        page.table([Cells("range", labels, is_text=True), *_columns(RANGE_COLUMNS, rows)])
+            labels = [label + more for label, more in zip(labels, _describe_folded(rows, every), strict=True)]
+        page.write_table([Cells("range", labels, is_text=True), *_format_columns(RANGE_COLUMNS, rows)])
     elif not len(every):
-        page.line(NO_RANGES.printed)
+        page.write_line(NO_RANGES.printed)
     else:
-        page.line(NO_RANGE_MATCHES.printed)
+        page.write_line(NO_RANGE_MATCHES.printed)
     if left_out := len(choice.match_indices(every)) - len(rows):
-        page.line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
+        page.write_line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
     names = {row["name"] for row in rows}
     for one in [one for one in folded if one["name"] in names][:_FOLDED_MAX]:
         expand = f"--expand {shlex.quote(one['name'])}"
         ways = " or ".join((expand, *(f"--by field:{field}" for field in one["fields"])))
-        page.line(f"{one['name']} stands for {format_count(one['names'])} names: {ways}")
+        page.write_line(f"{one['name']} stands for {format_count(one['names'])} names: {ways}")
     _write_counters(page, list(counters.take(choice.match_indices(counters)).rows()))
 
 
@@ -108,11 +108,13 @@ def write_outside_ranges(page: Page, outside: Table) -> None:
     some = [row for row in outside.rows() if row["outside_ns"] >= _LEAST_OUTSIDE * row["wall_ns"] > 0]
     shown = some[:_OUTSIDE_MAX]
     if shown:
-        page.line()
+        page.write_line()
         labels = [f"{row['thread'] or row['process'] or 'thread'} {row['tid']}" for row in shown]
-        page.table([Cells("thread", list(map(escape_name, labels)), is_text=True), *_columns(OUTSIDE_COLUMNS, shown)])
+        page.write_table(
+            [Cells("thread", list(map(escape_name, labels)), is_text=True), *_format_columns(OUTSIDE_COLUMNS, shown)]
+        )
     if len(some) > len(shown):
-        page.line(f"and {len(some) - len(shown)} more threads: --json has all")
+        page.write_line(f"and {len(some) - len(shown)} more threads: --json has all")
 
 
 def write_step_rates(page: Page, summary: Table) -> None:
@@ -130,7 +132,7 @@ def write_step_rates(page: Page, summary: Table) -> None:
             parts.append(f"from one to the next {middle} (p50), {most} at most, jitter (standard deviation) {jitter}")
         if row["wait_share"] is not None:
             parts.append(f"{format_percent(row['wait_share'])} of the time waiting for the next item")
-        page.line("; ".join(parts))
+        page.write_line("; ".join(parts))
 
 
 def write_largest_findings(page: Page, table: Table) -> None:
@@ -138,24 +140,24 @@ def write_largest_findings(page: Page, table: Table) -> None:
     findings = [Finding.from_row(row) for row in table.take(slice(_FINDINGS_BELOW_RANGES)).rows()]
     if not findings:
         return
-    page.line()
+    page.write_line()
     scope = " in the steady part" if findings[0].data["scope"] == "steady" else ""
-    page.paragraph([], f"Potential savings (upper bound){scope}:")
-    page.findings(findings, [cells[:1] for cells in _format_savings(findings)], brief=True)
+    page.write_paragraph([], f"Potential savings (upper bound){scope}:")
+    page.write_findings(findings, [cells[:1] for cells in _format_savings(findings)], brief=True)
     omitted = len(table) - len(findings)
     more = f"{omitted} more: " if omitted else ""
-    page.paragraph([], f"{more}--view {FINDINGS.name} shows what to do and the rules")
+    page.write_paragraph([], f"{more}--view {FINDINGS.name} shows what to do and the rules")
 
 
 def write_findings(page: Page, table: Table, choice: RowFilter) -> None:
     """Print the findings with their fixes, the state of each rule, and the notes."""
-    findings = [Finding.from_row(row) for row in choice.rows(table)]
-    page.findings(findings, _format_savings(findings))
+    findings = [Finding.from_row(row) for row in choice.select_rows(table)]
+    page.write_findings(findings, _format_savings(findings))
     if omitted := len(table) - len(findings):
-        page.paragraph([], f"and {omitted} more findings: --top 0 shows all")
+        page.write_paragraph([], f"and {omitted} more findings: --top 0 shows all")
     if findings:
-        page.line()
-    page.heading("rules:")
+        page.write_line()
+    page.write_heading("rules:")
     rules = list(table.others["rules"].rows())
     names = [row["rule"] for row in rules]
     reasons = Counter(row["reason"] for row in rules)
@@ -164,13 +166,13 @@ def write_findings(page: Page, table: Table, choice: RowFilter) -> None:
             continue
         state = f"{row['findings']} {row['state']}" if row["findings"] else row["state"]
         detail = _format_reason(row) if row["reason"] is not None else ", ".join(row["thresholds"])
-        page.paragraph([row["rule"].ljust(max(map(len, names)))], f"{state}: {detail}")
+        page.write_paragraph([row["rule"].ljust(max(map(len, names)))], f"{state}: {detail}")
     for reason in [reason for reason, number in reasons.items() if reason is not None and number > 1]:
         alike = [row for row in rules if row["reason"] == reason]
-        page.paragraph([f"{len(alike)} {alike[0]['state']}"], _format_reason(alike[0]))
-        page.paragraph([""], ", ".join(row["rule"] for row in alike))
+        page.write_paragraph([f"{len(alike)} {alike[0]['state']}"], _format_reason(alike[0]))
+        page.write_paragraph([""], ", ".join(row["rule"] for row in alike))
     for note in table.notes:
-        page.paragraph([], format_line(note))
+        page.write_paragraph([], format_line(note))
 
 
 def _format_reason(rule: Row) -> str:
@@ -189,7 +191,7 @@ def _format_savings(findings: Sequence[Finding]) -> list[tuple[str, str]]:
 def write_notes(page: Page, report: Mapping[str, Any]) -> None:
     """Print the notes on the file: what could not be read."""
     for note in report["source"]["notes"]:
-        page.line(f"note: {message_from_dict(note).printed}")
+        page.write_line(f"note: {message_from_dict(note).printed}")
 
 
 def write_view(page: Page, view: View, table: Table, choice: RowFilter, other_rows: int) -> None:
@@ -204,12 +206,12 @@ def write_view(page: Page, view: View, table: Table, choice: RowFilter, other_ro
     _write_table(page, table, main, choice, "--top 0 shows all")
     for name, other in table.others.items():
         known = view.others.get(name, ViewTable(name.replace("_", " ")))
-        page.line()
-        page.line(f"{known.heading}:")
+        page.write_line()
+        page.write_line(f"{known.heading}:")
         columns = [column for column in known.columns if column.source in other.columns]
         _write_table(page, other, columns, RowFilter(top=other_rows), "--json has all")
     for note in table.notes:
-        page.line(format_line(note))
+        page.write_line(format_line(note))
 
 
 def write_trees(page: Page, table: Table) -> None:
@@ -218,11 +220,11 @@ def write_trees(page: Page, table: Table) -> None:
     for row in table.rows():
         trees.setdefault(row["slowest"], []).append(row)
     if not trees:
-        page.line("none")
+        page.write_line("none")
         return
     labels, shown = [], []
     for number, rows in trees.items():
-        selected = _longest(rows)
+        selected = _select_longest(rows)
         took = {row["instance"]: row["cpu_ns"] for row in rows}
         more = f" ... and {len(rows) - len(selected)} below" if len(rows) > len(selected) else ""
         for row in selected:
@@ -232,10 +234,10 @@ def write_trees(page: Page, table: Table) -> None:
             around = took.get(row["parent_instance"], row["cpu_ns"]) if row["depth"] else row["cpu_ns"]
             outlives = OUTLIVES if row["cpu_ns"] > around else None
             shown.append({**row, "after_ns": row["start_ns"] - rows[0]["start_ns"], "cpu_excess_reason": outlives})
-    page.table([Cells("range", labels, is_text=True), *_columns(TREE_COLUMNS, shown)])
+    page.write_table([Cells("range", labels, is_text=True), *_format_columns(TREE_COLUMNS, shown)])
 
 
-def _longest(rows: Sequence[Row]) -> list[Row]:
+def _select_longest(rows: Sequence[Row]) -> list[Row]:
     """Return the longest rows of a tree, and those that they lie inside, in their order."""
     parents = {row["instance"]: row["parent_instance"] for row in rows}
     selected: set[int | None] = {rows[0]["instance"]}
@@ -263,15 +265,15 @@ def format_header(report: Mapping[str, Any]) -> list[str]:
     ]
     lines = [" | ".join(filter(None, parts))]
     if coverage["gpu_operations"] is not None:
-        lines.append(_coverage_line(coverage))
+        lines.append(_format_coverage(coverage))
     if report["selection"] is not None:
-        lines.append(_selection_line(report["selection"]))
+        lines.append(_format_selection(report["selection"]))
     if source["command"] is not None:
         lines.append(f"run by: {shorten_command(source['command'])}")
     return lines
 
 
-def _selection_line(selection: Mapping[str, Any]) -> str:
+def _format_selection(selection: Mapping[str, Any]) -> str:
     first, last = selection["start_ns"], selection["end_ns"]
     parts = [
         *(f"process {one}" for one in selection["processes"] or ()),
@@ -284,7 +286,7 @@ def _selection_line(selection: Mapping[str, Any]) -> str:
     return line + (f" (steady: {message_from_dict(selection['steady'][0]).printed})" if selection["steady"] else "")
 
 
-def _coverage_line(coverage: Mapping[str, Any]) -> str:
+def _format_coverage(coverage: Mapping[str, Any]) -> str:
     reasons = [
         f"{format_count(part['operations'])} {_REASONS[reason]}"
         for reason, part in coverage["unattributed"].items()
@@ -304,13 +306,13 @@ def _coverage_line(coverage: Mapping[str, Any]) -> str:
                 ),
             ]
         ),
-        *_kernel_share(coverage),
+        *_format_kernel_share(coverage),
         *([f"unattributed: {', '.join(reasons)}"] if reasons else []),
     ]
     return "; ".join(parts)
 
 
-def _kernel_share(coverage: Mapping[str, Any]) -> list[str]:
+def _format_kernel_share(coverage: Mapping[str, Any]) -> list[str]:
     """Return how much of the kernels' time is attributed, and how, where other operations are as well."""
     kernels, by_launch = coverage["kernels"], coverage["kernels_by_launch"]["gpu_ns"]
     if not kernels["gpu_ns"] or kernels["operations"] == coverage["gpu_operations"]:
@@ -322,47 +324,47 @@ def _kernel_share(coverage: Mapping[str, Any]) -> list[str]:
 
 def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: RowFilter, more: str) -> None:
     """Print the chosen rows of a table with these columns, with all if there are none; and where to find more rows."""
-    shown = choice.rows(table)
+    shown = choice.select_rows(table)
     if not shown:
-        page.line(_NO_ROW_MATCHES.printed if len(table) else "none")
+        page.write_line(_NO_ROW_MATCHES.printed if len(table) else "none")
         return
     first, *rest = columns or [Column(name, rank=i) for i, name in enumerate(table.columns)]
-    page.table([format_column(first, shown), *_columns(rest, shown, table)])
+    page.write_table([format_column(first, shown), *_format_columns(rest, shown, table)])
     if left_out := len(choice.match_indices(table)) - len(shown):
-        page.line(f"and {left_out} more: {more}")
+        page.write_line(f"and {left_out} more: {more}")
 
 
 def _write_counters(page: Page, rows: Sequence[Row]) -> None:
     shown = rows[:_COUNTERS_MAX]
     if shown:
-        page.line()
-        labels = Cells("counter", [_counter(row) for row in shown], is_text=True)
-        page.table([labels, *_columns(COUNTER_COLUMNS, shown)])
+        page.write_line()
+        labels = Cells("counter", [_format_counter_name(row) for row in shown], is_text=True)
+        page.write_table([labels, *_format_columns(COUNTER_COLUMNS, shown)])
     if len(rows) > len(shown):
-        page.line(f"and {len(rows) - len(shown)} more counters: --match narrows, --json has all")
+        page.write_line(f"and {len(rows) - len(shown)} more counters: --match narrows, --json has all")
 
 
-def _columns(columns: Sequence[Column], rows: Sequence[Row], every: Table | None = None) -> list[Cells]:
+def _format_columns(columns: Sequence[Column], rows: Sequence[Row], every: Table | None = None) -> list[Cells]:
     return [format_column(column, rows) for column in columns if is_worth_showing(column, rows, every)]
 
 
 def format_range_labels(rows: Sequence[Row], tree: bool) -> list[str]:
     """Return the text of each row's first column: its path below the nearest row above that it lies inside."""
     if "path" not in rows[0]:
-        return [_counter(row) + _pause(row) for row in rows]
+        return [_format_counter_name(row) + _format_pause(row) for row in rows]
     if not tree:
-        return [" / ".join(map(escape_name, row["path"])) + _pause(row) for row in rows]
+        return [" / ".join(map(escape_name, row["path"])) + _format_pause(row) for row in rows]
     shown = {tuple(row["path"]) for row in rows}
     labels = []
     for row in rows:
         path = tuple(row["path"])
         above = [n for n in range(1, len(path)) if path[:n] in shown]
         below = path[above[-1] :] if above else path
-        labels.append("  " * len(above) + " / ".join(map(escape_name, below)) + _pause(row))
+        labels.append("  " * len(above) + " / ".join(map(escape_name, below)) + _format_pause(row))
     return labels
 
 
-def _folded_below(rows: Sequence[Row], every: Table) -> list[str]:
+def _describe_folded(rows: Sequence[Row], every: Table) -> list[str]:
     """Return the end of each row's label: how many paths inside it are not shown; nothing for none.
 
     A path counts once, for the nearest row that it lies inside.
@@ -377,7 +379,7 @@ def _folded_below(rows: Sequence[Row], every: Table) -> list[str]:
     return [f" ... and {number} below" if (number := hidden.pop(tuple(row["path"]), 0)) else "" for row in rows]
 
 
-def _pause(row: Row) -> str:
+def _format_pause(row: Row) -> str:
     """Return the end of the label of a callback of an event loop: what it is, and which range it was in."""
     if row["domain"] != LOOP_DOMAIN:
         return ""
@@ -385,6 +387,6 @@ def _pause(row: Row) -> str:
     return f" [loop pause in {escape_name(inside[-1])}]" if inside else " [loop pause]"
 
 
-def _counter(row: Row) -> str:
+def _format_counter_name(row: Row) -> str:
     name = escape_name(row["name"])
     return name if row["domain"] is None else f"{escape_name(row['domain'])}:{name}"

@@ -107,7 +107,7 @@ def truncate(text: str, width: int) -> str:
         return text
     dots = _DOTS if width > len(_DOTS) else ""
     end = (width - len(dots)) // 2 if dots else 0
-    return _first(text, width - len(dots) - end) + dots + (_first(text[::-1], end)[::-1] if end else "")
+    return _cut(text, width - len(dots) - end) + dots + (_cut(text[::-1], end)[::-1] if end else "")
 
 
 def truncate_distinct(texts: Sequence[str], width: int) -> list[str]:
@@ -128,15 +128,15 @@ def truncate_distinct(texts: Sequence[str], width: int) -> list[str]:
             if len(some) > 1:
                 group = list(dict.fromkeys(other for text in some for other in together[text]))
                 together.update(dict.fromkeys(group, group))
-                short.update(_around_differences(group, width))
+                short.update(_truncate_around_differences(group, width))
     return [short[text] for text in texts]
 
 
-def _around_differences(texts: Sequence[str], width: int) -> dict[str, str]:
+def _truncate_around_differences(texts: Sequence[str], width: int) -> dict[str, str]:
     """Return texts that are cut to the same, cut so that the difference is kept, in the middle."""
     room = width - 2 * len(_DOTS)
-    begin = _common(texts)
-    end = min(_common([text[begin:][::-1] for text in texts]), min(map(len, texts)) - begin)
+    begin = _count_common_chars(texts)
+    end = min(_count_common_chars([text[begin:][::-1] for text in texts]), min(map(len, texts)) - begin)
     cores = [text[begin : len(text) - end] for text in texts]
     if room < _NARROWEST_CORE:
         return {}
@@ -144,18 +144,18 @@ def _around_differences(texts: Sequence[str], width: int) -> dict[str, str]:
     # A third is for the common part, by which they are recognized.
     for text, core in zip(texts, truncate_distinct(cores, max(_NARROWEST_CORE, room * 2 // 3)), strict=True):
         left = room - measure_width(core)
-        head, tail = _first(text[:begin], left - left // 2), _first(text[len(text) - end :][::-1], left // 2)[::-1]
+        head, tail = _cut(text[:begin], left - left // 2), _cut(text[len(text) - end :][::-1], left // 2)[::-1]
         shortened[text] = f"{head}{_DOTS}{core}{_DOTS}{tail}"
     return shortened
 
 
-def _common(texts: Sequence[str]) -> int:
+def _count_common_chars(texts: Sequence[str]) -> int:
     """Return how many characters all begin with alike; the first and the last in order differ the soonest."""
     first, last = min(texts), max(texts)
     return next((i for i, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
 
 
-def _first(text: str, width: int) -> str:
+def _cut(text: str, width: int) -> str:
     """Return as much of a text as is in `width` cells, filled up with spaces where a wide character does not fit."""
     if text.isascii():
         return text[:width]

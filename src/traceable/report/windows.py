@@ -35,7 +35,7 @@ def capture_to_dict(windows: CaptureResult | None) -> dict[str, Any] | None:
         "ok": windows.ok,
         "problems": [problem.as_dict for problem in windows.problems],
         "non_participating": [sentence.as_dict for sentence in windows.non_participating],
-        "windows": [_row(one) for one in windows.outcomes],
+        "windows": [_outcome_to_dict(one) for one in windows.outcomes],
     }
 
 
@@ -47,7 +47,7 @@ def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
         return [Message("no_window_requested", "no window was requested, so nothing was recorded")]
     rows = capture["windows"]
     files = sorted({row["file"] for row in rows if row["file"]})
-    first = f"requested {_request(capture)}{_of_the_program(capture)}, captured {_captured(capture)}"
+    first = f"requested {_format_request(capture)}{_format_own_steps(capture)}, captured {_format_captured(capture)}"
     if len(rows) > 1:
         first += (
             f" in {format_count(sum(row['outcome'] == CAPTURED for row in rows))} of {format_count(len(rows))} windows"
@@ -63,13 +63,13 @@ def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
             else f"step{'s' if row['steps'] > 1 else ''} {_format_steps(row['start_step'], row['stop_step'])}"
         )
         never = "never reached: " if row["outcome"] == "never_reached" else ""
-        lines.append(_message(row["reason"], f"{steps}{of}: {never}"))
+        lines.append(_make_message(row["reason"], f"{steps}{of}: {never}"))
     if len(bad) > _LINES_MAX:
         more = f"{format_count(len(bad) - _LINES_MAX)} more windows were not captured: --json has all"
         lines.append(Message("windows_not_captured", more))
-    lines += [_message(problem) for problem in capture["problems"]]
-    lines += _ranks_together(rows)
-    lines += [_message(sentence) for sentence in capture["non_participating"][:_LINES_MAX]]
+    lines += [_make_message(problem) for problem in capture["problems"]]
+    lines += _format_rank_openings(rows)
+    lines += [_make_message(sentence) for sentence in capture["non_participating"][:_LINES_MAX]]
     stalls = [max((row[key] or 0 for row in rows), default=0) for key in ("open_stall_ns", "close_stall_ns")]
     if max(stalls) >= _REPORTED_MIN_NS:
         lines.append(
@@ -82,12 +82,12 @@ def format_capture(capture: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
-def _message(plain: Mapping[str, str], about: str = "") -> Message:
+def _make_message(plain: Mapping[str, str], about: str = "") -> Message:
     code, text = plain["code"], escape_name(plain["text"])
     return Message(code, about + text)
 
 
-def _request(capture: Mapping[str, Any]) -> str:
+def _format_request(capture: Mapping[str, Any]) -> str:
     """Return the request, as `steps 10 to 29 after 5 warm-up steps`."""
     words = capture["requested"]
     limit = f"{capture['duration_s']:g} s" if capture["duration_s"] else ""
@@ -105,7 +105,7 @@ def _format_steps(start: int, stop: int) -> str:
     return f"{start} to {stop - 1}" if stop - start > 1 else str(start)
 
 
-def _of_the_program(capture: Mapping[str, Any]) -> str:
+def _format_own_steps(capture: Mapping[str, Any]) -> str:
     """Return the program's own numbers of the steps, where they are not those that were requested."""
     rows = [row for row in capture["windows"] if row["opened_step"] is not None and row["steps"]]
     if not any(row["counted_from_step"] or capture["requested"] == WHOLE_RUN for row in rows):
@@ -117,7 +117,7 @@ def _of_the_program(capture: Mapping[str, Any]) -> str:
     )
 
 
-def _captured(capture: Mapping[str, Any]) -> str:
+def _format_captured(capture: Mapping[str, Any]) -> str:
     """Return how much of it: steps, or time where the program takes none."""
     rows = capture["windows"]
     if capture["requested"] != WHOLE_RUN or capture["requested_steps"]:
@@ -132,7 +132,7 @@ def _captured(capture: Mapping[str, Any]) -> str:
     return "until the program's end" if any(row["file"] for row in rows) else "nothing"
 
 
-def _ranks_together(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _format_rank_openings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return at which step the ranks opened each window, a line for each; nothing where there is one rank."""
     opened: dict[int, list[int]] = {}
     for row in rows:
@@ -146,12 +146,12 @@ def _ranks_together(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         together.setdefault(tuple(sorted(set(ranks))), []).append(step)
     lines = []
     for numbers, steps in together.items():
-        ranks_text = f"rank{'s' if len(numbers) > 1 else ''} {_listed(numbers)}"
-        lines.append(f"{ranks_text} opened at step{'s' if len(steps) > 1 else ''} {_listed(steps)}")
+        ranks_text = f"rank{'s' if len(numbers) > 1 else ''} {_format_numbers(numbers)}"
+        lines.append(f"{ranks_text} opened at step{'s' if len(steps) > 1 else ''} {_format_numbers(steps)}")
     return lines[:_LINES_MAX]
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _format_numbers(numbers: Sequence[int]) -> str:
     """Return numbers as people write them: `0, 3 and 5-8`."""
     parts: list[list[int]] = []
     for number in numbers:
@@ -159,16 +159,14 @@ def _listed(numbers: Sequence[int]) -> str:
             parts[-1][1] = number
         else:
             parts.append([number, number])
-    words = [word for first, last in parts for word in _words(first, last)]
+    words: list[str] = []
+    for first, last in parts:
+        words += map(str, range(first, last + 1)) if last - first < 2 else [f"{first}-{last}"]
     shown = words if len(words) <= _LISTED_MAX else [*words[: _LISTED_MAX - 1], f"{len(words) - _LISTED_MAX + 1} more"]
     return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
 
 
-def _words(first: int, last: int) -> list[str]:
-    return [str(number) for number in range(first, last + 1)] if last - first < 2 else [f"{first}-{last}"]
-
-
-def _row(one: WindowOutcome) -> dict[str, Any]:
+def _outcome_to_dict(one: WindowOutcome) -> dict[str, Any]:
     window = one.window
     return {
         "start_step": one.start_step,

@@ -25,7 +25,7 @@ _LOG_IN_C = re.compile(r'\blog_message\(\s*"(?P<code>[^"]*)",\s*"(?P<text>[^"]*)
 _ROOTS = {"TraceableError", "CauseError"}
 _MAKERS = {"Message", "warn_once"}
 _BARE = {"_log"}
-_FINDINGS = {"Finding", "ok", "note", "warning", "problem"}
+_FINDINGS = {"Finding", "make_ok", "make_note", "make_warning", "make_problem"}
 _FINDING_FILES = ("checks/*.py", "collectors/*/checks.py", "finding.py")
 
 _HEAD = """\

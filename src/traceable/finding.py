@@ -83,29 +83,29 @@ class Finding:
         return Message(self.code, f"{self.certainty}: {self.message}{evidence}"), f"  fix: {self.fix}"
 
 
-def ok(code: str, message: str, **data: Any) -> Finding:
+def make_ok(code: str, message: str, **data: Any) -> Finding:
     """Return a finding for which nothing has to be done."""
     return Finding(code, message, None, OK, data=data)
 
 
-def note(code: str, message: str, fix: str, **data: Any) -> Finding:
+def make_note(code: str, message: str, fix: str, **data: Any) -> Finding:
     """Return a finding about something missing that a run with default options never needs."""
     return Finding(code, message, fix, NOTE, data=data)
 
 
-def warning(code: str, message: str, fix: str, **data: Any) -> Finding:
+def make_warning(code: str, message: str, fix: str, **data: Any) -> Finding:
     """Return a finding about something that runs will lack."""
     return Finding(code, message, fix, WARNING, data=data)
 
 
-def problem(code: str, message: str, fix: str, **data: Any) -> Finding:
+def make_problem(code: str, message: str, fix: str, **data: Any) -> Finding:
     """Return a finding about something that does not work."""
     return Finding(code, message, fix, PROBLEM, data=data)
 
 
 def rule_out(reason: str) -> Finding:
     """Return the finding of a rule whose cause is ruled out, by the fact that rules it out."""
-    return ok("ruled_out", reason)
+    return make_ok("ruled_out", reason)
 
 
 RuleResult: TypeAlias = Finding | Sequence[Finding] | None
@@ -132,7 +132,7 @@ class Rule:
         return tuple(replace(finding, check=self.name) for finding in findings)
 
 
-def worst_severity(findings: Iterable[Finding]) -> str:
+def find_worst_severity(findings: Iterable[Finding]) -> str:
     """Return the worst severity of all findings."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default=OK)
 

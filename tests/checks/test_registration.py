@@ -50,10 +50,11 @@ RULE = Rule("short_name", diagnose_short_name)
 """
 
 CHECK = """
-from traceable.finding import Rule, warning
+from traceable.finding import Rule, make_warning
 
 def check_path(python):
-    return warning("path_with_python", f"{python.executable} is Python", "choose another name", path=python.executable)
+    path = python.executable
+    return make_warning("path_with_python", f"{path} is Python", "choose another name", path=path)
 
 RULE = Rule("path", check_path)
 """

@@ -22,10 +22,10 @@ def find_contradictions(context: Context) -> tuple[Message, ...]:
     """Return one note for each kind of contradiction in a recording; of a part those of the whole."""
     if context.whole is not None:
         return find_contradictions(context.whole)
-    return (*_early_operations(context), *_never_popped(context.trace))
+    return (*_describe_early_operations(context), *_describe_unpopped_ranges(context.trace))
 
 
-def _early_operations(context: Context) -> tuple[Message, ...]:
+def _describe_early_operations(context: Context) -> tuple[Message, ...]:
     """Report the operations that begin before their launch call: host and GPU clocks disagree."""
     launched = np.flatnonzero(context.launches.call_of >= 0)
     lead = context.launches.calls.start_ns[context.launches.call_of[launched]] - context.gpu.start_ns[launched]
@@ -43,7 +43,7 @@ def _early_operations(context: Context) -> tuple[Message, ...]:
     )
 
 
-def _never_popped(trace: Trace) -> tuple[Message, ...]:
+def _describe_unpopped_ranges(trace: Trace) -> tuple[Message, ...]:
     """Report pushed ranges that were never popped.
 
     A range may be open at the end because the recording ended. Of several of one name (but for numbers in it) that are

@@ -54,13 +54,21 @@ def evaluate_expectations(expected: Sequence[str], profile: RangeProfile | None)
     rows = list(profile.names.rows()) if profile else []
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        for name in _names_of(row):
+        for name in _list_names(row):
             by_name.setdefault(name, []).append(row)
     has_gpu_work = profile is not None and _has_launch_calls(profile)
-    return tuple(_verdict(name, by_name, has_gpu_work) for name in expected)
+    results = []
+    for name in expected:
+        matches = by_name.get(name, [])
+        count = sum(row["count"] for row in matches)
+        gpu_count = sum(row["gpu_count"] or 0 for row in matches) if has_gpu_work else None
+        verdict = NEVER_ENTERED if not count else WITHOUT_GPU_WORK if gpu_count == 0 else SEEN
+        suggestions = () if count else suggest_names(name, by_name)
+        results.append(ExpectationResult(name, verdict, count, gpu_count, suggestions))
+    return tuple(results)
 
 
-def _names_of(row: dict[str, Any]) -> set[str]:
+def _list_names(row: dict[str, Any]) -> set[str]:
     if row["domain"] == LOOP_DOMAIN:
         # Named after the coroutine that the callback ran, which need not be annotated at all.
         return {f"{row['domain']}:{row['name']}"}
@@ -71,15 +79,6 @@ def _has_launch_calls(profile: RangeProfile) -> bool:
     coverage = profile.coverage
     without_call = sum(coverage.unattributed[reason].operations for reason in ("before_recording", "no_launch_call"))
     return coverage.total.operations > without_call
-
-
-def _verdict(name: str, by_name: dict[str, list[dict[str, Any]]], has_gpu_work: bool) -> ExpectationResult:
-    rows = by_name.get(name, [])
-    count = sum(row["count"] for row in rows)
-    gpu_count = sum(row["gpu_count"] or 0 for row in rows) if has_gpu_work else None
-    if not count:
-        return ExpectationResult(name, NEVER_ENTERED, 0, gpu_count, suggest_names(name, by_name))
-    return ExpectationResult(name, WITHOUT_GPU_WORK if gpu_count == 0 else SEEN, count, gpu_count)
 
 
 def suggest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
@@ -104,11 +103,11 @@ def suggest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
     import difflib
 
     alike = [folded[one] for one in difflib.get_close_matches(target, folded, _MAX_SUGGESTIONS, _CUTOFF)]
-    same_end = [one for key, one in folded.items() if _last_part(key) == _last_part(target)]
+    same_end = [one for key, one in folded.items() if _get_last_part(key) == _get_last_part(target)]
     matches = dict.fromkeys(one for one in (*alike, *same_end) if one)
     shorter = [one for one in matches if not any(other != one and one.endswith(f":{other}") for other in matches)]
     return tuple(shorter[:_MAX_SUGGESTIONS])
 
 
-def _last_part(name: str) -> str:
+def _get_last_part(name: str) -> str:
     return name.rpartition(":")[2].rpartition(".")[2]

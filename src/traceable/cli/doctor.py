@@ -23,7 +23,7 @@ from traceable.checks import doctor
 from traceable.cli import diagnosis
 from traceable.cli.progress import Progress
 from traceable.errors import UsageError
-from traceable.finding import NOTE, OK, PROBLEM, SEVERITIES, WARNING, worst_severity
+from traceable.finding import NOTE, OK, PROBLEM, SEVERITIES, WARNING, find_worst_severity
 from traceable.protocol import run_dir
 from traceable.report.page import Page
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             findings = doctor.run_checks(arguments.output or run_dir.PARENT, arguments.checks)
     except KeyboardInterrupt:
         return 130
-    severity = worst_severity(findings)
+    severity = find_worst_severity(findings)
     if arguments.json:
         content = {"schema": SCHEMA, "severity": severity, "findings": [finding.as_dict for finding in findings]}
         print(json.dumps(content, indent=2))

@@ -100,7 +100,14 @@ def write_ranges(
         expand = f"--expand {shlex.quote(one['name'])}"
         ways = " or ".join((expand, *(f"--by field:{field}" for field in one["fields"])))
         page.write_line(f"{one['name']} stands for {format_count(one['names'])} names: {ways}")
-    _write_counters(page, list(counters.take(choice.match_indices(counters)).rows()))
+    counter_rows = list(counters.take(choice.match_indices(counters)).rows())
+    shown = counter_rows[:_COUNTERS_MAX]
+    if shown:
+        page.write_line()
+        counter_names = Cells("counter", [_format_counter_name(row) for row in shown], is_text=True)
+        page.write_table([counter_names, *_format_columns(COUNTER_COLUMNS, shown)])
+    if len(counter_rows) > len(shown):
+        page.write_line(f"and {len(counter_rows) - len(shown)} more counters: --match narrows, --json has all")
 
 
 def write_outside_ranges(page: Page, outside: Table) -> None:
@@ -306,20 +313,15 @@ def _format_coverage(coverage: Mapping[str, Any]) -> str:
                 ),
             ]
         ),
-        *_format_kernel_share(coverage),
-        *([f"unattributed: {', '.join(reasons)}"] if reasons else []),
     ]
-    return "; ".join(parts)
-
-
-def _format_kernel_share(coverage: Mapping[str, Any]) -> list[str]:
-    """Return how much of the kernels' time is attributed, and how, where other operations are as well."""
     kernels, by_launch = coverage["kernels"], coverage["kernels_by_launch"]["gpu_ns"]
-    if not kernels["gpu_ns"] or kernels["operations"] == coverage["gpu_operations"]:
-        return []
-    line = f"of kernel time {format_percent(by_launch / kernels['gpu_ns'])} by launch"
-    inferred = coverage["attributed_kernels"]["gpu_ns"] - by_launch
-    return [line + (f", {format_percent(inferred / kernels['gpu_ns'])} inferred" if inferred else "")]
+    if kernels["gpu_ns"] and kernels["operations"] != coverage["gpu_operations"]:
+        inferred_ns = coverage["attributed_kernels"]["gpu_ns"] - by_launch
+        rest = f", {format_percent(inferred_ns / kernels['gpu_ns'])} inferred" if inferred_ns else ""
+        parts.append(f"of kernel time {format_percent(by_launch / kernels['gpu_ns'])} by launch{rest}")
+    if reasons:
+        parts.append(f"unattributed: {', '.join(reasons)}")
+    return "; ".join(parts)
 
 
 def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: RowFilter, more: str) -> None:
@@ -332,16 +334,6 @@ def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Ro
     page.write_table([format_column(first, shown), *_format_columns(rest, shown, table)])
     if left_out := len(choice.match_indices(table)) - len(shown):
         page.write_line(f"and {left_out} more: {more}")
-
-
-def _write_counters(page: Page, rows: Sequence[Row]) -> None:
-    shown = rows[:_COUNTERS_MAX]
-    if shown:
-        page.write_line()
-        labels = Cells("counter", [_format_counter_name(row) for row in shown], is_text=True)
-        page.write_table([labels, *_format_columns(COUNTER_COLUMNS, shown)])
-    if len(rows) > len(shown):
-        page.write_line(f"and {len(rows) - len(shown)} more counters: --match narrows, --json has all")
 
 
 def _format_columns(columns: Sequence[Column], rows: Sequence[Row], every: Table | None = None) -> list[Cells]:

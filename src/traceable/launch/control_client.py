@@ -366,7 +366,9 @@ def _complete(target: ControlTarget, result: WindowResult, last: str, before: _F
             on_event({"event": last, "pid": pid, "window": window})
     if any(None not in (window["opened_step"], window["closed_step"]) for window in result.windows.values()):
         result.files = _list_written_files(target.directory, before, result.windows)
-        result.note = _make_pending_note(target.directory, result.files)
+        manifest = run_dir.load_manifest(target.directory)
+        stem, has_files = str(manifest.get("stem")), bool(result.files)
+        result.note = find_collector_of_run(manifest).explain_pending(stem, has_files)
 
 
 def _find_recorded_window(target: ControlTarget, pid: int, key: str, value: Any) -> dict[str, Any] | None:
@@ -493,16 +495,13 @@ class ControlClient:
                     without_reply -= {pid} if events else set()
                     for event in events:
                         on_event(event)
-                    names = [event["event"] for event in events]
-                    if {until, "rejected", "withdrawn"} & set(names) or _had_no_window(events) or not more:
+                    has_ended = bool({until, "rejected", "withdrawn"} & {event["event"] for event in events})
+                    had_no_window = any(event["event"] == "stopping" and event["window"] is None for event in events)
+                    if has_ended or had_no_window or not more:
                         selector.unregister(connection)
-                    if not more and not {until, "rejected", "withdrawn"} & set(names):
+                    if not more and not has_ended:
                         self._problems[pid] = _make_gone_message(pid)
         return self._problems
-
-
-def _had_no_window(events: list[Event]) -> bool:
-    return any(event["event"] == "stopping" and event["window"] is None for event in events)
 
 
 def _make_gone_message(pid: int) -> Message:
@@ -563,9 +562,3 @@ def _list_written_files(directory: Path, before: _Files, pids: Iterable[int]) ->
             if entry.name.partition("-")[0] in names
         )
     return written
-
-
-def _make_pending_note(directory: Path, written: list[str]) -> Message | None:
-    """Return which file is not written yet, or why none is; None where all are there."""
-    manifest = run_dir.load_manifest(directory)
-    return find_collector_of_run(manifest).explain_pending(str(manifest.get("stem")), bool(written))

@@ -128,11 +128,14 @@ def find_exit_hang(pid: int) -> tuple[int, int] | None:
         library, loader = _find_code(pid, stat[25])
         if not library:
             return None
-        stack = _read_stack(pid, top)
+        with (_PROC / str(pid) / "mem").open("rb", buffering=0) as memory:
+            memory.seek(top)
+            content = memory.read(_STACK_BYTES)
     except (OSError, ValueError, IndexError):
         return None
-    inner = next((index for index, word in enumerate(stack[:_NEAR_WORDS]) if _within(word, library)), None)
-    if inner is None or not any(_within(word, loader) for word in stack[inner:]):
+    stack = struct.unpack(f"={len(content) // 8}Q", content[: len(content) // 8 * 8])
+    inner = next((index for index, word in enumerate(stack[:_NEAR_WORDS]) if _is_within(word, library)), None)
+    if inner is None or not any(_is_within(word, loader) for word in stack[inner:]):
         return None
     return top, int(stat[11]) + int(stat[12])
 
@@ -170,14 +173,7 @@ def _find_code(pid: int, stack: str) -> _Code:
     return library, loader
 
 
-def _read_stack(pid: int, top: int) -> tuple[int, ...]:
-    with (_PROC / str(pid) / "mem").open("rb", buffering=0) as memory:
-        memory.seek(top)
-        content = memory.read(_STACK_BYTES)
-    return struct.unpack(f"={len(content) // 8}Q", content[: len(content) // 8 * 8])
-
-
-def _within(word: int, ranges: list[tuple[int, int]]) -> bool:
+def _is_within(word: int, ranges: list[tuple[int, int]]) -> bool:
     return any(begin <= word < end for begin, end in ranges)
 
 

@@ -119,13 +119,28 @@ def finalize_dump(directory: Path, into: Path | None = None) -> Path:
 
 
 def list_dumps(directory: Path) -> list[Dump]:
-    """Return the dumps of the run in `directory`, by number."""
+    """Return the dumps of the run in `directory`, by number, without those that are empty or can't be read."""
+    from traceable.collectors.recorder.recording import read_recording
+
     numbers = [
         (int(match[1]), entry)
         for entry in directory.iterdir()
         if (match := _DUMP.fullmatch(entry.name)) and untrusted.is_directory(entry)
     ]
-    return [dump for _, entry in sorted(numbers) if (dump := _read_dump(entry)) is not None]
+    dumps = []
+    for _, entry in sorted(numbers):
+        try:
+            processes = read_recording(entry / recorder.DIRECTORY).processes
+        except (CollectorError, OSError):
+            continue
+        if processes:
+            windows = [process.window for process in processes if process.window]
+            wall_ns = min(
+                (process.realtime_ns + process.window.end_ns for process in processes if process.window), default=0
+            )
+            by = windows[0].dumped_by if windows else ""
+            dumps.append(Dump(entry, wall_ns, by, tuple(sorted(process.pid for process in processes))))
+    return dumps
 
 
 def create_dump_dir(directory: Path) -> int:
@@ -150,17 +165,3 @@ def create_dump_dir(directory: Path) -> int:
             ) from None
         else:
             return number
-
-
-def _read_dump(directory: Path) -> Dump | None:
-    from traceable.collectors.recorder.recording import read_recording
-
-    try:
-        processes = read_recording(directory / recorder.DIRECTORY).processes
-    except (CollectorError, OSError):
-        return None
-    if not processes:
-        return None
-    times = [process.realtime_ns + process.window.end_ns for process in processes if process.window]
-    by = next((process.window.dumped_by for process in processes if process.window), "")
-    return Dump(directory, min(times, default=0), by, tuple(sorted(process.pid for process in processes)))

@@ -154,26 +154,15 @@ class _Run:
                 self.log(Message("manifest_not_written", words))
             self.failed = True
 
-    def started(self, pid: int) -> None:
+    def save_start(self, pid: int) -> None:
+        """Write the program's pid and the wall clock of its start."""
+        try:
+            start_ns = (self.directory / run_dir.PID_FILE).stat().st_mtime_ns  # under nsys
+        except OSError:
+            start_ns = time.time_ns()
         self.manifest["pid"] = pid
-        self.manifest["start"]["program_wall_ns"] = _read_start_ns(self.directory)
+        self.manifest["start"]["program_wall_ns"] = start_ns
         self.save()
-
-
-def _read_start_ns(directory: Path) -> int:
-    """Return the wall clock of the program's start. Call it when its pid is known: under nsys from the pid file."""
-    try:
-        return (directory / run_dir.PID_FILE).stat().st_mtime_ns
-    except OSError:
-        return time.time_ns()
-
-
-def _read_end_ns(directory: Path) -> int:
-    """Return the wall clock of the program's end. Call it when that is known: under nsys from the exit file."""
-    try:
-        return int(untrusted.read_json_object(directory / run_dir.EXIT_FILE, untrusted.EXIT)["end_ns"])
-    except (OSError, ValueError, KeyError):
-        return time.time_ns()
 
 
 def check_run_request(request: RunRequest) -> None:
@@ -295,7 +284,12 @@ def _start(
         "environment_names": sorted(planned),
         "notes": [note.as_dict for note in notes],
     }
-    run.manifest["profilers"] = _list_profilers() if plan.detached else []
+    run.manifest["profilers"] = []
+    if plan.detached:
+        from traceable.collectors.process_list import find_running_profilers
+
+        # A collector of the GPU may conflict with them.
+        run.manifest["profilers"] = sorted({name for _, name in find_running_profilers().profilers})
     run.manifest["start"] = {"wall_ns": time.time_ns()}
     run.save()
 
@@ -305,7 +299,7 @@ def _start(
         run.release = exit_release.ExitReleaser(run.log)
     watcher = process_watcher.ProcessWatcher(run.directory, run.release)
 
-    def started(pid: int) -> None:
+    def handle_start(pid: int) -> None:
         finalize_signals.set_started()
         watcher.start(pid)
         # The program runs from here on: nothing may keep the launcher from supervising it.
@@ -313,20 +307,13 @@ def _start(
             with contextlib.suppress(Exception):
                 pids = supervisor.find_collector_processes(run.directory)
                 run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(pids)
-        run.started(pid)
+        run.save_start(pid)
 
     try:
-        return supervisor.supervise(plan, {**os.environ, **planned}, run.directory, started, run.log)
+        return supervisor.supervise(plan, {**os.environ, **planned}, run.directory, handle_start, run.log)
     finally:
         watcher.stop()
         run.manifest[run_dir.CLIENT_OF_KEY] = watcher.find_server(request.target.command(()))
-
-
-def _list_profilers() -> list[str]:
-    """Return the names of other profilers, with which a collector of the GPU may conflict."""
-    from traceable.collectors.process_list import find_running_profilers
-
-    return sorted({name for _, name in find_running_profilers().profilers})
 
 
 def _find_unused_settings(request: RunRequest, name: str) -> list[Message]:
@@ -355,7 +342,7 @@ def _plan(collector: Collector, request: RunRequest, directory: Path) -> tuple[P
 
 
 def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
-    return {
+    manifest = {
         "schema": run_dir.SCHEMA,
         "run_dir": str(directory),
         "argv": redact.redact_command(request.argv),
@@ -371,7 +358,6 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         "window": None,
         "timed_window": None,
         "flight_recorder": None,
-        **_describe_options(request),
         **provenance.collect_provenance(),
         "profilers": [],
         "launcher_pid": os.getpid(),
@@ -383,25 +369,20 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         "files": [],
         "notes": [],
     }
-
-
-def _describe_options(request: RunRequest) -> dict[str, Any]:
-    """Return the entries of the requested windows and of the flight recorder; nothing for what is not requested."""
-    entries: dict[str, Any] = {}
     if request.steps is not None or request.control or any(request.conditions):
         from traceable.protocol import capture_request
 
         if request.timed:
-            entries[capture_request.TIMED_WINDOW_KEY] = capture_request.describe_timed_window(request.conditions)
+            manifest[capture_request.TIMED_WINDOW_KEY] = capture_request.describe_timed_window(request.conditions)
         else:
-            entries[capture_request.WINDOW_KEY] = capture_request.make_window_entry(
+            manifest[capture_request.WINDOW_KEY] = capture_request.make_window_entry(
                 request.steps, request.windows, on_request=request.control, conditions=request.conditions
             )
     if environment.FLIGHT_RECORDER in request.variables:
         from traceable.launch import flight
 
-        entries[flight.FLIGHT_RECORDER_KEY] = flight.make_flight_recorder_entry(request.variables)
-    return entries
+        manifest[flight.FLIGHT_RECORDER_KEY] = flight.make_flight_recorder_entry(request.variables)
+    return manifest
 
 
 def _finish(
@@ -414,9 +395,13 @@ def _finish(
 ) -> RunResult:
     code = os.waitstatus_to_exitcode(ended.status)
     is_own_code = run.release is None or run.release.check_exit(run.directory, ended.pid, code)
+    try:
+        end_ns = int(untrusted.read_json_object(run.directory / run_dir.EXIT_FILE, untrusted.EXIT)["end_ns"])
+    except (OSError, ValueError, KeyError):  # only the shim under nsys writes it
+        end_ns = time.time_ns()
     run.manifest["end"] = {
         "wall_ns": time.time_ns(),
-        "program_wall_ns": _read_end_ns(run.directory),
+        "program_wall_ns": end_ns,
         # Some of nsys's processes live as long as a daemon that the program left running.
         "collector_ended": ended.complete,
         "exit_code": code if code >= 0 else None,

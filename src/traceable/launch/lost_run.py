@@ -33,13 +33,7 @@ def find_streams(pids: Iterable[int]) -> list[str]:
 
 def add_remaining_data(error: TraceableError, directory: Path, manifest: Mapping[str, Any]) -> TraceableError:
     """Return `error`, about an unreadable recording, with the remaining data of the run added to its text."""
-    return type(error)(
-        error.code, "; ".join((error.problem, *_describe_remaining_data(directory, manifest))), error.remedy
-    )
-
-
-def _describe_remaining_data(directory: Path, manifest: Mapping[str, Any]) -> list[str]:
-    sentences = []
+    sentences = [error.problem]
     for path in manifest.get(STREAMS_KEY) or ():
         # A path outside the run directory, from a manifest that is not trusted: the file is not opened.
         stream = Path(path)
@@ -51,7 +45,7 @@ def _describe_remaining_data(directory: Path, manifest: Mapping[str, Any]) -> li
     if records:
         more = f", and {len(records) - PROCESSES_MAX} more" if len(records) > PROCESSES_MAX else ""
         sentences.append(f"records of the program's processes remain: {'; '.join(records[:PROCESSES_MAX])}{more}")
-    return sentences
+    return type(error)(error.code, "; ".join(sentences), error.remedy)
 
 
 def _describe_process(record: ProcessRecord) -> str | None:

@@ -105,14 +105,14 @@ class ProcessWatcher:
         self._sockets.poll([pid, *self._descendants])
         for process in processes:
             with contextlib.suppress(*UNREADABLE):
-                if process.pid not in self._reported and _lacks_environment(process):
+                if process.pid not in self._reported and _is_without_environment(process):
                     line = json.dumps({"pid": process.pid, "name": process.name()})
                     self._reported.add(process.pid)
                     with self._file.open("a", encoding="ascii") as file:
                         file.write(line + "\n")
 
 
-def _lacks_environment(process: psutil.Process) -> bool:
+def _is_without_environment(process: psutil.Process) -> bool:
     """Whether a process has loaded traceable's core and was started without the variables of the run."""
     variables = process.environ()
     if not variables or environment.RUN_DIR in variables:
@@ -138,7 +138,10 @@ class SocketWatcher:
         for pid in pids:
             for one in _list_connections(pid):
                 self._serves = self._serves or one.status == _LISTEN
-                if one.raddr and _is_local(one):
+                # The other end is on this machine.
+                if one.raddr and (
+                    one.raddr.ip in (one.laddr.ip, "::1") or one.raddr.ip.startswith(("127.", "::ffff:127."))
+                ):
                     self._ports[one.raddr.port] = None
 
     def find_server(self, command: Sequence[str]) -> dict[str, Any] | None:
@@ -150,8 +153,13 @@ class SocketWatcher:
         port = next((one for one in ports if one in listeners), None)
         if port is None:
             return None
-        pid = listeners[port]
-        return {"port": port, "pid": pid, "name": None if pid is None else _read_name(pid)}
+        import psutil
+
+        pid, name = listeners[port], None
+        if pid is not None:
+            with contextlib.suppress(psutil.Error, OSError):
+                name = psutil.Process(pid).name() or None
+        return {"port": port, "pid": pid, "name": name}
 
 
 def _parse_local_ports(command: Sequence[str]) -> Iterator[int]:
@@ -170,18 +178,3 @@ def _list_connections(pid: int | None = None) -> list[Any]:
         return psutil.net_connections("tcp") if pid is None else psutil.Process(pid).net_connections("tcp")
     except (psutil.Error, OSError, RuntimeError, ValueError, IndexError):  # its files are missing, or unknown to psutil
         return []
-
-
-def _is_local(connection: Any) -> bool:
-    """Whether the other end of a connection is on this machine."""
-    address: str = connection.raddr.ip
-    return address in (connection.laddr.ip, "::1") or address.startswith(("127.", "::ffff:127."))
-
-
-def _read_name(pid: int) -> str | None:
-    import psutil
-
-    try:
-        return psutil.Process(pid).name() or None
-    except (psutil.Error, OSError):
-        return None

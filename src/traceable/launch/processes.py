@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,14 @@ def explain_missing_processes(directory: Path, manifest: Mapping[str, Any]) -> l
     if not collector.follows_forks:
         lost = [str(one) for one in load_last_programs(directory) if one.forked]
     if lost:
+        names = ", ".join(lost[:_NAMES_MAX])
+        more = f" and {len(lost) - _NAMES_MAX} more" if len(lost) > _NAMES_MAX else ""
         verb = "was" if len(lost) == 1 else "were"
         messages.append(
             Message(
                 "forked_not_recorded",
-                f"{_join(lost)} {verb} forked: {collector.name} can't trace forked processes; "
+                f"{names}{more} {verb} forked: {collector.name} can't trace forked processes; "
                 "run with --collector recorder, or with the start method spawn",
             )
         )
     return messages
-
-
-def _join(words: Iterable[str]) -> str:
-    names = list(words)
-    return ", ".join(names[:_NAMES_MAX]) + (f" and {len(names) - _NAMES_MAX} more" if len(names) > _NAMES_MAX else "")

@@ -80,9 +80,13 @@ class BackgroundQueries:
         outputs = dict(self._outputs)
         head, changes, gpus = (outputs.get(name) for name in ("head", "changes", "gpus"))
         dirty = None if changes is None else bool(changes)
+        rows = [[cell.strip() for cell in line.split(",")] for line in (gpus or "").splitlines()]
+        names = ("index", "name", "driver", "memory")
         return {
             "git": {"commit": head.strip(), "dirty": dirty} if head else None,
-            "gpus": None if gpus is None else _parse_gpus(gpus),
+            "gpus": None
+            if gpus is None
+            else [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)],
         }
 
     def wait(self) -> None:
@@ -91,38 +95,28 @@ class BackgroundQueries:
             thread.join(max(0.0, self._deadline_s - time.monotonic()))
 
     def _run(self, name: str, words: tuple[str, ...]) -> None:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            output = _run_query(words)
-            if output is not None:
+        """Store the output of a program, unless it fails, or is late and killed."""
+        with (
+            contextlib.suppress(OSError, subprocess.SubprocessError),
+            subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+                # `git status` would otherwise refresh the index under a lock that the user's own git may want.
+                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            ) as process,
+        ):
+            try:
+                output, _ = process.communicate(timeout=QUERY_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return
+            if process.returncode == 0:
                 self._outputs[name] = output
 
 
 _GPU_FIELDS = ("index", "name", "driver_version", "memory.total")
-
-
-def _parse_gpus(output: str) -> list[dict[str, str]]:
-    """Return index, name, driver and memory of each GPU."""
-    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
-    names = ("index", "name", "driver", "memory")
-    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
-
-
-def _run_query(words: tuple[str, ...]) -> str | None:
-    """Return the output of a program; None where it fails, or is late and killed."""
-    with subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        # `git status` would otherwise refresh the index under a lock that the user's own git may want.
-        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=QUERY_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return None
-    return None if process.returncode else output

@@ -6,6 +6,7 @@ belong together.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -182,22 +183,16 @@ def list_rank_runs(directory: Path) -> tuple[Path, ...]:
         ]
     except OSError:
         return ()
-    runs = [(entry, _load_manifest_or_empty(entry)) for entry in sorted(entries)]
-    runs = [
-        (entry, manifest)
-        for entry, manifest in runs
-        # An earlier run that --force renamed keeps its name in its manifest.
-        if Path(str(manifest.get("run_dir"))).name == entry.name and (manifest.get(RANK_KEY) or {}).get("grouped")
-    ]
+    runs = []
+    for entry in sorted(entries):
+        with contextlib.suppress(TraceError):
+            manifest = run_dir.load_manifest(entry)
+            # An earlier run that --force renamed keeps its name in its manifest.
+            is_renamed = Path(str(manifest.get("run_dir"))).name != entry.name
+            if not is_renamed and (manifest.get(RANK_KEY) or {}).get("grouped"):
+                runs.append((entry, manifest))
     _check_one_job(directory, runs)
     return tuple(entry for entry, _ in sorted(runs, key=lambda run: (get_rank_number(run[1]) or 0, run[0].name)))
-
-
-def _load_manifest_or_empty(directory: Path) -> dict[str, Any]:
-    try:
-        return run_dir.load_manifest(directory)
-    except TraceError:
-        return {}
 
 
 def _check_one_job(directory: Path, runs: list[tuple[Path, dict[str, Any]]]) -> None:

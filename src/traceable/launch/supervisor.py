@@ -21,10 +21,10 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from traceable.collectors.base import Plan
 from traceable.errors import CollectorError, Message, UsageError
@@ -110,20 +110,14 @@ def supervise(
         CollectorError: the collector failed while it started the program, which may have run.
         UsageError: the program can't be executed.
     """
-    signals = {*FORWARDED_SIGNALS, *TERMINAL_SIGNALS}
+    signals = {*FORWARDED_SIGNALS, *TERMINAL_SIGNALS, signal.SIGCHLD, signal.SIGALRM}
     # Started by a parent that ignores SIGCHLD, a process gets no wait status of its children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with _blocked({*signals, signal.SIGCHLD, signal.SIGALRM}) as before:
+    before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, signals)}
+    try:
         if not plan.detached:
             return _run_direct(plan, full, before, on_start)
         return _Detached(plan, full, run_dir, before, log).run(on_start)
-
-
-@contextlib.contextmanager
-def _blocked(signals: set[signal.Signals]) -> Iterator[set[int]]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield {int(number) for number in before}
     finally:
         if signal.SIGALRM in signal.sigpending():  # a timer of `_next_signal` expired meanwhile
             signal.sigwait({signal.SIGALRM})
@@ -176,7 +170,7 @@ def _run_direct(plan: Plan, full: Mapping[str, str], before: set[int], on_start:
         # them to continue.
         if stopped and stop_requested:
             stopped = stop_requested = False
-            _stop_with(pid)
+            _stop_with_program(pid)
 
 
 def _is_leader_only(number: int) -> bool:
@@ -188,7 +182,7 @@ def _is_leader_only(number: int) -> bool:
     return number == signal.SIGHUP and os.getsid(0) == os.getpid()
 
 
-def _stop_with(pid: int) -> None:
+def _stop_with_program(pid: int) -> None:
     """Stop, as the program has, until the launcher is continued, and continue the program if nobody else has."""
     os.kill(os.getpid(), signal.SIGSTOP)
     changes = os.WEXITED | os.WSTOPPED | os.WCONTINUED
@@ -227,7 +221,7 @@ class _Detached:
             assert self.pid is not None
             on_start(self.pid)
             complete = self._wait()
-            return ProgramExit(self._status(), self.pid, complete)
+            return ProgramExit(self._wait_for_status(), self.pid, complete)
         finally:
             self.handoff.close()
             if self.pidfd is not None:
@@ -303,7 +297,9 @@ class _Detached:
             problem = f"{self.program} did not start the program within {seconds:g} s"
             raise NeverStartedError("collector_start_timeout", problem, remedy)
         exit_code = os.waitstatus_to_exitcode(self.collector_status)
-        output = self._read_log()
+        output = ""
+        with contextlib.suppress(OSError):
+            output = self.log_path.read_bytes()[self.log_start_bytes :].decode("utf-8", "replace")
         # nsys prints the cause on its first line, and its usage after it.
         first = next((line.strip() for line in output.splitlines() if line.strip()), "")
         problem = f"{self.program} ended with {exit_code} before it started the program"
@@ -311,13 +307,6 @@ class _Detached:
         error = NeverStartedError("collector_ended_early", problem, remedy)
         error.transient = os.WIFSIGNALED(self.collector_status) or any(words in output for words in TRANSIENT_ERRORS)
         raise error
-
-    def _read_log(self) -> str:
-        """Return what the collector has printed in this run."""
-        try:
-            return self.log_path.read_bytes()[self.log_start_bytes :].decode("utf-8", "replace")
-        except OSError:
-            return ""
 
     def _await_program_pid(self) -> int:
         deadline = finalize_progress.Deadline(GRACE_SECONDS)
@@ -372,10 +361,13 @@ class _Detached:
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
     def _forward(self, number: int) -> None:
-        if number == signal.SIGTSTP:
-            self._suspend()
-        else:
+        if number != signal.SIGTSTP:
             self._send(number)
+            return
+        # The program's process group is an orphaned one, in which the kernel ignores SIGTSTP.
+        self._send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._send(signal.SIGCONT)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -384,13 +376,7 @@ class _Detached:
             elif self.pid is not None:
                 os.kill(self.pid, number)
 
-    def _suspend(self) -> None:
-        # The program's process group is an orphaned one, in which the kernel ignores SIGTSTP.
-        self._send(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._send(signal.SIGCONT)
-
-    def _status(self) -> int:
+    def _wait_for_status(self) -> int:
         """Return the program's wait status from its parent; the collector's if that parent was killed."""
         deadline = finalize_progress.Deadline(GRACE_SECONDS)
         while (ended := self.handoff.read_wait_status()) is None:
@@ -475,21 +461,27 @@ class StdioHandoff:
         self._status, self._permission = status_read, permission
         self._received = b""
         self._own += [status_read, permission, status_write]
+        streams = {"stdin": sys.__stdin__, "stdout": sys.__stdout__, "stderr": sys.__stderr__}
         descriptors = {
             "environment": self._write_memory_file({"full": dict(full), "passed": variables}),
             "permission": permission,
             "status_descriptor": status_write,
             # A stream that was closed at the start: its number may by now belong to another file of this process.
-            **{name: number for number, (name, stream) in enumerate(_standard_streams()) if stream is not None},
+            **{name: number for number, (name, stream) in enumerate(streams.items()) if stream is not None},
         }
+        # What this process ignores because its parent did (`nohup`).
+        ignored_by_python = {signal.SIGPIPE, signal.SIGXFSZ}
+        ignored = [n for n in signal.valid_signals() - ignored_by_python if signal.getsignal(n) is signal.SIG_IGN]
+        umask = os.umask(0o077)
+        os.umask(umask)
         content: dict[str, Any] = {
             "run_dir": str(run_dir),
             "socket": self._send(list(descriptors.values())),
             "descriptors": list(descriptors),
             "preload": preload,
-            "ignored": _list_ignored_signals(),
+            "ignored": [int(number) for number in ignored],
             "blocked": sorted(int(number) for number in blocked),
-            "umask": _read_umask(),
+            "umask": umask,
         }
         preloads = [library for library in (preload, variables.get("LD_PRELOAD")) if library]
         self.environment = {
@@ -558,19 +550,3 @@ class StdioHandoff:
             file.write(json.dumps(content).encode("ascii"))
         os.lseek(descriptor, 0, os.SEEK_SET)
         return descriptor
-
-
-def _standard_streams() -> tuple[tuple[str, TextIO | None], ...]:
-    return ("stdin", sys.__stdin__), ("stdout", sys.__stdout__), ("stderr", sys.__stderr__)
-
-
-def _list_ignored_signals() -> list[int]:
-    """Return the signals that this process ignores because its parent did (`nohup`)."""
-    own = {signal.SIGPIPE, signal.SIGXFSZ}  # Python ignores these itself
-    return [int(n) for n in signal.valid_signals() - own if signal.getsignal(n) is signal.SIG_IGN]
-
-
-def _read_umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -124,29 +124,24 @@ def check_target(target: Target, flags: Sequence[str] = ()) -> None:
     Raises:
         UsageError: the program does not exist, can't be read, or is not valid Python.
     """
+    program = target.program
     if target.kind == COMMAND:
-        _check_command(target.program)
+        if shutil.which(program) is None:
+            if os.sep in program and Path(program).exists():
+                problem, remedy = f"{program} is not an executable file", "give a program, or run a script without `--`"
+                raise UsageError("not_executable", problem, remedy)
+            raise UsageError("no_such_command", f"no such command: {program}", "correct the name, or give its path")
     elif target.kind == MODULE:
-        _check_module(target.program)
+        _check_module(program)
     elif target.kind == CODE:
-        code = target.program
+        code = program
         if sys.version_info >= (3, 14):  # from there on Python dedents it
             import textwrap
 
             code = textwrap.dedent(code)
         _check_syntax(code, "<string>")
-    elif target.program != "-":
-        _check_script(Path(target.program), skips_first_line=any("x" in f for f in flags if not f.startswith("-X")))
-
-
-def _check_command(program: str) -> None:
-    if shutil.which(program):
-        return
-    if os.sep in program and Path(program).exists():
-        raise UsageError(
-            "not_executable", f"{program} is not an executable file", "give a program, or run a script without `--`"
-        )
-    raise UsageError("no_such_command", f"no such command: {program}", "correct the name, or give its path")
+    elif program != "-":
+        _check_script(Path(program), skips_first_line=any("x" in f for f in flags if not f.startswith("-X")))
 
 
 def _check_script(path: Path, *, skips_first_line: bool) -> None:
@@ -221,7 +216,7 @@ def _check_module(name: str) -> None:
         if path is None and depth < len(parts):
             problem = f"{'.'.join(parts[:depth])} is a module, not a package, so there is no {name}"
             raise UsageError("not_a_package", problem, "correct the name")
-        if path is not None and _changes_its_path(spec):
+        if path is not None and _has_dynamic_path(spec):
             return
     if path is not None:
         spec = _find_spec(f"{name}.__main__", path, top=False)
@@ -249,7 +244,7 @@ def _find_spec(name: str, path: Sequence[str], *, top: bool) -> importlib.machin
     return next((spec for spec in specs if spec is not None), None)
 
 
-def _changes_its_path(spec: importlib.machinery.ModuleSpec) -> bool:
+def _has_dynamic_path(spec: importlib.machinery.ModuleSpec) -> bool:
     """Whether a package may have modules outside its directory, which only an import would show."""
     if spec.origin is None or not spec.has_location:
         return False

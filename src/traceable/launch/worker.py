@@ -130,9 +130,11 @@ def _serve(requests: int, replies: int, parent: int, prepare: Callable[[], objec
         # Signals from the terminal are for the launcher, which ends this process if necessary.
         for number in TERMINATION_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, _ignore)
+                signal.signal(number, _ignore_signal)
         die_with_parent(parent)
-        _raise_oom_score()
+        # When memory runs out, the kernel is to kill this process and not the launcher.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         if prepare is not None:
             prepare()
         while (request := _receive(requests)) is not None:
@@ -152,14 +154,8 @@ def _serve(requests: int, replies: int, parent: int, prepare: Callable[[], objec
         os._exit(0)
 
 
-def _ignore(_number: int, _frame: FrameType | None) -> None:
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
     """Do nothing; unlike SIG_IGN not inherited by nsys."""
-
-
-def _raise_oom_score() -> None:
-    """When memory runs out, the kernel is to kill this process and not the launcher."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _send(descriptor: int, message: Any) -> None:

@@ -47,7 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "seconds_invalid", f"--timeout {arguments.timeout:g} is not a valid time", "write seconds, above 0"
         )
-    place = _place(arguments)
+    if arguments.pid is not None:
+        place = control_client.find_by_pid(arguments.pid)
+    elif arguments.directory is not None:
+        place = control_client.find_by_run(arguments.directory)
+    else:
+        place = control_client.find_only_run()
     if arguments.what == "status":
         return _status(place, arguments)
     printer = _EventPrinter(quiet=arguments.json)
@@ -59,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.what == "stop":
             result = control_client.close_window(place, printer, arguments.timeout)
         else:
-            log(f"asking {_processes(place.pids)} of {place.directory}; a window opens when the next step begins")
+            who = f"process {place.pids[0]}" if len(place.pids) == 1 else f"{len(place.pids)} processes"
+            log(f"asking {who} of {place.directory}; a window opens when the next step begins")
             result = control_client.open_window(place, steps, printer, arguments.timeout)
     except KeyboardInterrupt:
         log(
@@ -90,14 +96,6 @@ def _steps(arguments: argparse.Namespace) -> int | None:
     if not 0 < int(digits) <= 10**15:
         raise UsageError("step_count_out_of_range", f"--steps {text[:40]!r} is out of range", _FORM)
     return int(digits)
-
-
-def _place(arguments: argparse.Namespace) -> control_client.ControlTarget:
-    if arguments.pid is not None:
-        return control_client.find_by_pid(arguments.pid)
-    if arguments.directory is not None:
-        return control_client.find_by_run(arguments.directory)
-    return control_client.find_only_run()
 
 
 def _status(place: control_client.ControlTarget, arguments: argparse.Namespace) -> int:
@@ -208,10 +206,6 @@ def _clock(wall_ns: int) -> str:
 
 def _format_pause(stall_ns: int | None) -> str:
     return f" (paused it for {duration(stall_ns)})" if stall_ns is not None and stall_ns >= 10**7 else ""
-
-
-def _processes(pids: tuple[int, ...]) -> str:
-    return f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"
 
 
 def _finish(

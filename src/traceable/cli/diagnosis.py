@@ -85,16 +85,23 @@ def report_diagnosis(path: Path, *, as_json: bool) -> int:
     Raises:
         TraceError: the path does not exist, or the run is not over.
     """
+    from traceable.checks import leak_check
     from traceable.checks.case import open_case
     from traceable.checks.diagnosis import diagnose
     from traceable.cli.progress import Progress
+    from traceable.errors import TraceableError
+    from traceable.finding import WARNING, Finding
     from traceable.report.page import Page
 
+    leaks: list[Finding] = []
     with Progress() as progress:
         progress(f"diagnosing {path}")
         with open_case(path) as case:
             diagnosis = diagnose(case)
-        leaks = _find_leaks(path)
+        fix = "remove it before you share the recording (traceable help secrets)"
+        with contextlib.suppress(TraceableError):  # it is not a report of nsys
+            messages = [leak.message for leak in leak_check.find_leaks(path)]
+            leaks = [Finding(message.code, str(message), fix, WARNING, check="leaks") for message in messages]
     if as_json:
         content = {**diagnosis.as_dict, "path": str(path), "leaks": [leak.as_dict for leak in leaks]}
         print(json.dumps(content, indent=2))
@@ -108,17 +115,3 @@ def report_diagnosis(path: Path, *, as_json: bool) -> int:
         if not diagnosis.problems:
             page.write_line("no cause found")
     return 1 if diagnosis.problems else 0
-
-
-def _find_leaks(path: Path) -> list[Finding]:
-    """Return the private data in the recording; nothing if it is not a report of nsys."""
-    from traceable.checks import leak_check
-    from traceable.errors import TraceableError
-    from traceable.finding import WARNING, Finding
-
-    fix = "remove it before you share the recording (traceable help secrets)"
-    try:
-        leaks = [leak.message for leak in leak_check.find_leaks(path)]
-    except TraceableError:
-        return []
-    return [Finding(leak.code, str(leak), fix, WARNING, check="leaks") for leak in leaks]

@@ -69,9 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         page.write_findings(findings, [(finding.severity.ljust(width), finding.check) for finding in findings])
         counts = {name: sum(finding.severity == name for finding in findings) for name in SEVERITIES}
         page.write_line()
-        page.write_line(", ".join(f"{count} {_plural(name, count)}" for name, count in counts.items() if count))
+        words = (f"{count} {name}{'s' * (count > 1 and name != OK)}" for name, count in counts.items() if count)
+        page.write_line(", ".join(words))
     return EXIT_CODES[severity]
-
-
-def _plural(severity: str, count: int) -> str:
-    return severity if severity == OK or count == 1 else f"{severity}s"

@@ -82,14 +82,6 @@ def resolve_flight_options(arguments: argparse.Namespace) -> None:
     arguments.collector = collector
 
 
-def make_flight_environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the variables of a flight recorder for the program's environment."""
-    if arguments.flight_recorder is None:
-        return {}
-    variables = {environment.FLIGHT_RECORDER: arguments.flight_recorder.environment_value, environment.CONTROL: "1"}
-    return variables | ({environment.CONTROL_SIGNAL: "dump"} if arguments.sigusr2 is not None else {})
-
-
 def report_dumps(directory: Path, log: Callable[[str], None]) -> None:
     """Log the dumps of the run in `directory`; nothing where it has none or is not a run."""
     from traceable.launch import flight

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from traceable.cli.profile import STDOUT, write_output
@@ -45,7 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     """
     pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted(_PAGES.glob("*.md"))}
     if arguments.topic is None:
-        write_output(STDOUT, _format_index(pages), sys.stdout)
+        width = max(map(len, pages), default=0)
+        lines = ["traceable help TOPIC prints one of these pages:"]
+        for section, topics in SECTIONS.items():
+            titles = {topic: pages[topic].partition("\n")[0].lstrip("# ") for topic in topics if topic in pages}
+            lines += ["", section, *(f"  {topic.ljust(width)}  {title}" for topic, title in titles.items())]
+        write_output(STDOUT, "\n".join(lines) + "\n", sys.stdout)
         return 0
     topic = arguments.topic.removesuffix(".md").removeprefix("docs/")
     if topic not in pages:
@@ -57,13 +61,3 @@ def run(arguments: argparse.Namespace) -> int:
         )
     write_output(STDOUT, pages[topic], sys.stdout)
     return 0
-
-
-def _format_index(pages: Mapping[str, str]) -> str:
-    """Return the titles of the pages by section."""
-    width = max(map(len, pages), default=0)
-    lines = ["traceable help TOPIC prints one of these pages:"]
-    for section, topics in SECTIONS.items():
-        titles = {topic: pages[topic].partition("\n")[0].lstrip("# ") for topic in topics if topic in pages}
-        lines += ["", section, *(f"  {topic.ljust(width)}  {title}" for topic, title in titles.items())]
-    return "\n".join(lines) + "\n"

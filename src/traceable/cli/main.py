@@ -87,7 +87,9 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, help_line in COMMANDS.items():
         # Only the requested command is imported: `report` must not pay for `run`, nor the other way round.
-        command = _load_command(name) if name == requested else None
+        command: Command | None = None
+        if name == requested:
+            command = importlib.import_module(f"traceable.cli.{name}")
         sub = commands.add_parser(
             name,
             help=help_line,
@@ -130,8 +132,3 @@ class _Version(argparse.Action):
         python = f"Python {platform.python_version()}, {platform.platform(terse=True)}"
         print_line(f"traceable {traceable.__version__} ({python})")
         parser.exit()
-
-
-def _load_command(name: str) -> Command:
-    module: Command = importlib.import_module(f"traceable.cli.{name}")
-    return module

@@ -64,7 +64,11 @@ def with_rank(
     if rank is None or (rank.world_size == 1 and arguments.ranks is None):
         return dataclasses.replace(request, rank=rank)
     if arguments.ranks is not None:
-        _log_absent_ranks(rank, arguments.ranks, log)
+        # In the first of the selected ranks alone.
+        there = range(rank.world_size or 0)
+        first = next((one for one in there if has_rank(arguments.ranks, one)), None)
+        if rank.rank == first and (absent := ranks.find_absent_ranks(arguments.ranks, there)):
+            log(absent)
     name = arguments.name or rank.role or request.target.name
     directory = ranks.make_rank_directory_path(rank, name, arguments.output)
     return dataclasses.replace(
@@ -88,12 +92,3 @@ def report_missing_processes(directory: Path, log: Callable[[str], None]) -> Non
 def _read_own_rank(program: target.Target) -> Rank | None:
     """Return the rank that this launcher was started as; None where its children are to be ranks."""
     return None if ranks.is_rank_launcher(program) else read_rank(os.environ)
-
-
-def _log_absent_ranks(own: Rank, text: str, log: Callable[[str], None]) -> None:
-    """Log, in the first of the selected ranks alone, the requested ranks that do not exist."""
-    there = range(own.world_size or 0)
-    if own.rank == next((rank for rank in there if has_rank(text, rank)), None):
-        missing = ranks.find_absent_ranks(text, there)
-        if missing:
-            log(missing)

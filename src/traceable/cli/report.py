@@ -123,7 +123,8 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--view", metavar="VIEW", choices=[*VIEWS, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
     )
-    group.add_argument("--by", metavar="WHAT", help="how rows are grouped: " + _ways())
+    ways = "; ".join(f"{view.name}: {', '.join(_by(view))}" for view in VIEWS.values() if view.by)
+    group.add_argument("--by", metavar="WHAT", help=f"how rows are grouped: {ways}")
     group.add_argument(
         "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
     )
@@ -199,13 +200,11 @@ def run(arguments: argparse.Namespace) -> int:
             whole = load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
         except TraceError as error:
             # A window that was never reached leaves nothing to read: its verdict is the result.
-            lost = _report_lost(path)
-            if not _report_unread_windows(path):
-                if lost and arguments.strict:
-                    return EXIT_UNMET
-                raise
-            if arguments.strict:
+            has_losses, has_windows = _report_unread_run(path)
+            if arguments.strict and (has_losses or has_windows):
                 return EXIT_UNMET
+            if not has_windows:
+                raise
             raise TraceError(error.code, error.problem, "ask for steps that the program reaches") from None
         if rules is not None:
             normalize_names([whole], rules, arguments.expand or ())
@@ -452,15 +451,8 @@ def _supporting_views(name: str) -> str:
     ]
     if not views:
         return "use one view at a time"
-    return f"leave it out; {_listed(views)} {'supports' if len(views) == 1 else 'support'} it"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
-def _ways() -> str:
-    return "; ".join(f"{view.name}: {', '.join(_by(view))}" for view in VIEWS.values() if view.by)
+    names = " and ".join(filter(None, (", ".join(views[:-1]), views[-1])))
+    return f"leave it out; {names} {'supports' if len(views) == 1 else 'support'} it"
 
 
 def _by(view: View) -> tuple[str, ...]:
@@ -470,28 +462,23 @@ def _by(view: View) -> tuple[str, ...]:
 # ---- one recording
 
 
-def _report_unread_windows(path: Path) -> bool:
-    """Log the capture result of a run that is over and left nothing to read; whether it had windows."""
+def _report_unread_run(path: Path) -> tuple[bool, bool]:
+    """Log the losses of a run that left nothing to read and, if it is over, its capture result.
+
+    Returns:
+        Whether it lost ranges, and whether it had windows. Both are False for anything but a run directory.
+    """
     from traceable.protocol import run_dir
 
-    if (
-        not path.is_dir()
-        or not (path / run_dir.MANIFEST).exists()
-        or not run_dir.is_over(run_dir.load_manifest(path), path)
-    ):
-        return False
-    result = windows.evaluate_without_recording(path)
-    windows.report_capture(result, log)
-    return result is not None
-
-
-def _report_lost(path: Path) -> bool:
-    """Log the losses of a run that left nothing to read; whether there were any."""
-    if not (path.is_dir() and (path / "run.json").exists()):
-        return False
-    lost = evaluate_unrecorded_run(path)
-    report_losses(lost, log)
-    return bool(lost.incomplete_processes)
+    if not path.is_dir() or not (path / run_dir.MANIFEST).exists():
+        return False, False
+    complete = evaluate_unrecorded_run(path)
+    report_losses(complete, log)
+    capture = None
+    if run_dir.is_over(run_dir.load_manifest(path), path):
+        capture = windows.evaluate_without_recording(path)
+        windows.report_capture(capture, log)
+    return bool(complete.incomplete_processes), capture is not None
 
 
 def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:

@@ -157,36 +157,11 @@ def _milliseconds(word: str) -> float:
     return number
 
 
-def _variables(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what the options set in the program's environment."""
-    variables = {environment.GC: "1"} if arguments.record_gc else {}
-    if arguments.record_loop_pauses is not None:
-        variables[environment.LOOP_PAUSES] = str(arguments.record_loop_pauses)
-    if variables:
-        from traceable.capture.bootstrap import make_bootstrap_path
-
-        # So that a program that never imports traceable is recorded too.
-        variables["PYTHONPATH"] = make_bootstrap_path(os.environ)
-    if arguments.measure_overhead:
-        variables[environment.STEP_TIMES] = "1"
-    if _allows_requests(arguments):
-        variables[environment.CONTROL] = "1"
-    if arguments.sigusr2 is not None:
-        variables[environment.CONTROL_SIGNAL] = str(arguments.sigusr2 or SIGUSR2_STEPS)
-    return {**variables, **flight.make_flight_environment(arguments)}
-
-
 def _allows_requests(arguments: argparse.Namespace) -> bool:
     """Whether windows may be requested while it runs; the collector needs the same value as the program."""
     if arguments.flight_recorder is not None:
         return False
     return arguments.control or arguments.sigusr2 is not None or environment.read_flag(environment.CONTROL)
-
-
-def _steps_of_environment() -> Spec | None:
-    """Return the steps of TRACEABLE_STEPS; the collector needs the same value as the program."""
-    text = os.environ.get(environment.STEPS)
-    return _steps(text) if text and not environment.read_flag(environment.DISABLE) else None
 
 
 def _values(parser: argparse.ArgumentParser, word: str) -> int:
@@ -222,7 +197,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     _check_gpu(arguments)
     flight.resolve_flight_options(arguments)
-    steps = arguments.steps or _steps_of_environment()
+    steps = arguments.steps
+    text = os.environ.get(environment.STEPS)
+    if not steps and text and not environment.read_flag(environment.DISABLE):
+        steps = _steps(text)  # the collector needs the same value as the program
     annotated, stepping = annotate.load_option_targets(arguments), _step_targets(arguments)
     targets = (*annotated, *stepping)
     request = ranks.with_rank(_make_request(arguments, steps, annotated, stepping), arguments, log)
@@ -283,12 +261,7 @@ def _make_request(
         name=arguments.name,
         force=arguments.force,
         expect=tuple(dict.fromkeys(arguments.expect)),
-        variables={
-            **_variables(arguments),
-            **_condition_variables(conditions, steps=steps is not None),
-            **_step_variables(stepping),
-            **annotate.make_annotate_environment(annotated),
-        },
+        variables=_make_environment(arguments, conditions, annotated, stepping, has_steps=steps is not None),
         steps=str(steps) if steps else None,
         control=controlled,
         windows=None if steps is None or steps.every else tuple(steps.windows),
@@ -297,6 +270,50 @@ def _make_request(
         gpu=arguments.gpu,
         settings=nsys.parse_nsys_options(arguments),
     )
+
+
+def _make_environment(
+    arguments: argparse.Namespace,
+    conditions: Conditions,
+    annotated: tuple[Target, ...],
+    stepping: tuple[Target, ...],
+    *,
+    has_steps: bool,
+) -> dict[str, str]:
+    """Return what the options set in the environment of the program, and so of its Python children.
+
+    Args:
+        arguments: of the command line.
+        conditions: when windows begin and how long they last.
+        annotated: the functions to annotate.
+        stepping: the function whose calls are steps, none or one.
+        has_steps: whether --steps names windows.
+    """
+    variables = {environment.GC: "1"} if arguments.record_gc else {}
+    if arguments.record_loop_pauses is not None:
+        variables[environment.LOOP_PAUSES] = str(arguments.record_loop_pauses)
+    by_conditions = conditions.to_environment()
+    has_timed_window = by_conditions and not has_steps and not conditions.need_steps
+    if variables or has_timed_window or stepping:
+        from traceable.capture.bootstrap import make_bootstrap_path
+
+        # So that a program that never imports traceable is recorded too.
+        variables["PYTHONPATH"] = make_bootstrap_path(os.environ)
+    variables |= by_conditions
+    if stepping:
+        variables[environment.STEP_FUNCTION] = str(stepping[0])
+    if arguments.measure_overhead:
+        variables[environment.STEP_TIMES] = "1"
+    if _allows_requests(arguments):
+        variables[environment.CONTROL] = "1"
+    if arguments.sigusr2 is not None:
+        variables[environment.CONTROL_SIGNAL] = str(arguments.sigusr2 or SIGUSR2_STEPS)
+    if arguments.flight_recorder is not None:
+        variables[environment.FLIGHT_RECORDER] = arguments.flight_recorder.environment_value
+        variables[environment.CONTROL] = "1"
+        if arguments.sigusr2 is not None:
+            variables[environment.CONTROL_SIGNAL] = "dump"
+    return variables | annotate.make_annotate_environment(annotated)
 
 
 def _prepare() -> None:
@@ -561,17 +578,6 @@ def _requested_conditions(arguments: argparse.Namespace, *, steps: bool, control
     return result
 
 
-def _condition_variables(result: Conditions, *, steps: bool) -> dict[str, str]:
-    """Return what to set in the program's environment."""
-    variables = result.to_environment()
-    if variables and not steps and not result.need_steps:
-        from traceable.capture.bootstrap import make_bootstrap_path
-
-        # A window of time is for programs, too, that never import traceable.
-        variables["PYTHONPATH"] = make_bootstrap_path(os.environ)
-    return variables
-
-
 def _step_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     """Return the function whose calls are steps, none or one.
 
@@ -589,15 +595,6 @@ def _step_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
         return (parse_step_function(text),)
     except ValueError as error:
         raise UsageError("step_function_invalid", str(error), "name a function as in engine:Engine.step") from None
-
-
-def _step_variables(targets: tuple[Target, ...]) -> dict[str, str]:
-    """Return what to set in the program's environment so that it and its Python children step by that function."""
-    if not targets:
-        return {}
-    from traceable.capture.bootstrap import make_bootstrap_path
-
-    return {environment.STEP_FUNCTION: str(targets[0]), "PYTHONPATH": make_bootstrap_path(os.environ)}
 
 
 # ---- --gpu: the embedded recorder, and with it the GPU's work by the program's own torch

@@ -322,7 +322,12 @@ class _Detached:
 
     def _wait(self) -> bool:
         """Forward signals until program and collector have ended. False: the user did not wait for the collector."""
-        while self.collector is not None or not self._has_program_ended() or self._is_agent_running():
+        while (
+            self.collector is not None
+            or not self._has_program_ended()
+            # nsys's agent still writes the report after nsys's command line was killed.
+            or (os.WIFSIGNALED(self.collector_status) and find_collector_processes(self.run_dir))
+        ):
             number = _next_signal(self.signals, IDLE_POLL_SECONDS if self.collector is not None else POLL_SECONDS)
             if self._has_program_ended() and not self.writing.check_progress():
                 return False
@@ -339,10 +344,6 @@ class _Detached:
                 words = f"{self.program} is still writing the report; press Ctrl+C again to stop waiting"
                 self.log(Message("report_being_written", words))
         return True
-
-    def _is_agent_running(self) -> bool:
-        """Whether nsys's agent still writes the report after nsys's command line was killed."""
-        return os.WIFSIGNALED(self.collector_status) and bool(find_collector_processes(self.run_dir))
 
     def _reap(self) -> None:
         if self.collector is not None:

@@ -67,7 +67,7 @@ def record() -> None:
 
 def read_back() -> dict[str, float]:
     """Read the recording in BENCH_PLACE back, as the process does that `run` has for it."""
-    from traceable.cli.malloc_tuning import keep_freed_memory, use_one_blas_thread
+    from traceable.launch.memory import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
     keep_freed_memory()

@@ -78,7 +78,7 @@ NOT_BEFORE_THE_PROGRAM = {
     *("numpy", "rich", "nvtx", "wrapt", "torch", "psutil", "importlib.metadata", "email", "zipfile", "difflib"),
     *("traceable.trace", "traceable.analysis", "traceable.checks", "traceable.recording"),
     *(f"traceable.collectors.{name}" for name in ("nsys", "torch", "recorder.recording", "recorder.flight")),
-    *(f"traceable.launch.{name}" for name in ("control_client", "exit_release", "flight", "lost_run", "range_counts")),
+    *(f"traceable.launch.{name}" for name in ("control_client", "exit_release", "flight", "losses", "range_counts")),
     *(f"traceable.launch.{name}" for name in ("reports", "windows")),
     *(f"traceable.cli.{name}" for name in ("diagnosis", "doctor", "ncu", "overhead", "progress", "report", "windows")),
 }

@@ -75,7 +75,7 @@ def finalize_run(directory: Path, into: Path | None = None) -> Path:
     """
     from traceable import collectors
     from traceable.collectors.completeness_table import store_range_counts
-    from traceable.launch import lost_run
+    from traceable.launch import losses
 
     directory = directory.absolute()
     if flight.find_run_of_dump(directory):
@@ -95,7 +95,7 @@ def finalize_run(directory: Path, into: Path | None = None) -> Path:
     try:
         recorded = collectors.create_collector(name).finalize(directory, stem, into)
     except CollectorError as error:
-        raise lost_run.add_remaining_data(error, directory, manifest) from None
+        raise losses.add_remaining_data(error, directory, manifest) from None
     if recorded.database is None:
         problem = "; ".join((f"{directory} contains no recording (collector {name})", *recorded.notes[:_NOTES_MAX]))
         raise TraceError("no_recording", problem, "run it again with another --collector")

@@ -353,7 +353,7 @@ def test_a_report_of_a_file_loads_nothing_that_only_runs_need_and_no_other_reade
     command = [sys.executable, "-c", code, "report", str(database), "--json"]
     loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
     assert {"traceable.trace.nsys", "traceable.report_files"} <= loaded
-    of_runs = {f"traceable.launch.{name}" for name in ("launcher", "supervisor", "processes", "windows")}
+    of_runs = {f"traceable.launch.{name}" for name in ("launcher", "supervisor", "losses", "windows")}
     of_collectors = {
         f"traceable.collectors.{name}"
         for name in ("nsys.install", "nsys.tables", "recorder.recording", "recorder.schema")

@@ -172,8 +172,8 @@ def _select_kernels(request: ncu.NcuRequest, arguments: argparse.Namespace) -> t
         words = f"kernels named {arguments.kernel}" if arguments.kernel else "the first kernels"
         return request, [f"ncu will profile {request.launches} launches {request.scope}: {words}"]
     from traceable.analysis.top_kernels import find_top_kernels, match_instances
-    from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress
+    from traceable.launch.memory import keep_freed_memory
     from traceable.recording import load
     from traceable.report.ncu import describe_top_kernels
     from traceable.report_files import open_report

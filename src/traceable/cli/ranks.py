@@ -78,14 +78,14 @@ def with_rank(
 
 def report_missing_processes(directory: Path, log: Callable[[str], None]) -> None:
     """Log which processes of a run, or of the ranks in a directory, nsys could not trace."""
-    from traceable.launch import processes
+    from traceable.launch import losses
 
     for one in (directory, *ranks.list_rank_runs(directory)):
         try:
             manifest = run_dir.load_manifest(one)
         except TraceError:
             continue
-        for line in processes.explain_missing_processes(one, manifest):
+        for line in losses.explain_missing_processes(one, manifest):
             log(line)
 
 

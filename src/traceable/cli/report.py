@@ -39,7 +39,7 @@ from traceable.cli.profile import (
     write_content,
 )
 from traceable.errors import Message, MissingDataError, TraceError, UsageError
-from traceable.launch import memory_limit
+from traceable.launch import memory
 from traceable.launch.ranks import check_ranks_option
 from traceable.report import Content
 from traceable.report.row_filter import Row, RowFilter, resolve_column
@@ -175,7 +175,7 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.protocol.run_dir import find_latest_run
 
         arguments.paths = [find_latest_run()]
-    memory_limit.check_memory_limit(arguments.paths[0])
+    memory.check_memory_limit(arguments.paths[0])
     if len(arguments.paths) > 1:
         return _run_comparison(arguments)
     path: Path = arguments.paths[0]
@@ -183,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
     views = resolve_views(arguments)
     thresholds = parse_thresholds(arguments)
     expected = _expected(path, arguments)
-    from traceable.cli.malloc_tuning import keep_freed_memory, use_one_blas_thread
+    from traceable.launch.memory import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
     # numpy takes a tenth of a second to import: invalid options are rejected before.
@@ -589,8 +589,8 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
     check_output_files(arguments)
     # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
-    from traceable.cli.malloc_tuning import keep_freed_memory
     from traceable.cli.progress import Progress
+    from traceable.launch.memory import keep_freed_memory
     from traceable.recording import load, normalize_names
     from traceable.report.compare import build_comparison, write_comparison
     from traceable.report.document import build_header

@@ -318,7 +318,7 @@ def _make_environment(
 
 def _prepare() -> None:
     """Set what holds for a process with large arrays, before numpy is loaded there."""
-    from traceable.cli.malloc_tuning import keep_freed_memory, use_one_blas_thread
+    from traceable.launch.memory import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
     keep_freed_memory()

@@ -1,4 +1,4 @@
-"""One run from request to recording: collector, run directory, supervision, finalizing, manifest.
+"""One run from request to recording: collector, run directory, supervision, finalizing, manifest with provenance.
 
 It prints nothing and reads no trace; `cli/run.py` does.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,19 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from traceable import collectors
+from traceable.collectors import gpu_device
 from traceable.collectors.base import Collector, CollectorResult, Gating, Plan
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
 from traceable.launch import (
     finalize_progress,
-    memory_limit,
+    memory,
     process_watcher,
-    provenance,
     ranks,
     supervisor,
     target,
 )
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment, redact, run_dir, untrusted
+from traceable.protocol.packages import get_package_version
 from traceable.protocol.ranks import RANK_KEY, Rank
 from traceable.protocol.run_records import EXPECT_KEY, load_expected_names
 from traceable.protocol.start_conditions import NO_CONDITIONS as NO_CONDITIONS
@@ -132,6 +137,115 @@ class RunResult:
         return self.problem is None or self.problem.code != "memory_limit_too_low"
 
 
+# ---- provenance, as the manifest has it: versions, host, git, GPUs
+#
+# git and nvidia-smi are run in the background while the program runs, each with a short time limit, and are null where
+# they fail or are late: nothing waits for a slow file system or driver. Only names of environment variables are stored,
+# never a value.
+
+QUERY_SECONDS = 0.2
+"""How long git and nvidia-smi may take."""
+
+PACKAGES = ("traceable", "nvtx", "numpy", "torch")
+_GPU_FIELDS = ("index", "name", "driver_version", "memory.total")
+
+
+def collect_provenance() -> dict[str, Any]:
+    """Return the provenance, as stored in `run.json`, as far as it is known without another program."""
+    system = os.uname()
+    return {
+        "cwd": str(Path.cwd()),
+        "python": {
+            "executable": sys.executable,
+            "version": sys.version.partition(" ")[0],
+            "implementation": sys.implementation.name,
+        },
+        "versions": {name: get_package_version(name) for name in PACKAGES},
+        "git": None,
+        "host": {
+            "name": system.nodename,
+            "system": f"{system.sysname}-{system.release}-{system.machine}",
+            "cpus": os.cpu_count(),
+        },
+        "gpus": None,
+        "environment_names": sorted(os.environ),
+    }
+
+
+class BackgroundQueries:
+    """What git and nvidia-smi print about this directory and machine, queried in threads."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[str, str] = {}
+        self._threads: list[threading.Thread] = []
+        self._deadline_s = 0.0
+
+    def start(self) -> None:
+        """Start the queries. No thread of theirs takes a signal that is meant for the launcher."""
+        self._deadline_s = time.monotonic() + QUERY_SECONDS
+        queries = {
+            "head": ("git", "rev-parse", "HEAD"),
+            "changes": ("git", "status", "--porcelain", "--untracked-files=no"),
+        }
+        if gpu_device.list_device_files():
+            queries["gpus"] = ("nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            for name, words in queries.items():
+                thread = threading.Thread(target=self._run, args=(name, words), name="traceable-facts", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread can be started
+                    thread.start()
+                    self._threads.append(thread)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def get_results(self) -> dict[str, Any]:
+        """Return `git` and `gpus` of the manifest: None where a query failed or has not ended yet."""
+        outputs = dict(self._outputs)
+        head, changes, gpus = (outputs.get(name) for name in ("head", "changes", "gpus"))
+        dirty = None if changes is None else bool(changes)
+        rows = [[cell.strip() for cell in line.split(",")] for line in (gpus or "").splitlines()]
+        names = ("index", "name", "driver", "memory")
+        return {
+            "git": {"commit": head.strip(), "dirty": dirty} if head else None,
+            "gpus": None
+            if gpus is None
+            else [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)],
+        }
+
+    def wait(self) -> None:
+        """Wait until each query has ended or is late."""
+        for thread in self._threads:
+            thread.join(max(0.0, self._deadline_s - time.monotonic()))
+
+    def _run(self, name: str, words: tuple[str, ...]) -> None:
+        """Store the output of a program, unless it fails, or is late and killed."""
+        with (
+            contextlib.suppress(OSError, subprocess.SubprocessError),
+            subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+                # `git status` would otherwise refresh the index under a lock that the user's own git may want.
+                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            ) as process,
+        ):
+            try:
+                output, _ = process.communicate(timeout=QUERY_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return
+            if process.returncode == 0:
+                self._outputs[name] = output
+
+
+# ---- the run
+
+
 @dataclass
 class _Run:
     """The manifest, as it grows during one run."""
@@ -141,7 +255,7 @@ class _Run:
     log: Callable[[str], None]
     failed: bool = field(default=False)
     release: ExitReleaser | None = None
-    queries: provenance.BackgroundQueries = field(default_factory=provenance.BackgroundQueries)
+    queries: BackgroundQueries = field(default_factory=BackgroundQueries)
 
     def save(self) -> None:
         """Write the manifest. A disk that fills up during the run must not end it."""
@@ -294,7 +408,7 @@ def _start(
     run.save()
 
     if plan.detached:
-        from traceable.launch import exit_release, lost_run
+        from traceable.launch import exit_release, losses
 
         run.release = exit_release.ExitReleaser(run.log)
     watcher = process_watcher.ProcessWatcher(run.directory, run.release)
@@ -306,7 +420,7 @@ def _start(
         if plan.detached:
             with contextlib.suppress(Exception):
                 pids = supervisor.find_collector_processes(run.directory)
-                run.manifest[lost_run.STREAMS_KEY] = lost_run.find_streams(pids)
+                run.manifest[losses.STREAMS_KEY] = losses.find_streams(pids)
         run.save_start(pid)
 
     try:
@@ -358,7 +472,7 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
         "window": None,
         "timed_window": None,
         "flight_recorder": None,
-        **provenance.collect_provenance(),
+        **collect_provenance(),
         "profilers": [],
         "launcher_pid": os.getpid(),
         "pid": None,
@@ -452,7 +566,7 @@ def _read_recording(
     recorded = None
     try:
         run_dir.check_not_replaced(run.directory)
-        memory_limit.check_memory_limit(run.directory)
+        memory.check_memory_limit(run.directory)
         with finalize_signals.stage("reading the recording back"):
             recorded, problem = worker.call(_read_back, collector, run.directory, stem, run.manifest)
     except finalize_progress.NotAwaited:
@@ -482,9 +596,9 @@ def _read_back(
     try:
         recorded = collector.finalize(directory, stem)
     except TraceableError as error:
-        from traceable.launch import lost_run
+        from traceable.launch import losses
 
-        return None, lost_run.add_remaining_data(error, directory, manifest).message
+        return None, losses.add_remaining_data(error, directory, manifest).message
     if recorded.database is not None:
         from traceable.collectors.completeness_table import store_range_counts
 

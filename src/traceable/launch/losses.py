@@ -1,7 +1,7 @@
-"""The data that remains of a run whose recording is lost: the records of its processes, and nsys's stream.
+"""What a run did not record: processes that were not traced, and the data that remains where the recording is lost.
 
-It is not a recording: the number of steps and the names of ranges, without times. It is not used where there is a
-report.
+The remaining data are the records of the processes and nsys's stream. They are not a recording: the number of steps and
+the names of ranges, without times. They are not used where there is a report.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from traceable.errors import TraceableError
+from traceable.collectors import find_collector_of_run
+from traceable.errors import Message, TraceableError
 from traceable.protocol import untrusted
-from traceable.protocol.run_records import ProcessRecord, load_process_records
+from traceable.protocol.run_records import ProcessRecord, find_damaged_records, load_last_programs, load_process_records
 from traceable.units import format_bytes
 
 STREAM_SUFFIX = ".qdstrm"
@@ -22,6 +23,28 @@ STREAMS_KEY = "streams"
 
 NAMES_MAX = 6
 PROCESSES_MAX = 4
+_MISSING_MAX = 12
+
+
+def explain_missing_processes(directory: Path, manifest: Mapping[str, Any]) -> list[Message]:
+    """Return a message on the damaged records of processes, and one on those that the collector could not trace."""
+    messages = find_damaged_records(directory)
+    lost = []
+    collector = find_collector_of_run(manifest)
+    if not collector.follows_forks:
+        lost = [str(one) for one in load_last_programs(directory) if one.forked]
+    if lost:
+        names = ", ".join(lost[:_MISSING_MAX])
+        more = f" and {len(lost) - _MISSING_MAX} more" if len(lost) > _MISSING_MAX else ""
+        verb = "was" if len(lost) == 1 else "were"
+        messages.append(
+            Message(
+                "forked_not_recorded",
+                f"{names}{more} {verb} forked: {collector.name} can't trace forked processes; "
+                "run with --collector recorder, or with the start method spawn",
+            )
+        )
+    return messages
 
 
 def find_streams(pids: Iterable[int]) -> list[str]:

@@ -80,7 +80,7 @@ NOT_BEFORE_THE_PROGRAM = {
     *(f"traceable.collectors.{name}" for name in ("nsys", "torch", "recorder.recording", "recorder.flight")),
     *(f"traceable.launch.{name}" for name in ("control_client", "exit_release", "flight", "losses", "range_counts")),
     *(f"traceable.launch.{name}" for name in ("reports", "windows")),
-    *(f"traceable.cli.{name}" for name in ("diagnosis", "doctor", "ncu", "overhead", "progress", "report", "windows")),
+    *(f"traceable.cli.{name}" for name in ("diagnosis", "doctor", "ncu", "overhead", "profile", "progress", "report")),
 }
 """Imports are time before the program starts."""
 

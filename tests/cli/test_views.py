@@ -359,9 +359,7 @@ def test_a_report_of_a_file_loads_nothing_that_only_runs_need_and_no_other_reade
         for name in ("nsys.install", "nsys.tables", "recorder.recording", "recorder.schema")
     }
     assert (
-        not (
-            of_runs | of_collectors | {"traceable.trace.kineto", "traceable.trace.recorder_gpu", "traceable.cli.ranks"}
-        )
+        not (of_runs | of_collectors | {"traceable.trace.kineto", "traceable.trace.recorder_gpu", "traceable.cli.run"})
         & loaded
     )
 

@@ -21,7 +21,8 @@ from tests.report.sample_export import NAME_COLUMNS
 
 from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.analysis.table import Table, objects
-from traceable.cli.profile import add_view_arguments, show_profile
+from traceable.cli.options import add_view_arguments
+from traceable.cli.profile import show_profile
 from traceable.errors import TraceableError
 from traceable.report.page import Page
 from traceable.report.row_filter import RowFilter

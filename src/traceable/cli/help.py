@@ -10,7 +10,8 @@ import difflib
 import sys
 from pathlib import Path
 
-from traceable.cli.profile import STDOUT, write_output
+from traceable.cli.options import STDOUT
+from traceable.cli.profile import write_output
 from traceable.errors import UsageError
 
 _PAGES = Path(__file__).parents[1] / "docs"

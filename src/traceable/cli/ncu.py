@@ -21,17 +21,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from traceable.cli import annotate
+from traceable.cli import options
 from traceable.cli.console import log, print_command
-from traceable.cli.profile import (
+from traceable.cli.options import (
     STDOUT,
     add_raw_argument,
     check_raw,
     has_stdout_output,
     parse_non_negative_int,
     parse_positive_int,
-    write_content,
 )
+from traceable.cli.profile import write_content
 from traceable.cli.run import exit_with_status
 from traceable.cli.run import take_program as take_program
 from traceable.collectors import tools
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}", action="store_const", const=STDOUT, help=f"print the result as {name.upper()} on stdout"
         )
     add_raw_argument(group)
-    annotate.add_annotate_arguments(parser)
+    options.add_annotate_arguments(parser)
 
 
 def _parse_metrics(text: str) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     for option, value in names.items():
         if value == "":
             raise UsageError("name_empty", f"the name of {option} is empty", "give a name, or remove the option")
-    targets = annotate.load_option_targets(arguments)
+    targets = options.load_option_targets(arguments)
     request = ncu.NcuRequest(
         target=target.parse_target(arguments.program),
         metrics=tuple(dict.fromkeys((*ncu_csv.METRICS, *arguments.metrics))),
@@ -123,10 +123,10 @@ def run(arguments: argparse.Namespace) -> int:
         section_set=arguments.section_set,
         directory=arguments.output,
         force=arguments.force,
-        variables=annotate.make_annotate_environment(targets),
+        variables=options.make_annotate_environment(targets),
     )
     request, lines = _select_kernels(request, arguments)
-    annotate.check_reachable(targets, request.target.command(target.get_interpreter_flags()))
+    options.check_reachable(targets, request.target.command(target.get_interpreter_flags()))
     ncu.check_request(request)
     install = None if arguments.dry_run else tools.find_ncu(for_ranges=request.range_name is not None)
     for line in lines:
@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
     end = ncu.run_program(request, str(executable), directory, log)
     failure = 0
     try:
-        for note in annotate.find_unmatched(targets, directory):
+        for note in options.find_unmatched(targets, directory):
             log(note)
         _print_result(ncu.get_report(request, directory, end), arguments)
     except TraceableError as error:

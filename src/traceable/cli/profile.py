@@ -1,14 +1,20 @@
-"""What `run` and `report` share: the output options, and printing the ranges."""
+"""What `run` and `report` print of a recording: its ranges, and below them what is known of the run.
+
+That is the captured steps, the expectations, the losses, the dumps of a flight recorder and the processes that were not
+recorded. With `--strict` these verdicts set the exit code.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from traceable.errors import Message, MissingDataError, UsageError
+from traceable.cli.options import EXIT_UNMET, STDOUT, has_table_output, parse_row_filter
+from traceable.errors import MissingDataError, TraceError, UsageError
 from traceable.report import OUTPUTS, Content, load_output
 from traceable.report.text import escape_unencodable
 
@@ -20,33 +26,10 @@ if TYPE_CHECKING:
     from traceable.recording import Recording
     from traceable.report.row_filter import RowFilter
 
-STDOUT = "-"
-"""Where --json and --csv go without a file."""
-
 TERMINAL_ROWS = 50
 """How many rows the table shows without --top: a trace may have thousands of names."""
 
-
-def add_view_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options on the printed ranges."""
-    group = add_output_arguments(parser)
-    group.add_argument(
-        "--sort", metavar="COLUMN", type=parse_sort_column, help="sort by this column of the report, largest first"
-    )
-
-
-def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add those of these options that do not depend on what is shown, and return their group."""
-    group = parser.add_argument_group("output")
-    output = group.add_mutually_exclusive_group()
-    for name, help_line in OUTPUTS.items():
-        output.add_argument(f"--{name}", metavar="=FILE", nargs="?", const=STDOUT, help=help_line)
-    add_raw_argument(group)
-    group.add_argument("--quiet", action="store_true", help="print only errors, and the output of --json and --csv")
-    group.add_argument("--top", metavar="N", type=parse_non_negative_int, help="print the N largest rows; 0 prints all")
-    group.add_argument("--domain", metavar="D", help="print only ranges of this NVTX domain ('' is the default one)")
-    group.add_argument("--match", metavar="GLOB", help="print only matching names, as in 'decode*'")
-    return group
+_DUMPS_MAX = 20
 
 
 def show_profile(
@@ -146,80 +129,6 @@ def print_ranges(
     stream.flush()
 
 
-def parse_row_filter(arguments: argparse.Namespace) -> RowFilter:
-    """Return the row filter of the options."""
-    from traceable.report.row_filter import RowFilter
-
-    return RowFilter(sort=arguments.sort, top=arguments.top, domain=arguments.domain, match=arguments.match)
-
-
-def has_stdout_output(arguments: argparse.Namespace) -> bool:
-    """Whether an output is printed on stdout, where nothing else goes then."""
-    return STDOUT in (getattr(arguments, name) for name in OUTPUTS)
-
-
-def output_file(arguments: argparse.Namespace) -> str | None:
-    """Return the file that an output is written to; None for none."""
-    files = [getattr(arguments, name) for name in OUTPUTS]
-    return next((file for file in files if file not in (None, STDOUT)), None)
-
-
-def has_table_output(arguments: argparse.Namespace) -> bool:
-    """Whether tables are printed."""
-    return not (has_stdout_output(arguments) or arguments.quiet)
-
-
-def check_output_files(arguments: argparse.Namespace) -> None:
-    """Make the files of the outputs absolute, and reject those that can't be written.
-
-    Raises:
-        UsageError: such a file, or --raw without --csv.
-    """
-    check_raw(arguments)
-    for option in OUTPUTS:
-        name = getattr(arguments, option)
-        if name in (None, STDOUT):
-            continue
-        path = Path(name).absolute()
-        if not name or path.is_dir() or not path.parent.is_dir():
-            why = f"{path} is a directory" if name and path.is_dir() else f"no such directory: {path.parent}"
-            raise UsageError("output_file_invalid", f"--{option}={name} is not a file: {why}", f"write --{option}=FILE")
-        setattr(arguments, option, str(path))
-
-
-def add_raw_argument(group: argparse._ArgumentGroup) -> None:
-    """Add --raw."""
-    group.add_argument("--raw", action="store_true", help="with --csv: print texts as recorded, without escapes")
-
-
-def check_raw(arguments: argparse.Namespace) -> None:
-    """Reject --raw where it has no effect.
-
-    Raises:
-        UsageError: there is no --csv.
-    """
-    if arguments.raw and not arguments.csv:
-        raise UsageError("raw_needs_csv", "--raw has no effect without --csv", "add --csv")
-
-
-def remove_output_file(arguments: argparse.Namespace) -> None:
-    """Remove what an earlier run wrote for --json or --csv: if this run records nothing, it must not look like its
-    output.
-
-    Raises:
-        UsageError: it can't be removed, and so not be replaced.
-    """
-    name = output_file(arguments)
-    if name is None or not Path(name).is_file():
-        return
-    try:
-        Path(name).unlink()
-    except OSError as error:
-        raise UsageError(
-            "file_not_replaced", f"{name} can't be replaced: {error.strerror}", "name another file"
-        ) from None
-
-
 def write_content(content: Content, arguments: argparse.Namespace, stream: TextIO) -> None:
     """Write the output that the options select, if any; `stream` as for `write_output`."""
     for name in OUTPUTS:
@@ -246,39 +155,119 @@ def write_output(destination: str, text: str, stream: TextIO) -> None:
     write_file(escape_unencodable(text, None), Path(destination))
 
 
-def parse_positive_int(word: str) -> int:
-    """Return a whole number of at least 1, for argparse."""
-    number = int(word) if word.isascii() and word.isdigit() and len(word) < 19 else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(
-            Message("number_invalid", f"{word[:40]!r} is not a whole number of at least 1")
-        )
-    return number
+# ---- captured steps
 
 
-def parse_non_negative_int(word: str) -> int:
-    """Return a whole number of at least 0, for argparse."""
-    if word == "0":
-        return 0
+def report_capture(windows: CaptureResult | None, log: Callable[[str], None]) -> None:
+    """Print a line for the captured steps and one for each problem."""
+    from traceable.report.windows import capture_to_dict, format_capture
+
+    for line in format_capture(capture_to_dict(windows)):
+        log(line)
+
+
+def save_capture(windows: CaptureResult | None, run_directory: Path) -> None:
+    """Write the captured steps into the manifest of the run; if that fails, the report still has them."""
+    from traceable.protocol.capture_request import write_captured_windows
+    from traceable.report.windows import capture_to_dict
+
+    captured = capture_to_dict(windows)
+    if captured is None:
+        return
     try:
-        return parse_positive_int(word)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(
-            Message("number_invalid", f"{word[:40]!r} is not a whole number of at least 0")
-        ) from None
+        write_captured_windows(run_directory, captured)
+    except (OSError, TraceError):
+        return
 
 
-def parse_sort_column(request: str) -> str:
-    """Check --sort before a program is run for hours."""
-    from traceable.analysis.columns import RANGE_COLUMNS
-    from traceable.report.row_filter import resolve_column
+def evaluate_without_recording(run_directory: Path) -> CaptureResult | None:
+    """Return the capture result of a run that left nothing to read; None where it has no windows.
 
-    if (column := resolve_column(request, RANGE_COLUMNS)) is None:
-        raise argparse.ArgumentTypeError(
-            Message(
-                "no_such_column",
-                f"the report has no column {request!r}; "
-                "use one like count, total, p99, max, self, gpu_busy (all: traceable help report)",
-            )
-        )
-    return column
+    Raises:
+        TraceError: it is not a run directory.
+    """
+    from traceable.checks.windows import evaluate_capture
+    from traceable.protocol import run_dir
+    from traceable.protocol.capture_request import load_capture_request
+
+    request = load_capture_request(run_directory, run_dir.load_manifest(run_directory))
+    return None if request is None else evaluate_capture(request, ())
+
+
+# ---- expectations and losses
+
+
+def report_expectations(
+    verdicts: Sequence[ExpectationResult], log: Callable[[str], None], *, quiet: bool = False
+) -> None:
+    """Print a line for each result, only for unmet ones if `quiet`, and how many are unmet."""
+    if verdicts:
+        from traceable.report.expectations import format_expectations
+
+        for line in format_expectations(verdicts, unmet_only=quiet):
+            log(line)
+
+
+def report_losses(complete: Completeness, log: Callable[[str], None]) -> None:
+    """Print a line for each process with missing ranges."""
+    for note in complete.notes:
+        log(note)
+
+
+def evaluate_unrecorded_run(directory: Path) -> Completeness:
+    """Return the completeness of a run that recorded nothing."""
+    from traceable.checks.completeness import evaluate_completeness
+    from traceable.protocol import run_dir
+
+    return evaluate_completeness(directory, run_dir.load_manifest(directory), None)
+
+
+def make_nothing_expected_error(complete: Completeness | None) -> UsageError:
+    """Return the error of `--strict` if nothing is expected and no counts can be compared.
+
+    Args:
+        complete: has the reason, if known.
+    """
+    reason = complete.not_compared if complete is not None else None
+    return UsageError(
+        "nothing_expected",
+        "--strict needs --expect or --steps: "
+        + (f"range counts can't be compared ({reason})" if reason else "no process counted its ranges"),
+        "add --expect NAME or --steps, or call traceable.expect(...)",
+    )
+
+
+def strict_exit_code(verdicts: Sequence[ExpectationResult], complete: Completeness | None) -> int:
+    """Return the exit code of `--strict` for these results and missing ranges."""
+    lost = complete is not None and complete.incomplete_processes
+    return 0 if all(one.ok for one in verdicts) and not lost else EXIT_UNMET
+
+
+# ---- the run
+
+
+def report_dumps(directory: Path, log: Callable[[str], None]) -> None:
+    """Log the dumps of the run in `directory`; nothing where it has none or is not a run."""
+    from traceable.launch import flight
+
+    dumps = flight.list_dumps(directory) if directory.is_dir() else []
+    for dump in dumps[:_DUMPS_MAX]:
+        clock = time.strftime("%H:%M:%S", time.localtime(dump.wall_ns // 10**9))
+        who = f"process {dump.pids[0]}" if len(dump.pids) == 1 else f"{len(dump.pids)} processes"
+        log(f"{dump.directory.name}: {who} at {clock}, by {dump.by}: python -m traceable report {dump.directory}")
+    if len(dumps) > _DUMPS_MAX:
+        log(f"{len(dumps) - _DUMPS_MAX} more dumps in {directory}")
+
+
+def report_missing_processes(directory: Path, log: Callable[[str], None]) -> None:
+    """Log which processes of a run, or of the ranks in a directory, nsys could not trace."""
+    from traceable.launch import losses, ranks
+    from traceable.protocol import run_dir
+
+    for one in (directory, *ranks.list_rank_runs(directory)):
+        try:
+            manifest = run_dir.load_manifest(one)
+        except TraceError:
+            continue
+        for line in losses.explain_missing_processes(one, manifest):
+            log(line)

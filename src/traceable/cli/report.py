@@ -15,19 +15,11 @@ from pathlib import Path
 from typing import Any, TypeAlias, Union
 
 from traceable.analysis.columns import FIELD_PREFIX
-from traceable.cli import windows
+from traceable.cli import profile
 from traceable.cli.console import log
-from traceable.cli.expectations import (
+from traceable.cli.options import (
     EXIT_UNMET,
     add_expectation_arguments,
-    evaluate_unrecorded_run,
-    make_nothing_expected_error,
-    report_expectations,
-    report_losses,
-    strict_exit_code,
-)
-from traceable.cli.profile import TERMINAL_ROWS as PROFILE_ROWS
-from traceable.cli.profile import (
     add_output_arguments,
     check_output_files,
     has_stdout_output,
@@ -35,8 +27,6 @@ from traceable.cli.profile import (
     parse_non_negative_int,
     parse_positive_int,
     parse_row_filter,
-    print_ranges,
-    write_content,
 )
 from traceable.errors import Message, MissingDataError, TraceError, UsageError
 from traceable.launch import memory
@@ -222,7 +212,7 @@ def run(arguments: argparse.Namespace) -> int:
     ranges = _of_ranges(recording, by, arguments) if has_document else None
     if ranges is not None and not answers:
         title = f"profile of {path}"
-        print_ranges(
+        profile.print_ranges(
             recording, verdicts, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds
         )
     else:
@@ -235,30 +225,28 @@ def run(arguments: argparse.Namespace) -> int:
             lambda: _select_table(next(iter(answers.values())), arguments),
             arguments.raw,
         )
-        write_content(content, arguments, sys.stdout)
+        profile.write_content(content, arguments, sys.stdout)
         if has_table_output(arguments):
             _print_tables(recording, ranges, answers, arguments)
     sys.stdout.flush()
     met = whole.windows is None or whole.windows.ok
     if not met if arguments.quiet else has_stdout_output(arguments):
-        windows.report_capture(whole.windows, log)
+        profile.report_capture(whole.windows, log)
     if has_stdout_output(arguments) and not arguments.quiet:
         for line in overhead_lines(whole.overhead):
             log(line)
-    report_expectations(verdicts, log, quiet=arguments.quiet)
+    profile.report_expectations(verdicts, log, quiet=arguments.quiet)
     if path.is_dir():
-        from traceable.cli import flight, ranks
-
-        ranks.report_missing_processes(path, log)
+        profile.report_missing_processes(path, log)
         if not arguments.quiet:
-            flight.report_dumps(path, log)
+            profile.report_dumps(path, log)
     if not has_table_output(arguments):
-        report_losses(whole.completeness, log)
+        profile.report_losses(whole.completeness, log)
     if not arguments.strict:
         return 0
     if not expected and whole.windows is None and whole.completeness.state == UNKNOWN:
-        raise make_nothing_expected_error(whole.completeness)
-    return strict_exit_code(verdicts, whole.completeness) if met else EXIT_UNMET
+        raise profile.make_nothing_expected_error(whole.completeness)
+    return profile.strict_exit_code(verdicts, whole.completeness) if met else EXIT_UNMET
 
 
 # ---- options
@@ -472,12 +460,12 @@ def _report_unread_run(path: Path) -> tuple[bool, bool]:
 
     if not path.is_dir() or not (path / run_dir.MANIFEST).exists():
         return False, False
-    complete = evaluate_unrecorded_run(path)
-    report_losses(complete, log)
+    complete = profile.evaluate_unrecorded_run(path)
+    profile.report_losses(complete, log)
     capture = None
     if run_dir.is_over(run_dir.load_manifest(path), path):
-        capture = windows.evaluate_without_recording(path)
-        windows.report_capture(capture, log)
+        capture = profile.evaluate_without_recording(path)
+        profile.report_capture(capture, log)
     return bool(complete.incomplete_processes), capture is not None
 
 
@@ -616,15 +604,15 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
         lambda: _select_comparison_table(table, choice, arguments),
         arguments.raw,
     )
-    write_content(content, arguments, sys.stdout)
+    profile.write_content(content, arguments, sys.stdout)
     if has_table_output(arguments):
-        shown = dataclasses.replace(choice.apply_terminal_defaults(PROFILE_ROWS), fold=False)
+        shown = dataclasses.replace(choice.apply_terminal_defaults(profile.TERMINAL_ROWS), fold=False)
         write_comparison(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
     sys.stdout.flush()
     for path, recording in zip(arguments.paths, recordings, strict=True):
         met = recording.windows is None or recording.windows.ok
         if not met if arguments.quiet else has_stdout_output(arguments):
-            windows.report_capture(recording.windows, partial(_log_for, path))
+            profile.report_capture(recording.windows, partial(_log_for, path))
     return 0
 
 

@@ -14,21 +14,23 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from traceable import collectors
-from traceable.cli import annotate, expectations, flight, nsys, profile, ranks
+from traceable.cli import options
 from traceable.cli.console import log, print_command
 from traceable.collectors.base import GPU_ALWAYS, NO_GPU, CollectorResult
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
-from traceable.launch import launcher, target
+from traceable.launch import launcher, ranks, target
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment
+from traceable.protocol.ranks import Rank, has_rank, read_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from traceable.checks.completeness import Completeness
     from traceable.checks.windows import CaptureResult
     from traceable.cli.diagnosis import RunDiagnosis
+    from traceable.collectors.nsys.user_options import NsysRequest
+    from traceable.collectors.recorder.flight import FlightRecorder
     from traceable.protocol.start_conditions import Conditions
     from traceable.protocol.windows import Spec
 
@@ -44,6 +48,13 @@ PYTHON_FLAGS = "bBdEiIOPqsSuvWxX"
 SIGUSR2_STEPS = 20
 LOOP_PAUSE_MS = 100.0
 """From when on a callback blocks the event loop, by default: asyncio's own `slow_callback_duration`."""
+
+PRESET = "--trace-preset"
+ARGUMENTS = "--nsys-args"
+PRESETS = ("light", "default", "python", "full")
+"""The names of `collectors.nsys.user_options.PRESETS`, which a run that does not use nsys does not load."""
+
+_SIGUSR2_ALONE = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_steps_number,
         help=f"like --control, and record =STEPS steps ({SIGUSR2_STEPS}) at each SIGUSR2, or dump --flight-recorder",
     )
-    flight.add_flight_arguments(parser)
+    add_flight_arguments(parser)
     parser.add_argument("--record-gc", action="store_true", help="record garbage collections as ranges")
     parser.add_argument(
         "--record-loop-pauses",
@@ -98,17 +109,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"record callbacks that block the asyncio event loop for =MS milliseconds or longer ({LOOP_PAUSE_MS:g})",
     )
     add_gpu_arguments(parser)
-    nsys.add_nsys_arguments(parser)
-    ranks.add_ranks_arguments(parser)
+    add_nsys_arguments(parser)
+    add_ranks_arguments(parser)
     parser.add_argument(
         "--measure-overhead",
         action="store_true",
         help="run the program twice, first without a collector, and report how much longer it takes with one",
     )
     add_condition_arguments(parser)
-    annotate.add_annotate_arguments(parser)
-    expectations.add_expectation_arguments(parser)
-    profile.add_view_arguments(parser)
+    options.add_annotate_arguments(parser)
+    options.add_expectation_arguments(parser)
+    options.add_view_arguments(parser)
 
 
 def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -124,7 +135,7 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
             break
         position += 1 + _values(parser, word)
     parser.set_defaults(words=tuple(words))
-    return nsys.join_nsys_args(words[:position]), list(words[position:])
+    return join_nsys_args(words[:position]), list(words[position:])
 
 
 def _read_own_command() -> tuple[str, ...]:
@@ -166,11 +177,11 @@ def _allows_requests(arguments: argparse.Namespace) -> bool:
 
 def _values(parser: argparse.ArgumentParser, word: str) -> int:
     """How many words after the option `word` are its value."""
-    options = parser._option_string_actions  # argparse has no public interface for it
+    declared = parser._option_string_actions  # argparse has no public interface for it
     name, equals, _ = word.partition("=")
-    if action := options.get(name):
+    if action := declared.get(name):
         return 1 if action.nargs is None and not equals else 0
-    if options.get(word[:2]) and not word.startswith("--"):
+    if declared.get(word[:2]) and not word.startswith("--"):
         return 0  # -oDIR
     if word[1] in PYTHON_FLAGS and not word.startswith("--"):
         raise UsageError(
@@ -180,7 +191,7 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
         )
     import difflib
 
-    matches = difflib.get_close_matches(name, options, n=1)
+    matches = difflib.get_close_matches(name, declared, n=1)
     raise UsageError(
         "no_such_option",
         f"unknown option {name}",
@@ -192,22 +203,22 @@ def _values(parser: argparse.ArgumentParser, word: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, print its profile, and return its exit code or die of its signal."""
-    profile.check_output_files(arguments)
-    if ranks.exec_if_unselected(arguments):
+    options.check_output_files(arguments)
+    if exec_if_unselected(arguments):
         return 0
     _check_gpu(arguments)
-    flight.resolve_flight_options(arguments)
+    resolve_flight_options(arguments)
     steps = arguments.steps
     text = os.environ.get(environment.STEPS)
     if not steps and text and not environment.read_flag(environment.DISABLE):
         steps = _steps(text)  # the collector needs the same value as the program
-    annotated, stepping = annotate.load_option_targets(arguments), _step_targets(arguments)
+    annotated, stepping = options.load_option_targets(arguments), _step_targets(arguments)
     targets = (*annotated, *stepping)
-    request = ranks.with_rank(_make_request(arguments, steps, annotated, stepping), arguments, log)
-    if request.grouped and profile.output_file(arguments) is not None:
+    request = with_rank(_make_request(arguments, steps, annotated, stepping), arguments, log)
+    if request.grouped and options.output_file(arguments) is not None:
         raise UsageError(
             "output_file_shared",
-            f"every rank would write {profile.output_file(arguments)}",
+            f"every rank would write {options.output_file(arguments)}",
             "run without it, then `traceable report --json=FILE`",
         )
     if not _records(arguments) and (request.expect or arguments.strict):
@@ -216,7 +227,7 @@ def run(arguments: argparse.Namespace) -> int:
             "expectations need a recording",
             "use another --collector than none",
         )
-    annotate.check_reachable(targets, request.target.command(target.get_interpreter_flags()))
+    options.check_reachable(targets, request.target.command(target.get_interpreter_flags()))
     first_run = None
     if arguments.measure_overhead:
         from traceable.cli import overhead
@@ -228,11 +239,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with Worker(_prepare) as worker:
         try:
-            profile.remove_output_file(arguments)
+            options.remove_output_file(arguments)
             finished = launcher.run_program(request, log, worker, first_run)
         except launcher.PreparationError as error:
             log(error.message)
-            return exit_with_status(error.status) or (expectations.EXIT_UNMET if arguments.strict else 0)
+            return exit_with_status(error.status) or (options.EXIT_UNMET if arguments.strict else 0)
         strict = _conclude_in_worker(worker, finished, arguments, targets, steps is not None)
     return exit_with_status(finished.status) or strict
 
@@ -268,7 +279,7 @@ def _make_request(
         conditions=conditions,
         quiet=arguments.quiet,
         gpu=arguments.gpu,
-        settings=nsys.parse_nsys_options(arguments),
+        settings=parse_nsys_options(arguments),
     )
 
 
@@ -313,7 +324,7 @@ def _make_environment(
         variables[environment.CONTROL] = "1"
         if arguments.sigusr2 is not None:
             variables[environment.CONTROL_SIGNAL] = "dump"
-    return variables | annotate.make_annotate_environment(annotated)
+    return variables | options.make_annotate_environment(annotated)
 
 
 def _prepare() -> None:
@@ -364,18 +375,20 @@ def _conclude(
     finished: launcher.RunResult, arguments: argparse.Namespace, targets: Sequence[Target], has_steps: bool
 ) -> int:
     """Print the profile and the notes after the program's end, and return the exit code of --strict."""
+    from traceable.cli import profile
+
     outcome = Outcome()
     try:
         if arguments.measure_overhead:
             from traceable.cli import overhead
 
             overhead.save_overhead(finished.run_dir)
-        for note in annotate.find_unmatched(targets, finished.run_dir):
+        for note in options.find_unmatched(targets, finished.run_dir):
             log(note)
         outcome = _show(finished, arguments)
-        ranks.report_missing_processes(finished.run_dir, log)
+        profile.report_missing_processes(finished.run_dir, log)
         if not arguments.quiet:
-            flight.report_dumps(finished.run_dir, log)
+            profile.report_dumps(finished.run_dir, log)
         if arguments.strict and arguments.gpu:
             outcome = replace(outcome, gpu_operations=count_gpu_operations(finished.recorded))
     except TraceableError as error:
@@ -402,23 +415,25 @@ def _evaluate_strict(
     """Return the exit code of --strict for a program that succeeded, and log the reason where nothing else did."""
     if not arguments.strict:
         return 0
+    from traceable.cli import profile
+
     if arguments.gpu and not outcome.gpu_operations:
         log(Message("no_gpu_operations", "--gpu is set, but no GPU operation was recorded"))
-        return expectations.EXIT_UNMET
+        return options.EXIT_UNMET
     if finished.problem:
         log(Message("completeness_unknown", "the emitted ranges could not be compared with the recorded ones"))
-        return expectations.EXIT_UNMET
+        return options.EXIT_UNMET
     counted = outcome.completeness is not None and outcome.completeness.state != "unknown"
     if not (finished.expected or has_steps or outcome.windows or arguments.gpu or counted):
-        error = expectations.make_nothing_expected_error(outcome.completeness)
+        error = profile.make_nothing_expected_error(outcome.completeness)
         log(error.message)
         return error.exit_code
     if (finished.expected and outcome.verdicts is None) or (has_steps and outcome.windows is None):
         log(Message("expectations_not_judged", "the expectations could not be evaluated"))
-        return expectations.EXIT_UNMET
+        return options.EXIT_UNMET
     if outcome.windows is not None and not outcome.windows.ok:
-        return expectations.EXIT_UNMET
-    return expectations.strict_exit_code(outcome.verdicts or (), outcome.completeness)
+        return options.EXIT_UNMET
+    return profile.strict_exit_code(outcome.verdicts or (), outcome.completeness)
 
 
 def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcome:
@@ -430,7 +445,7 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
     if finished.problem:
         log(finished.problem)
     database = finished.recorded.database if finished.recorded else None
-    if arguments.measure_overhead and not arguments.quiet and not (database and profile.has_table_output(arguments)):
+    if arguments.measure_overhead and not arguments.quiet and not (database and options.has_table_output(arguments)):
         from traceable.cli import overhead
 
         overhead.print_overhead(finished.run_dir)
@@ -453,26 +468,26 @@ def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcom
 def _show_recording(
     finished: launcher.RunResult, database: Path, arguments: argparse.Namespace, why: RunDiagnosis
 ) -> Outcome:
-    from traceable.cli import windows
+    from traceable.cli import profile
 
     directory = launcher.format_path(finished.run_dir)
     verdicts, capture, complete = profile.show_profile(
         database,
         arguments,
         title=f"profile of {directory}",
-        stream=sys.stdout if profile.has_stdout_output(arguments) else sys.stderr,
+        stream=sys.stdout if options.has_stdout_output(arguments) else sys.stderr,
         save_to=finished.run_dir / "report.json",
         expected=finished.expected,
         run_directory=finished.run_dir,
         diagnose=why,
     )
-    has_tables = profile.has_table_output(arguments)
+    has_tables = options.has_table_output(arguments)
     if not has_tables and not (arguments.quiet and (capture is None or capture.ok)):
-        windows.report_capture(capture, log)
-    windows.save_capture(capture, finished.run_dir)
-    expectations.report_expectations(verdicts, log, quiet=arguments.quiet)
+        profile.report_capture(capture, log)
+    profile.save_capture(capture, finished.run_dir)
+    profile.report_expectations(verdicts, log, quiet=arguments.quiet)
     if not has_tables:
-        expectations.report_losses(complete, log)
+        profile.report_losses(complete, log)
     why.report_problems()
     if not arguments.quiet:
         log(f"next: python -m traceable report {directory}")
@@ -480,19 +495,19 @@ def _show_recording(
 
 
 def _show_empty_recording(finished: launcher.RunResult, arguments: argparse.Namespace, why: RunDiagnosis) -> Outcome:
-    from traceable.cli import windows
+    from traceable.cli import profile
 
-    capture = windows.evaluate_without_recording(finished.run_dir)
-    windows.report_capture(capture, log)
-    windows.save_capture(capture, finished.run_dir)
+    capture = profile.evaluate_without_recording(finished.run_dir)
+    profile.report_capture(capture, log)
+    profile.save_capture(capture, finished.run_dir)
     verdicts: tuple[ExpectationResult, ...] = ()
     if finished.expected:
         from traceable.analysis.expectations import evaluate_expectations
 
         verdicts = evaluate_expectations(finished.expected, None)
-    expectations.report_expectations(verdicts, log, quiet=arguments.quiet)
-    complete = expectations.evaluate_unrecorded_run(finished.run_dir)
-    expectations.report_losses(complete, log)
+    profile.report_expectations(verdicts, log, quiet=arguments.quiet)
+    complete = profile.evaluate_unrecorded_run(finished.run_dir)
+    profile.report_losses(complete, log)
     why.report_problems()
     return Outcome(verdicts, capture, complete)
 
@@ -634,3 +649,183 @@ def count_gpu_operations(recorded: CollectorResult | None) -> int:
     databases = (recorded.database, *recorded.more_databases) if recorded else ()
     traces = [load(database) for database in databases if database is not None]
     return sum(len(one.kernels) + len(one.copies) + len(one.memsets) + len(one.graph_launches) for one in traces)
+
+
+# ---- --flight-recorder
+
+
+def add_flight_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the option."""
+    parser.add_argument(
+        "--flight-recorder",
+        metavar="LIMIT",
+        type=_parse_limits,
+        help="keep only the most recent data, as 5s, 64MB or 5s,64MB; dump on request (traceable help flight-recorder)",
+    )
+
+
+def _parse_limits(text: str) -> FlightRecorder:
+    from traceable.collectors.recorder.flight import parse_flight_recorder
+
+    return parse_flight_recorder(text)
+
+
+def resolve_flight_options(arguments: argparse.Namespace) -> None:
+    """Take the value of the environment where the option is absent, and a collector that has it where none is given.
+
+    Raises:
+        UsageError: other options conflict with a flight recorder.
+    """
+    text = os.environ.get(environment.FLIGHT_RECORDER)
+    if arguments.flight_recorder is None and text and not environment.read_flag(environment.DISABLE):
+        arguments.flight_recorder = _parse_limits(text)
+    if arguments.flight_recorder is None:
+        return
+    names = collectors.COLLECTORS if arguments.collector == collectors.AUTO else [arguments.collector]
+    collector = next((name for name in names if collectors.create_collector(name).has_flight_recorder), None)
+    if collector is None:
+        raise UsageError(
+            "flight_recorder_needs_recorder",
+            f"--flight-recorder needs the recorder, but the collector is {arguments.collector}",
+            "use --collector recorder, or leave --collector out",
+        )
+    if arguments.steps is not None or os.environ.get(environment.STEPS):
+        raise UsageError(
+            "flight_recorder_with_steps",
+            "--steps records some steps only, but --flight-recorder keeps the most recent data of all",
+            "leave one of them out",
+        )
+    if arguments.control or environment.read_flag(environment.CONTROL):
+        raise UsageError(
+            "flight_recorder_with_control",
+            "--control records only on request, but --flight-recorder records all the time",
+            "leave --control out: `traceable control dump` works without it",
+        )
+    if arguments.gpu:
+        raise UsageError(
+            "flight_recorder_with_gpu",
+            "--flight-recorder keeps only ranges, but --gpu records the GPU",
+            "leave one of them out",
+        )
+    if arguments.sigusr2 not in (None, _SIGUSR2_ALONE):
+        raise UsageError(
+            "flight_recorder_with_step_count",
+            f"--sigusr2={arguments.sigusr2} counts steps, but with --flight-recorder SIGUSR2 writes a dump",
+            "write --sigusr2 without a number",
+        )
+    arguments.collector = collector
+
+
+# ---- --ranks, for a launcher in each rank: the program alone, or a run of this rank
+
+
+def add_ranks_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the option."""
+    parser.add_argument(
+        "--ranks",
+        metavar="LIST",
+        type=ranks.check_ranks_option,
+        help="with a launcher in each rank, record only these: 0,3 or 0-3, or !1 to exclude one (traceable help ranks)",
+    )
+
+
+def exec_if_unselected(arguments: argparse.Namespace) -> bool:
+    """Exec the program where --ranks does not select the rank of this launcher; with --dry-run print it.
+
+    Returns:
+        Whether nothing is left to be done.
+
+    Raises:
+        UsageError: --ranks selects no existing rank, this launcher has no rank, or the program is invalid.
+    """
+    if arguments.ranks is None:
+        return False
+    program = target.parse_target(arguments.program)
+    if ranks.is_selected(_read_own_rank(program), arguments.ranks):
+        return False
+    command = program.command(target.get_interpreter_flags())
+    if not arguments.dry_run:
+        ranks.exec_program(command)
+    print_command(shlex.join(command))
+    return True
+
+
+def with_rank(
+    request: launcher.RunRequest, arguments: argparse.Namespace, log: Callable[[str], None]
+) -> launcher.RunRequest:
+    """Return the request with the rank of this launcher, and with its name and directory next to the other ranks.
+
+    Args:
+        request: as the other options make it.
+        arguments: of the command line; --ranks selects this rank.
+        log: prints one line to the user.
+
+    Raises:
+        UsageError: the directory is itself a run.
+    """
+    rank = _read_own_rank(request.target)
+    if rank is None or (rank.world_size == 1 and arguments.ranks is None):
+        return replace(request, rank=rank)
+    if arguments.ranks is not None:
+        # In the first of the selected ranks alone.
+        there = range(rank.world_size or 0)
+        first = next((one for one in there if has_rank(arguments.ranks, one)), None)
+        if rank.rank == first and (absent := ranks.find_absent_ranks(arguments.ranks, there)):
+            log(absent)
+    name = arguments.name or rank.role or request.target.name
+    directory = ranks.make_rank_directory_path(rank, name, arguments.output)
+    return replace(request, rank=rank, grouped=True, name=ranks.make_rank_name(rank, name), directory=directory)
+
+
+def _read_own_rank(program: target.Target) -> Rank | None:
+    """Return the rank that this launcher was started as; None where its children are to be ranks."""
+    return None if ranks.is_rank_launcher(program) else read_rank(os.environ)
+
+
+# ---- options for nsys: --trace-preset and --nsys-args
+
+
+def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        PRESET,
+        metavar="NAME",
+        choices=PRESETS,
+        help=f"what nsys records: {', '.join(PRESETS)} (default: default; traceable help nsys)",
+    )
+    parser.add_argument(
+        ARGUMENTS,
+        metavar="OPTIONS",
+        action="append",
+        type=_words,
+        help="extra `nsys profile` options, split as in a shell; they override traceable's",
+    )
+
+
+def join_nsys_args(words: Sequence[str]) -> list[str]:
+    """Join what follows `--nsys-args` to it: argparse takes a word that begins with a dash for an option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == ARGUMENTS:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def parse_nsys_options(arguments: argparse.Namespace) -> dict[str, NsysRequest]:
+    """Return the settings for nsys, as the collectors take them; empty for none."""
+    words = tuple(word for one in arguments.nsys_args or () for word in one)
+    if arguments.trace_preset is None and not words:
+        return {}
+    from traceable.collectors.nsys.user_options import NsysRequest
+
+    return {"nsys": NsysRequest(arguments.trace_preset, words)}
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        refused = Message("quoting_invalid", f"{text!r} can't be split as a shell does: {error}")
+        raise argparse.ArgumentTypeError(refused) from None

@@ -1,0 +1,292 @@
+"""The options that several commands share: on annotation from outside, assertions and output.
+
+They are declared, parsed and checked here. Nothing here needs a recording: `run` loads it before its program starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from traceable.errors import Message, UsageError
+from traceable.report import OUTPUTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.annotation.external.patterns import Target
+    from traceable.report.row_filter import RowFilter
+
+STDOUT = "-"
+"""Where --json and --csv go without a file."""
+
+EXIT_UNMET = 3
+"""The exit code of `--strict` if something expected or emitted was not recorded, or if that is not known."""
+
+_ANNOTATE_HELP = "see `traceable help annotate-from-outside`"
+
+
+# ---- annotation of code that can't be edited (docs/annotate-from-outside.md)
+#
+# Order is precedence: a function that several patterns name has the first one's range; those of --annotate go
+# before files, and files before presets.
+
+
+def add_annotate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --annotate, --annotate-file and --annotate-preset."""
+    group = parser.add_argument_group("annotation of code that can't be edited")
+    group.add_argument(
+        "--annotate",
+        metavar="MODULE:NAME[=RANGE]",
+        action="append",
+        default=[],
+        help="annotate these functions, `*` and `?` being wildcards; repeatable",
+    )
+    group.add_argument(
+        "--annotate-file",
+        metavar="FILE",
+        action="append",
+        default=[],
+        type=Path,
+        help="a TOML file of such patterns; repeatable",
+    )
+    group.add_argument(
+        "--annotate-preset",
+        metavar="NAME[,NAME]",
+        action="append",
+        default=[],
+        help="ready-made patterns for a package: asyncio, grpc, torch, transformers, uvicorn",
+    )
+
+
+def load_option_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
+    """Return the targets of the options, in order of precedence.
+
+    Raises:
+        UsageError: a pattern does not parse, a file can't be read, or there is no such preset.
+    """
+    if not (arguments.annotate or arguments.annotate_file or arguments.annotate_preset):
+        return ()
+    from traceable.annotation.external.patterns import load_targets, parse_pattern
+    from traceable.annotation.external.presets import preset_targets
+
+    targets: list[Target] = []
+    try:
+        targets += [parse_pattern(text) for text in arguments.annotate]
+    except ValueError as error:
+        raise UsageError("pattern_invalid", str(error), _ANNOTATE_HELP) from None
+    try:
+        for path in arguments.annotate_file:
+            targets += load_targets(path)
+    except ValueError as error:
+        if isinstance(error.__context__, OSError):
+            raise UsageError("file_unreadable", str(error), _ANNOTATE_HELP) from None
+        raise UsageError("annotate_file_invalid", str(error), _ANNOTATE_HELP) from None
+    try:
+        for names in arguments.annotate_preset:
+            targets += preset_targets(names)
+    except ValueError as error:
+        raise UsageError("no_such_preset", str(error), _ANNOTATE_HELP) from None
+    return tuple(targets)
+
+
+def make_annotate_environment(targets: Sequence[Target]) -> dict[str, str]:
+    """Return what to set in the program's environment so that it and its Python children are annotated."""
+    if not targets:
+        return {}
+    from traceable.capture.bootstrap import make_bootstrap_environment
+
+    return make_bootstrap_environment(targets, os.environ)
+
+
+def check_reachable(targets: Sequence[Target], command: Sequence[str]) -> None:
+    """Refuse patterns that can't reach the program `command` starts.
+
+    Raises:
+        UsageError: an interpreter option keeps them out.
+    """
+    if not targets:
+        return
+    from traceable.capture.bootstrap import find_bootstrap_problem
+
+    if problem := find_bootstrap_problem(command):
+        raise UsageError("python_isolated", problem, "or annotate in the code with traceable.annotate_targets")
+
+
+def find_unmatched(targets: Sequence[Target], run_dir: Path) -> tuple[str, ...]:
+    """Return a sentence for each pattern that matched nothing in any process of the run."""
+    if not targets:
+        return ()
+    from traceable.annotation.external.patch_report import collect_warnings
+
+    return collect_warnings(run_dir, targets)
+
+
+# ---- assertions: --expect and --strict
+
+
+def add_expectation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options `--expect` and `--strict`."""
+    group = parser.add_argument_group("Assertions")
+    group.add_argument(
+        "--expect",
+        metavar="NAME[,NAME]",
+        action="extend",
+        type=_names,
+        default=[],
+        help="check that these ranges were recorded; may be given several times",
+    )
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help=f"exit with code {EXIT_UNMET} if the program succeeds but emitted ranges, expected ranges or steps "
+        "are missing from the recording",
+    )
+
+
+def _names(words: str) -> list[str]:
+    names = [word.strip() for word in words.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(Message("name_empty", f"{words!r} contains an empty name"))
+    return names
+
+
+# ---- output
+
+
+def add_view_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options on the printed ranges."""
+    group = add_output_arguments(parser)
+    group.add_argument(
+        "--sort", metavar="COLUMN", type=parse_sort_column, help="sort by this column of the report, largest first"
+    )
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add those of these options that do not depend on what is shown, and return their group."""
+    group = parser.add_argument_group("output")
+    output = group.add_mutually_exclusive_group()
+    for name, help_line in OUTPUTS.items():
+        output.add_argument(f"--{name}", metavar="=FILE", nargs="?", const=STDOUT, help=help_line)
+    add_raw_argument(group)
+    group.add_argument("--quiet", action="store_true", help="print only errors, and the output of --json and --csv")
+    group.add_argument("--top", metavar="N", type=parse_non_negative_int, help="print the N largest rows; 0 prints all")
+    group.add_argument("--domain", metavar="D", help="print only ranges of this NVTX domain ('' is the default one)")
+    group.add_argument("--match", metavar="GLOB", help="print only matching names, as in 'decode*'")
+    return group
+
+
+def add_raw_argument(group: argparse._ArgumentGroup) -> None:
+    """Add --raw."""
+    group.add_argument("--raw", action="store_true", help="with --csv: print texts as recorded, without escapes")
+
+
+def check_raw(arguments: argparse.Namespace) -> None:
+    """Reject --raw where it has no effect.
+
+    Raises:
+        UsageError: there is no --csv.
+    """
+    if arguments.raw and not arguments.csv:
+        raise UsageError("raw_needs_csv", "--raw has no effect without --csv", "add --csv")
+
+
+def check_output_files(arguments: argparse.Namespace) -> None:
+    """Make the files of the outputs absolute, and reject those that can't be written.
+
+    Raises:
+        UsageError: such a file, or --raw without --csv.
+    """
+    check_raw(arguments)
+    for option in OUTPUTS:
+        name = getattr(arguments, option)
+        if name in (None, STDOUT):
+            continue
+        path = Path(name).absolute()
+        if not name or path.is_dir() or not path.parent.is_dir():
+            why = f"{path} is a directory" if name and path.is_dir() else f"no such directory: {path.parent}"
+            raise UsageError("output_file_invalid", f"--{option}={name} is not a file: {why}", f"write --{option}=FILE")
+        setattr(arguments, option, str(path))
+
+
+def remove_output_file(arguments: argparse.Namespace) -> None:
+    """Remove what an earlier run wrote for --json or --csv: if this run records nothing, it must not look like its
+    output.
+
+    Raises:
+        UsageError: it can't be removed, and so not be replaced.
+    """
+    name = output_file(arguments)
+    if name is None or not Path(name).is_file():
+        return
+    try:
+        Path(name).unlink()
+    except OSError as error:
+        raise UsageError(
+            "file_not_replaced", f"{name} can't be replaced: {error.strerror}", "name another file"
+        ) from None
+
+
+def output_file(arguments: argparse.Namespace) -> str | None:
+    """Return the file that an output is written to; None for none."""
+    files = [getattr(arguments, name) for name in OUTPUTS]
+    return next((file for file in files if file not in (None, STDOUT)), None)
+
+
+def has_stdout_output(arguments: argparse.Namespace) -> bool:
+    """Whether an output is printed on stdout, where nothing else goes then."""
+    return STDOUT in (getattr(arguments, name) for name in OUTPUTS)
+
+
+def has_table_output(arguments: argparse.Namespace) -> bool:
+    """Whether tables are printed."""
+    return not (has_stdout_output(arguments) or arguments.quiet)
+
+
+def parse_row_filter(arguments: argparse.Namespace) -> RowFilter:
+    """Return the row filter of the options."""
+    from traceable.report.row_filter import RowFilter
+
+    return RowFilter(sort=arguments.sort, top=arguments.top, domain=arguments.domain, match=arguments.match)
+
+
+# ---- values
+
+
+def parse_positive_int(word: str) -> int:
+    """Return a whole number of at least 1, for argparse."""
+    number = int(word) if word.isascii() and word.isdigit() and len(word) < 19 else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(
+            Message("number_invalid", f"{word[:40]!r} is not a whole number of at least 1")
+        )
+    return number
+
+
+def parse_non_negative_int(word: str) -> int:
+    """Return a whole number of at least 0, for argparse."""
+    if word == "0":
+        return 0
+    try:
+        return parse_positive_int(word)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            Message("number_invalid", f"{word[:40]!r} is not a whole number of at least 0")
+        ) from None
+
+
+def parse_sort_column(request: str) -> str:
+    """Check --sort before a program is run for hours."""
+    from traceable.analysis.columns import RANGE_COLUMNS
+    from traceable.report.row_filter import resolve_column
+
+    if (column := resolve_column(request, RANGE_COLUMNS)) is None:
+        raise argparse.ArgumentTypeError(
+            Message(
+                "no_such_column",
+                f"the report has no column {request!r}; "
+                "use one like count, total, p99, max, self, gpu_busy (all: traceable help report)",
+            )
+        )
+    return column

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Send the request to the processes, print their events, and return 0 if all of them did it."""
-    steps = _steps(arguments)
+    steps = _parse_steps(arguments)
     if arguments.timeout is not None and not 0 < arguments.timeout < 1e9:
         raise UsageError(
             "seconds_invalid", f"--timeout {arguments.timeout:g} is not a valid time", "write seconds, above 0"
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         place = control_client.find_only_run()
     if arguments.what == "status":
-        return _status(place, arguments)
+        return _print_status(place, arguments)
     printer = _EventPrinter(quiet=arguments.json)
     try:
         if arguments.what == "dump":
@@ -75,10 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
         return 130
-    return _finish(place, result, printer, arguments)
+    return _report_windows(place, result, printer, arguments)
 
 
-def _steps(arguments: argparse.Namespace) -> int | None:
+def _parse_steps(arguments: argparse.Namespace) -> int | None:
     text = arguments.steps
     if arguments.what != "window":
         if text is not None:
@@ -98,7 +98,7 @@ def _steps(arguments: argparse.Namespace) -> int | None:
     return int(digits)
 
 
-def _status(place: control_client.ControlTarget, arguments: argparse.Namespace) -> int:
+def _print_status(place: control_client.ControlTarget, arguments: argparse.Namespace) -> int:
     statuses = control_client.query_status(place)
     if arguments.json:
         processes = [{key: value for key, value in one.items() if key not in ("schema", "event")} for one in statuses]
@@ -172,34 +172,36 @@ class _EventPrinter:
         kind, pid = event["event"], event["pid"]
         if kind == "opened":
             opened = event["window"]
-            at = f"{_clock(opened['opened_wall_ns'])}{_format_pause(opened['open_stall_ns'])}"
+            at = f"{_format_clock(opened['opened_wall_ns'])}{_format_pause(opened['open_stall_ns'])}"
             self.print_line(f"process {pid} opened at step {opened['opened_step']}, {at}")
         elif kind == "closed":
-            self.print_line(_closed(pid, event["window"]))
+            self.print_line(_format_closed(pid, event["window"]))
         elif kind == "stopping" and event["window"] is None:
             was = "the requested window is withdrawn" if event["withdrawn"] else "no window was open"
             self.print_line(f"process {pid}: {was}")
         elif kind == "dumped":
-            self.print_line(f"process {pid} dumped at {_clock(event['wall_ns'])}, in {duration(event['duration_ns'])}")
+            self.print_line(
+                f"process {pid} dumped at {_format_clock(event['wall_ns'])}, in {duration(event['duration_ns'])}"
+            )
         elif kind == "withdrawn":
             self.print_line(f"process {pid}: the window was withdrawn before it opened")
 
 
-def _closed(pid: int, window: dict[str, Any]) -> str:
+def _format_closed(pid: int, window: dict[str, Any]) -> str:
     if window["opened_step"] is None:
         code = window["code"] or window["reason"]
         return Message(code, f"process {pid} did not open a window: {window['error'] or window['reason']}")
     count = window["closed_step"] - window["opened_step"]
     steps = f"{count} step{'' if count == 1 else 's'}"
     cause = "" if window["reason"] == "complete" else f", by its end ({window['reason']})"
-    at = _clock(window["closed_wall_ns"])
+    at = _format_clock(window["closed_wall_ns"])
     return (
         f"process {pid} closed at step {window['closed_step']}, {at}: "
         f"{steps}{cause}{_format_pause(window['close_stall_ns'])}"
     )
 
 
-def _clock(wall_ns: int) -> str:
+def _format_clock(wall_ns: int) -> str:
     seconds, rest = divmod(wall_ns, 10**9)
     return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{rest // 10**6:03d}"
 
@@ -208,7 +210,7 @@ def _format_pause(stall_ns: int | None) -> str:
     return f" (paused it for {duration(stall_ns)})" if stall_ns is not None and stall_ns >= 10**7 else ""
 
 
-def _finish(
+def _report_windows(
     place: control_client.ControlTarget,
     result: control_client.WindowResult,
     printer: _EventPrinter,

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        parser = _parser(words)
+        parser = _build_parser(words)
         arguments = parser.parse_args(words)
         return int(arguments.run(arguments))
     except TraceableError as error:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _parser(words: list[str]) -> argparse.ArgumentParser:
+def _build_parser(words: list[str]) -> argparse.ArgumentParser:
     """Build the parser for `words`, taking out of them what belongs to the program that a command starts."""
     requested = words[0] if words else ""
     parser = Parser(prog="traceable", description="Profile a Python program by its NVTX range names.")
@@ -103,11 +103,11 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
             if take_program := getattr(command, "take_program", None):
                 words[1:], program = take_program(sub, words[1:])
                 sub.set_defaults(program=program)
-            words[1:] = _with_defaults(sub, words[1:])
+            words[1:] = _insert_defaults(sub, words[1:])
     return parser
 
 
-def _with_defaults(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+def _insert_defaults(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
     """Return the words with the default of each option of words that may have a value (`--json[=FILE]`) and has none.
 
     Else argparse takes the next word for it: `report --json PATH` would write over PATH.

@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         variables=options.make_annotate_environment(targets),
     )
     request, lines = _select_kernels(request, arguments)
-    options.check_reachable(targets, request.target.command(target.get_interpreter_flags()))
+    options.check_reachable(targets, request.target.make_command(target.get_interpreter_flags()))
     ncu.check_request(request)
     install = None if arguments.dry_run else tools.find_ncu(for_ranges=request.range_name is not None)
     for line in lines:

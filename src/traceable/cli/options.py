@@ -133,7 +133,7 @@ def add_expectation_arguments(parser: argparse.ArgumentParser) -> None:
         "--expect",
         metavar="NAME[,NAME]",
         action="extend",
-        type=_names,
+        type=_parse_names,
         default=[],
         help="check that these ranges were recorded; may be given several times",
     )
@@ -145,7 +145,7 @@ def add_expectation_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _names(words: str) -> list[str]:
+def _parse_names(words: str) -> list[str]:
     names = [word.strip() for word in words.split(",")]
     if not all(names):
         raise argparse.ArgumentTypeError(Message("name_empty", f"{words!r} contains an empty name"))
@@ -217,7 +217,7 @@ def remove_output_file(arguments: argparse.Namespace) -> None:
     Raises:
         UsageError: it can't be removed, and so not be replaced.
     """
-    name = output_file(arguments)
+    name = find_output_file(arguments)
     if name is None or not Path(name).is_file():
         return
     try:
@@ -228,7 +228,7 @@ def remove_output_file(arguments: argparse.Namespace) -> None:
         ) from None
 
 
-def output_file(arguments: argparse.Namespace) -> str | None:
+def find_output_file(arguments: argparse.Namespace) -> str | None:
     """Return the file that an output is written to; None for none."""
     files = [getattr(arguments, name) for name in OUTPUTS]
     return next((file for file in files if file not in (None, STDOUT)), None)

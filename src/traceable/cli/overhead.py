@@ -76,13 +76,13 @@ def run_plain(request: launcher.RunRequest, directory: Path, manifest: dict[str,
     variables = {name: value for name, value in inherited.items() if name not in _RECORDING_VARIABLES}
     variables |= {environment.RUN_DIR: str(own_directory), environment.STEP_TIMES: "1"}
     variables |= dict.fromkeys((environment.COLLECTOR, environment.GATE), NoneCollector.name)
-    plan = NoneCollector().plan(request.target.command(target.get_interpreter_flags()), directory, "")
+    plan = NoneCollector().plan(request.target.make_command(target.get_interpreter_flags()), directory, "")
 
-    def started(pid: int) -> None:
+    def handle_start(pid: int) -> None:
         plain.update(pid=pid, start_wall_ns=time.time_ns())
 
     position = _get_stdin_position()
-    result = supervisor.supervise(plan, variables, directory, started, log)
+    result = supervisor.supervise(plan, variables, directory, handle_start, log)
     code = os.waitstatus_to_exitcode(result.status)
     plain.update(end_wall_ns=time.time_ns(), exit_code=code if code >= 0 else None, signal=-code if code < 0 else None)
     if position is not None:

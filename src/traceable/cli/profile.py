@@ -237,7 +237,7 @@ def make_nothing_expected_error(complete: Completeness | None) -> UsageError:
     )
 
 
-def strict_exit_code(verdicts: Sequence[ExpectationResult], complete: Completeness | None) -> int:
+def get_strict_exit_code(verdicts: Sequence[ExpectationResult], complete: Completeness | None) -> int:
     """Return the exit code of `--strict` for these results and missing ranges."""
     lost = complete is not None and complete.incomplete_processes
     return 0 if all(one.ok for one in verdicts) and not lost else EXIT_UNMET

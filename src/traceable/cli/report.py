@@ -113,7 +113,7 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--view", metavar="VIEW", choices=[*VIEWS, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
     )
-    ways = "; ".join(f"{view.name}: {', '.join(_by(view))}" for view in VIEWS.values() if view.by)
+    ways = "; ".join(f"{view.name}: {', '.join(_list_groupings(view))}" for view in VIEWS.values() if view.by)
     group.add_argument("--by", metavar="WHAT", help=f"how rows are grouped: {ways}")
     group.add_argument(
         "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
@@ -172,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_output_files(arguments)
     views = resolve_views(arguments)
     thresholds = parse_thresholds(arguments)
-    expected = _expected(path, arguments)
+    expected = _load_expected_names(path, arguments)
     from traceable.launch.memory import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
@@ -205,11 +205,11 @@ def run(arguments: argparse.Namespace) -> int:
         has_document = has_range_report(views, arguments)
         if arguments.range_name is not None:
             recording = recording.with_range(arguments.range_name)
-        answers = _answers(recording, views, has_document, arguments)
-    refused = next((answer for answer in answers.values() if isinstance(answer, MissingDataError)), None)
-    if refused is not None and len(views) == 1:
-        raise refused
-    ranges = _of_ranges(recording, by, arguments) if has_document else None
+        answers = _query_views(recording, views, has_document, arguments)
+    failure = next((answer for answer in answers.values() if isinstance(answer, MissingDataError)), None)
+    if failure is not None and len(views) == 1:
+        raise failure
+    ranges = _build_range_filter(recording, by, arguments) if has_document else None
     if ranges is not None and not answers:
         title = f"profile of {path}"
         profile.print_ranges(
@@ -246,7 +246,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not expected and whole.windows is None and whole.completeness.state == UNKNOWN:
         raise profile.make_nothing_expected_error(whole.completeness)
-    return profile.strict_exit_code(verdicts, whole.completeness) if met else EXIT_UNMET
+    return profile.get_strict_exit_code(verdicts, whole.completeness) if met else EXIT_UNMET
 
 
 # ---- options
@@ -262,19 +262,19 @@ def resolve_views(arguments: argparse.Namespace) -> list[View]:
     if arguments.slowest is not None and arguments.view == RANGES.name:
         _check_slowest(arguments)
     views = list(VIEWS.values()) if every else [VIEWS[arguments.view]]
-    taken = {name for view in views for name in (*view.options, "sort", *(("table",) if view.others else ()))}
-    taken |= {"by" for view in views if view.by} | {name for view in views for name in view.row_filters}
+    supported = {name for view in views for name in (*view.options, "sort", *(("table",) if view.others else ()))}
+    supported |= {"by" for view in views if view.by} | {name for view in views for name in view.row_filters}
     if every:
-        taken -= _FOR_ONE_TABLE
+        supported -= _FOR_ONE_TABLE
     if has_range_report(views, arguments):
-        taken |= set(FINDINGS.options)
+        supported |= set(FINDINGS.options)
     for name, flag in _OF_VIEWS.items():
-        if getattr(arguments, name) is not None and name not in taken:
+        if getattr(arguments, name) is not None and name not in supported:
             raise UsageError(
-                "option_not_supported", f"--view {arguments.view} does not support {flag}", _supporting_views(name)
+                "option_not_supported", f"--view {arguments.view} does not support {flag}", _suggest_views(name)
             )
     for name, flag in (("step_range", "--step-range"), ("step_kernel", "--step-kernel")):
-        if getattr(arguments, name) is not None and name not in taken and not arguments.steady:
+        if getattr(arguments, name) is not None and name not in supported and not arguments.steady:
             raise UsageError(
                 "option_not_supported",
                 f"--view {arguments.view} does not support {flag}",
@@ -285,7 +285,7 @@ def resolve_views(arguments: argparse.Namespace) -> list[View]:
         raise UsageError(
             "no_such_grouping",
             f"--view {arguments.view} has no --by {arguments.by}",
-            f"use {' or '.join(_by(views[0]))}",
+            f"use {' or '.join(_list_groupings(views[0]))}",
         )
     return views
 
@@ -431,7 +431,7 @@ def _check_output(arguments: argparse.Namespace, every: bool) -> None:
         )
 
 
-def _supporting_views(name: str) -> str:
+def _suggest_views(name: str) -> str:
     views = [
         view.name
         for view in VIEWS.values()
@@ -443,7 +443,7 @@ def _supporting_views(name: str) -> str:
     return f"leave it out; {names} {'supports' if len(views) == 1 else 'support'} it"
 
 
-def _by(view: View) -> tuple[str, ...]:
+def _list_groupings(view: View) -> tuple[str, ...]:
     return (*view.by, FIELD_PREFIX + "NAME") if view.fields else view.by
 
 
@@ -469,7 +469,7 @@ def _report_unread_run(path: Path) -> tuple[bool, bool]:
     return bool(complete.incomplete_processes), capture is not None
 
 
-def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
+def _load_expected_names(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
     expected = list(arguments.expect)
     if path.is_dir():
         # What knows of runs takes longer to import than a small file takes to read.
@@ -480,13 +480,13 @@ def _expected(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(expected))
 
 
-def _of_ranges(recording: Recording, by: str, arguments: argparse.Namespace) -> RowFilter:
+def _build_range_filter(recording: Recording, by: str, arguments: argparse.Namespace) -> RowFilter:
     """Return the row filter of the options for the ranges."""
     table = recording.profile.names if by == "name" else recording.profile.ranges
     return dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
 
 
-def _answers(
+def _query_views(
     recording: Recording, views: Sequence[View], documented: bool, arguments: argparse.Namespace
 ) -> dict[View, ViewResult]:
     """Query the views; where the ranges are a document of their own, for what that holds as well."""
@@ -573,7 +573,7 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
         UsageError: an option that does not apply to several recordings.
         TraceableError: one of them can't be read.
     """
-    by = _comparison_grouping(arguments)
+    by = _resolve_comparison_grouping(arguments)
     check_output_files(arguments)
     # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
@@ -596,7 +596,7 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
         recordings = [select_requested_part(recording, arguments) for recording in recordings]
         if arguments.range_name is not None:
             recordings = [recording.with_names_matching(arguments.range_name) for recording in recordings]
-        table = _comparison_table(recordings, by, arguments)
+        table = _build_comparison_table(recordings, by, arguments)
         heads = [build_header(recording) for recording in recordings]
     choice = dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
     content = Content(
@@ -621,7 +621,7 @@ def _log_for(path: Path, line: str) -> None:
     log(Message(line.code, words) if isinstance(line, Message) else words)
 
 
-def _comparison_grouping(arguments: argparse.Namespace) -> str:
+def _resolve_comparison_grouping(arguments: argparse.Namespace) -> str:
     """Return what a row is about, after rejecting options of one recording."""
     if arguments.view != RANGES.name:
         raise UsageError(
@@ -651,7 +651,7 @@ def _comparison_grouping(arguments: argparse.Namespace) -> str:
     return arguments.by or COMPARE_GROUPINGS[0]
 
 
-def _comparison_table(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
+def _build_comparison_table(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
     """Return the ranges of all recordings, with their steps and notes."""
     from traceable.analysis.compare import LETTERS, compare_ranges, compare_step_summaries
 

@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         metavar="SPEC",
-        type=_steps,
+        type=_parse_steps,
         help="record only these steps: 10:30, 10:30,50:52 or every:1000:5 (traceable help windows)",
     )
     parser.add_argument(
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         nargs="?",
         const=0,
-        type=_steps_number,
+        type=_parse_step_count,
         help=f"like --control, and record =STEPS steps ({SIGUSR2_STEPS}) at each SIGUSR2, or dump --flight-recorder",
     )
     add_flight_arguments(parser)
@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         nargs="?",
         const=LOOP_PAUSE_MS,
-        type=_milliseconds,
+        type=_parse_milliseconds,
         help=f"record callbacks that block the asyncio event loop for =MS milliseconds or longer ({LOOP_PAUSE_MS:g})",
     )
     add_gpu_arguments(parser)
@@ -133,7 +133,7 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
         word = words[position]
         if word in ("-", "--") or not word.startswith("-") or (word[:2] in ("-m", "-c") and word[:2] != "--"):
             break
-        position += 1 + _values(parser, word)
+        position += 1 + _count_values(parser, word)
     parser.set_defaults(words=tuple(words))
     return join_nsys_args(words[:position]), list(words[position:])
 
@@ -145,19 +145,19 @@ def _read_own_command() -> tuple[str, ...]:
     return (sys.argv[0],)
 
 
-def _steps(word: str) -> Spec:
+def _parse_steps(word: str) -> Spec:
     from traceable.protocol.windows import parse_windows
 
     return parse_windows(word)
 
 
-def _steps_number(word: str) -> int:
+def _parse_step_count(word: str) -> int:
     if not (word.isascii() and word.isdigit() and 0 < int(word[:17]) <= 10**15):
         raise argparse.ArgumentTypeError(Message("number_invalid", f"{word!r} is not a number of steps (1 or more)"))
     return int(word)
 
 
-def _milliseconds(word: str) -> float:
+def _parse_milliseconds(word: str) -> float:
     try:
         number = float(word)
     except ValueError:
@@ -168,14 +168,14 @@ def _milliseconds(word: str) -> float:
     return number
 
 
-def _allows_requests(arguments: argparse.Namespace) -> bool:
+def _is_controlled(arguments: argparse.Namespace) -> bool:
     """Whether windows may be requested while it runs; the collector needs the same value as the program."""
     if arguments.flight_recorder is not None:
         return False
     return arguments.control or arguments.sigusr2 is not None or environment.read_flag(environment.CONTROL)
 
 
-def _values(parser: argparse.ArgumentParser, word: str) -> int:
+def _count_values(parser: argparse.ArgumentParser, word: str) -> int:
     """How many words after the option `word` are its value."""
     declared = parser._option_string_actions  # argparse has no public interface for it
     name, equals, _ = word.partition("=")
@@ -211,23 +211,23 @@ def run(arguments: argparse.Namespace) -> int:
     steps = arguments.steps
     text = os.environ.get(environment.STEPS)
     if not steps and text and not environment.read_flag(environment.DISABLE):
-        steps = _steps(text)  # the collector needs the same value as the program
-    annotated, stepping = options.load_option_targets(arguments), _step_targets(arguments)
+        steps = _parse_steps(text)  # the collector needs the same value as the program
+    annotated, stepping = options.load_option_targets(arguments), _parse_step_targets(arguments)
     targets = (*annotated, *stepping)
-    request = with_rank(_make_request(arguments, steps, annotated, stepping), arguments, log)
-    if request.grouped and options.output_file(arguments) is not None:
+    request = add_rank(_make_request(arguments, steps, annotated, stepping), arguments, log)
+    if request.grouped and options.find_output_file(arguments) is not None:
         raise UsageError(
             "output_file_shared",
-            f"every rank would write {options.output_file(arguments)}",
+            f"every rank would write {options.find_output_file(arguments)}",
             "run without it, then `traceable report --json=FILE`",
         )
-    if not _records(arguments) and (request.expect or arguments.strict):
+    if not _is_recorded(arguments) and (request.expect or arguments.strict):
         raise UsageError(
             "expectation_without_recording",
             "expectations need a recording",
             "use another --collector than none",
         )
-    options.check_reachable(targets, request.target.command(target.get_interpreter_flags()))
+    options.check_reachable(targets, request.target.make_command(target.get_interpreter_flags()))
     first_run = None
     if arguments.measure_overhead:
         from traceable.cli import overhead
@@ -237,15 +237,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print_command(launcher.format_command_line(request, log))
         return 0
-    with Worker(_prepare) as worker:
+    with Worker(_prepare_worker) as worker:
         try:
             options.remove_output_file(arguments)
-            finished = launcher.run_program(request, log, worker, first_run)
+            result = launcher.run_program(request, log, worker, first_run)
         except launcher.PreparationError as error:
             log(error.message)
             return exit_with_status(error.status) or (options.EXIT_UNMET if arguments.strict else 0)
-        strict = _conclude_in_worker(worker, finished, arguments, targets, steps is not None)
-    return exit_with_status(finished.status) or strict
+        strict = _conclude_run_in_worker(worker, result, arguments, targets, steps is not None)
+    return exit_with_status(result.status) or strict
 
 
 def _make_request(
@@ -262,8 +262,8 @@ def _make_request(
     Raises:
         UsageError: options conflict, or there is no program.
     """
-    controlled = _allows_requests(arguments)
-    conditions = _requested_conditions(arguments, steps=steps is not None, controlled=controlled)
+    controlled = _is_controlled(arguments)
+    conditions = _resolve_conditions(arguments, steps=steps is not None, controlled=controlled)
     return launcher.RunRequest(
         target=target.parse_target(arguments.program),
         argv=(*_read_own_command(), "run", *arguments.words),
@@ -315,7 +315,7 @@ def _make_environment(
         variables[environment.STEP_FUNCTION] = str(stepping[0])
     if arguments.measure_overhead:
         variables[environment.STEP_TIMES] = "1"
-    if _allows_requests(arguments):
+    if _is_controlled(arguments):
         variables[environment.CONTROL] = "1"
     if arguments.sigusr2 is not None:
         variables[environment.CONTROL_SIGNAL] = str(arguments.sigusr2 or SIGUSR2_STEPS)
@@ -327,7 +327,7 @@ def _make_environment(
     return variables | options.make_annotate_environment(annotated)
 
 
-def _prepare() -> None:
+def _prepare_worker() -> None:
     """Set what holds for a process with large arrays, before numpy is loaded there."""
     from traceable.launch.memory import keep_freed_memory, use_one_blas_thread
 
@@ -335,9 +335,9 @@ def _prepare() -> None:
     keep_freed_memory()
 
 
-def _conclude_in_worker(
+def _conclude_run_in_worker(
     worker: Worker,
-    finished: launcher.RunResult,
+    result: launcher.RunResult,
     arguments: argparse.Namespace,
     targets: Sequence[Target],
     has_steps: bool,
@@ -346,12 +346,12 @@ def _conclude_in_worker(
 
     Only the worker loads what reads a recording: the launcher passes plain values.
     """
-    directory = launcher.format_path(finished.run_dir)
+    directory = launcher.format_path(result.run_dir)
     try:
-        if finished.readable:
-            return worker.call(_conclude, finished, arguments, targets, has_steps)
-        if finished.problem is not None:
-            log(finished.problem)
+        if result.readable:
+            return worker.call(_conclude_run, result, arguments, targets, has_steps)
+        if result.problem is not None:
+            log(result.problem)
     except WorkerDiedError as error:
         log(
             Message(
@@ -368,11 +368,11 @@ def _conclude_in_worker(
                 "profile_failed", f"the profile could not be made ({format_one_line(error)}); the recording is kept"
             )
         )
-    return _evaluate_strict(finished, Outcome(), arguments, has_steps)
+    return _evaluate_strict(result, Outcome(), arguments, has_steps)
 
 
-def _conclude(
-    finished: launcher.RunResult, arguments: argparse.Namespace, targets: Sequence[Target], has_steps: bool
+def _conclude_run(
+    result: launcher.RunResult, arguments: argparse.Namespace, targets: Sequence[Target], has_steps: bool
 ) -> int:
     """Print the profile and the notes after the program's end, and return the exit code of --strict."""
     from traceable.cli import profile
@@ -382,21 +382,21 @@ def _conclude(
         if arguments.measure_overhead:
             from traceable.cli import overhead
 
-            overhead.save_overhead(finished.run_dir)
-        for note in options.find_unmatched(targets, finished.run_dir):
+            overhead.save_overhead(result.run_dir)
+        for note in options.find_unmatched(targets, result.run_dir):
             log(note)
-        outcome = _show(finished, arguments)
-        profile.report_missing_processes(finished.run_dir, log)
+        outcome = _show_result(result, arguments)
+        profile.report_missing_processes(result.run_dir, log)
         if not arguments.quiet:
-            profile.report_dumps(finished.run_dir, log)
+            profile.report_dumps(result.run_dir, log)
         if arguments.strict and arguments.gpu:
-            outcome = replace(outcome, gpu_operations=count_gpu_operations(finished.recorded))
+            outcome = replace(outcome, gpu_operations=count_gpu_operations(result.recorded))
     except TraceableError as error:
         # The program has ended as it has; what we make of it changes neither its exit code nor the recording.
         log(error.message)
     except BrokenPipeError:
         sys.stdout = None
-    return _evaluate_strict(finished, outcome, arguments, has_steps)
+    return _evaluate_strict(result, outcome, arguments, has_steps)
 
 
 @dataclass(frozen=True)
@@ -410,7 +410,7 @@ class Outcome:
 
 
 def _evaluate_strict(
-    finished: launcher.RunResult, outcome: Outcome, arguments: argparse.Namespace, has_steps: bool
+    result: launcher.RunResult, outcome: Outcome, arguments: argparse.Namespace, has_steps: bool
 ) -> int:
     """Return the exit code of --strict for a program that succeeded, and log the reason where nothing else did."""
     if not arguments.strict:
@@ -420,71 +420,71 @@ def _evaluate_strict(
     if arguments.gpu and not outcome.gpu_operations:
         log(Message("no_gpu_operations", "--gpu is set, but no GPU operation was recorded"))
         return options.EXIT_UNMET
-    if finished.problem:
+    if result.problem:
         log(Message("completeness_unknown", "the emitted ranges could not be compared with the recorded ones"))
         return options.EXIT_UNMET
     counted = outcome.completeness is not None and outcome.completeness.state != "unknown"
-    if not (finished.expected or has_steps or outcome.windows or arguments.gpu or counted):
+    if not (result.expected or has_steps or outcome.windows or arguments.gpu or counted):
         error = profile.make_nothing_expected_error(outcome.completeness)
         log(error.message)
         return error.exit_code
-    if (finished.expected and outcome.verdicts is None) or (has_steps and outcome.windows is None):
+    if (result.expected and outcome.verdicts is None) or (has_steps and outcome.windows is None):
         log(Message("expectations_not_judged", "the expectations could not be evaluated"))
         return options.EXIT_UNMET
     if outcome.windows is not None and not outcome.windows.ok:
         return options.EXIT_UNMET
-    return profile.strict_exit_code(outcome.verdicts or (), outcome.completeness)
+    return profile.get_strict_exit_code(outcome.verdicts or (), outcome.completeness)
 
 
-def _show(finished: launcher.RunResult, arguments: argparse.Namespace) -> Outcome:
+def _show_result(result: launcher.RunResult, arguments: argparse.Namespace) -> Outcome:
     """Print the profile and the verdicts, and return the verdicts."""
     from traceable.cli import diagnosis
 
-    for note in finished.recorded.notes if finished.recorded else ():
+    for note in result.recorded.notes if result.recorded else ():
         log(note)
-    if finished.problem:
-        log(finished.problem)
-    database = finished.recorded.database if finished.recorded else None
+    if result.problem:
+        log(result.problem)
+    database = result.recorded.database if result.recorded else None
     if arguments.measure_overhead and not arguments.quiet and not (database and options.has_table_output(arguments)):
         from traceable.cli import overhead
 
-        overhead.print_overhead(finished.run_dir)
-    why = diagnosis.RunDiagnosis(finished.run_dir, log)
+        overhead.print_overhead(result.run_dir)
+    why = diagnosis.RunDiagnosis(result.run_dir, log)
     if database is not None:
-        return _show_recording(finished, database, arguments, why)
-    if not finished.run_dir.is_dir():
+        return _show_recording(result, database, arguments, why)
+    if not result.run_dir.is_dir():
         return Outcome()
-    if _records(arguments):
-        why(None, finished.problem)
-    if finished.problem:
+    if _is_recorded(arguments):
+        why(None, result.problem)
+    if result.problem:
         why.report_problems()
-        log(f"next: python -m traceable report {launcher.format_path(finished.run_dir)}, after fixing it")
+        log(f"next: python -m traceable report {launcher.format_path(result.run_dir)}, after fixing it")
         return Outcome()
-    if not _records(arguments):
+    if not _is_recorded(arguments):
         return Outcome()
-    return _show_empty_recording(finished, arguments, why)
+    return _show_empty_recording(result, arguments, why)
 
 
 def _show_recording(
-    finished: launcher.RunResult, database: Path, arguments: argparse.Namespace, why: RunDiagnosis
+    result: launcher.RunResult, database: Path, arguments: argparse.Namespace, why: RunDiagnosis
 ) -> Outcome:
     from traceable.cli import profile
 
-    directory = launcher.format_path(finished.run_dir)
+    directory = launcher.format_path(result.run_dir)
     verdicts, capture, complete = profile.show_profile(
         database,
         arguments,
         title=f"profile of {directory}",
         stream=sys.stdout if options.has_stdout_output(arguments) else sys.stderr,
-        save_to=finished.run_dir / "report.json",
-        expected=finished.expected,
-        run_directory=finished.run_dir,
+        save_to=result.run_dir / "report.json",
+        expected=result.expected,
+        run_directory=result.run_dir,
         diagnose=why,
     )
     has_tables = options.has_table_output(arguments)
     if not has_tables and not (arguments.quiet and (capture is None or capture.ok)):
         profile.report_capture(capture, log)
-    profile.save_capture(capture, finished.run_dir)
+    profile.save_capture(capture, result.run_dir)
     profile.report_expectations(verdicts, log, quiet=arguments.quiet)
     if not has_tables:
         profile.report_losses(complete, log)
@@ -494,25 +494,25 @@ def _show_recording(
     return Outcome(verdicts, capture, complete)
 
 
-def _show_empty_recording(finished: launcher.RunResult, arguments: argparse.Namespace, why: RunDiagnosis) -> Outcome:
+def _show_empty_recording(result: launcher.RunResult, arguments: argparse.Namespace, why: RunDiagnosis) -> Outcome:
     from traceable.cli import profile
 
-    capture = profile.evaluate_without_recording(finished.run_dir)
+    capture = profile.evaluate_without_recording(result.run_dir)
     profile.report_capture(capture, log)
-    profile.save_capture(capture, finished.run_dir)
+    profile.save_capture(capture, result.run_dir)
     verdicts: tuple[ExpectationResult, ...] = ()
-    if finished.expected:
+    if result.expected:
         from traceable.analysis.expectations import evaluate_expectations
 
-        verdicts = evaluate_expectations(finished.expected, None)
+        verdicts = evaluate_expectations(result.expected, None)
     profile.report_expectations(verdicts, log, quiet=arguments.quiet)
-    complete = profile.evaluate_unrecorded_run(finished.run_dir)
+    complete = profile.evaluate_unrecorded_run(result.run_dir)
     profile.report_losses(complete, log)
     why.report_problems()
     return Outcome(verdicts, capture, complete)
 
 
-def _records(arguments: argparse.Namespace) -> bool:
+def _is_recorded(arguments: argparse.Namespace) -> bool:
     """Whether the run is recorded: `auto` chooses a collector that records."""
     return arguments.collector == collectors.AUTO or collectors.create_collector(arguments.collector).records
 
@@ -562,7 +562,7 @@ def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _requested_conditions(arguments: argparse.Namespace, *, steps: bool, controlled: bool) -> Conditions:
+def _resolve_conditions(arguments: argparse.Namespace, *, steps: bool, controlled: bool) -> Conditions:
     """Return the conditions of the options, or of the environment where there is no option: the program reads both.
 
     Args:
@@ -593,7 +593,7 @@ def _requested_conditions(arguments: argparse.Namespace, *, steps: bool, control
     return result
 
 
-def _step_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
+def _parse_step_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     """Return the function whose calls are steps, none or one.
 
     Raises:
@@ -743,14 +743,14 @@ def exec_if_unselected(arguments: argparse.Namespace) -> bool:
     program = target.parse_target(arguments.program)
     if ranks.is_selected(_read_own_rank(program), arguments.ranks):
         return False
-    command = program.command(target.get_interpreter_flags())
+    command = program.make_command(target.get_interpreter_flags())
     if not arguments.dry_run:
         ranks.exec_program(command)
     print_command(shlex.join(command))
     return True
 
 
-def with_rank(
+def add_rank(
     request: launcher.RunRequest, arguments: argparse.Namespace, log: Callable[[str], None]
 ) -> launcher.RunRequest:
     """Return the request with the rank of this launcher, and with its name and directory next to the other ranks.
@@ -797,7 +797,7 @@ def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
         ARGUMENTS,
         metavar="OPTIONS",
         action="append",
-        type=_words,
+        type=_split_words,
         help="extra `nsys profile` options, split as in a shell; they override traceable's",
     )
 
@@ -823,7 +823,7 @@ def parse_nsys_options(arguments: argparse.Namespace) -> dict[str, NsysRequest]:
     return {"nsys": NsysRequest(arguments.trace_preset, words)}
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:

@@ -266,7 +266,7 @@ def open_window(
         # A process that ended at once may not have sent the event of its window.
         if pid not in result.windows and (window := _find_recorded_window(target, pid, "requested_by", by)):
             result.windows[pid] = window
-    _complete(target, result, last, before, on_event)
+    _complete_result(target, result, last, before, on_event)
     return result
 
 
@@ -280,7 +280,7 @@ def close_window(target: ControlTarget, on_event: EventHandler, timeout_s: float
         on_event(event)
 
     result.problems |= _send_and_receive(target, {"command": "stop"}, handle, timeout_s)
-    _complete(target, result, "closed", before, on_event)
+    _complete_result(target, result, "closed", before, on_event)
     return result
 
 
@@ -350,7 +350,9 @@ def _make_rejection(event: Event, outcome: str) -> Message:
     return Message(str(event["code"]), f"process {event['pid']} {outcome}: {event['reason']}")
 
 
-def _complete(target: ControlTarget, result: WindowResult, last: str, before: _Files, on_event: EventHandler) -> None:
+def _complete_result(
+    target: ControlTarget, result: WindowResult, last: str, before: _Files, on_event: EventHandler
+) -> None:
     """Add the windows of processes that ended, and the files that were written.
 
     A process that ends may not have sent the last event of its window; its record is complete before its socket

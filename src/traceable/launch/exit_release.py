@@ -106,7 +106,7 @@ class ExitReleaser:
             since_s = before[pid][1] if pid in before and before[pid][0] == point else now
             if now - since_s < (HELD_SECONDS if _has_closed_descriptor(pid) else SURELY_HELD_SECONDS):
                 self._hung[pid] = point, since_s
-            elif _interrupt(pid):
+            elif _interrupt_process(pid):
                 self._released.add(pid)
                 self._add_note(Message("process_hung_at_exit", _NOTE.format(pid=pid)))
 
@@ -177,7 +177,7 @@ def _is_within(word: int, ranges: list[tuple[int, int]]) -> bool:
     return any(begin <= word < end for begin, end in ranges)
 
 
-def _interrupt(pid: int) -> bool:
+def _interrupt_process(pid: int) -> bool:
     """Stop and continue a process, so that its threads are interrupted where they wait."""
     try:
         os.kill(pid, signal.SIGSTOP)

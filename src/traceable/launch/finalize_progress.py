@@ -151,7 +151,7 @@ class FinalizeSignals:
         }
         self._before = {n: handler for n, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
         for number in self._before:
-            signal.signal(number, self._tick if number == signal.SIGALRM else self._on_signal)
+            signal.signal(number, self._log_stage if number == signal.SIGALRM else self._handle_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -163,7 +163,7 @@ class FinalizeSignals:
         self._started = True
 
     @contextlib.contextmanager
-    def stage(self, stage: str) -> Iterator[None]:
+    def track_stage(self, stage: str) -> Iterator[None]:
         """Within this block a second signal raises `NotAwaited`, and every 10 s a line reports the stage."""
         self._stage, self._since_s = stage, time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, HEARTBEAT_SECONDS, HEARTBEAT_SECONDS)
@@ -173,11 +173,11 @@ class FinalizeSignals:
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._stage = None
 
-    def _tick(self, _number: int, _frame: FrameType | None) -> None:
+    def _log_stage(self, _number: int, _frame: FrameType | None) -> None:
         if self._stage is not None:
             self._log(f"{self._stage}: {time.monotonic() - self._since_s:.0f} s so far")
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
         if not self._started:
             signal.signal(number, self._before[signal.Signals(number)])
             os.kill(os.getpid(), number)

@@ -192,7 +192,9 @@ class BackgroundQueries:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             for name, words in queries.items():
-                thread = threading.Thread(target=self._run, args=(name, words), name="traceable-facts", daemon=True)
+                thread = threading.Thread(
+                    target=self._run_query, args=(name, words), name="traceable-facts", daemon=True
+                )
                 with contextlib.suppress(RuntimeError):  # no thread can be started
                     thread.start()
                     self._threads.append(thread)
@@ -218,7 +220,7 @@ class BackgroundQueries:
         for thread in self._threads:
             thread.join(max(0.0, self._deadline_s - time.monotonic()))
 
-    def _run(self, name: str, words: tuple[str, ...]) -> None:
+    def _run_query(self, name: str, words: tuple[str, ...]) -> None:
         """Store the output of a program, unless it fails, or is late and killed."""
         with (
             contextlib.suppress(OSError, subprocess.SubprocessError),
@@ -306,7 +308,7 @@ def format_command_line(request: RunRequest, log: Callable[[str], None]) -> str:
     check_run_request(request)
     choice = _choose_collector(request)
     directory = request.directory.absolute() if request.directory else run_dir.make_dated_path(request.stem)
-    plan, planned = _plan(choice.collector, request, directory)
+    plan, planned = _plan_run(choice.collector, request, directory)
     for note in [*_find_unused_settings(request, choice.collector.name), *plan.notes]:
         log(note)
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(planned.items())]
@@ -335,7 +337,7 @@ def run_program(
     """
     check_run_request(request)
     choice = _choose_collector(request)
-    _plan(choice.collector, request, Path("/"))  # rejects an impossible plan before anything is created
+    _plan_run(choice.collector, request, Path("/"))  # rejects an impossible plan before anything is created
     directory = run_dir.create_run_dir(request.directory, request.stem, force=request.force)
     if others := run_dir.find_other_writers(directory):
         words = f"{others}, so others can replace the files of this run; choose a directory of your own with -o"
@@ -350,7 +352,7 @@ def run_program(
             run.save()
     with finalize_progress.FinalizeSignals(log) as finalize_signals:
         choice, ended = _start_with_fallback(request, choice, run, finalize_signals)
-        return _finish(run, choice, request, ended, finalize_signals, worker)
+        return _finish_run(run, choice, request, ended, finalize_signals, worker)
 
 
 def _start_with_fallback(
@@ -361,7 +363,7 @@ def _start_with_fallback(
     may_retry = True
     while True:
         try:
-            return choice, _start(request, choice, run, finalize_signals)
+            return choice, _start_program(request, choice, run, finalize_signals)
         except supervisor.NeverStartedError as error:  # noqa: PERF203 - once or twice
             if error.transient and may_retry:
                 may_retry = False
@@ -381,11 +383,11 @@ def _choose_collector(request: RunRequest, unusable: Mapping[str, Message] | Non
     return collectors.add_gpu(choice) if request.gpu else choice
 
 
-def _start(
+def _start_program(
     request: RunRequest, choice: collectors.Choice, run: _Run, finalize_signals: finalize_progress.FinalizeSignals
 ) -> supervisor.ProgramExit:
     collector = choice.collector
-    plan, planned = _plan(collector, request, run.directory)
+    plan, planned = _plan_run(collector, request, run.directory)
     if not request.quiet:
         run.log(f"collector {collector.name} ({choice.reason}); run directory {format_path(run.directory)}")
     run.manifest["collector"] = {"requested": request.collector, "name": collector.name, "reason": choice.reason}
@@ -427,7 +429,7 @@ def _start(
         return supervisor.supervise(plan, {**os.environ, **planned}, run.directory, handle_start, run.log)
     finally:
         watcher.stop()
-        run.manifest[run_dir.CLIENT_OF_KEY] = watcher.find_server(request.target.command(()))
+        run.manifest[run_dir.CLIENT_OF_KEY] = watcher.find_server(request.target.make_command(()))
 
 
 def _find_unused_settings(request: RunRequest, name: str) -> list[Message]:
@@ -438,7 +440,7 @@ def _find_unused_settings(request: RunRequest, name: str) -> list[Message]:
     ]
 
 
-def _plan(collector: Collector, request: RunRequest, directory: Path) -> tuple[Plan, Mapping[str, str]]:
+def _plan_run(collector: Collector, request: RunRequest, directory: Path) -> tuple[Plan, Mapping[str, str]]:
     gating = None
     if request.control:
         gating = Gating(None)
@@ -447,7 +449,7 @@ def _plan(collector: Collector, request: RunRequest, directory: Path) -> tuple[P
     elif any(request.conditions):
         timing = request.conditions
         gating = Gating(1, request.timed, timing.delay_s, timing.duration_s, timing.delay_from_start)
-    command = request.target.command(target.get_interpreter_flags())
+    command = request.target.make_command(target.get_interpreter_flags())
     plan = collector.plan(command, directory, request.stem, gating)
     own = {environment.RUN_DIR: str(directory), environment.COLLECTOR: collector.name}
     if request.steps is not None:
@@ -464,7 +466,7 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
             "kind": request.target.kind,
             "program": request.target.program,
             "arguments": redact.redact_command(request.target.arguments),
-            "command": redact.redact_command(request.target.command(target.get_interpreter_flags())),
+            "command": redact.redact_command(request.target.make_command(target.get_interpreter_flags())),
         },
         "stem": request.stem,
         RANK_KEY: ranks.make_rank_entry(request.rank, grouped=request.grouped),
@@ -499,7 +501,7 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def _finish(
+def _finish_run(
     run: _Run,
     choice: collectors.Choice,
     request: RunRequest,
@@ -567,7 +569,7 @@ def _read_recording(
     try:
         run_dir.check_not_replaced(run.directory)
         memory.check_memory_limit(run.directory)
-        with finalize_signals.stage("reading the recording back"):
+        with finalize_signals.track_stage("reading the recording back"):
             recorded, problem = worker.call(_read_back, collector, run.directory, stem, run.manifest)
     except finalize_progress.NotAwaited:
         words = f"reading back was interrupted; the recording is kept: `traceable report {directory}`"

@@ -138,7 +138,7 @@ def make_plan(request: NcuRequest, executable: str, directory: Path) -> Plan:
     # `%` starts ncu's own substitutions in the name of the report.
     stem = str(directory / request.target.name).replace("%", "%%")
     words += ["--metrics", ",".join(request.metrics), "--export", stem]
-    command = request.target.command(target.get_interpreter_flags())
+    command = request.target.make_command(target.get_interpreter_flags())
     return Plan(
         argv=(*words, sys.executable, "-I", "-S", str(EXEC_SHIM), *command),
         environment={**NO_DEPLOYMENT, environment.RUN_DIR: str(directory), environment.COLLECTOR: NAME},

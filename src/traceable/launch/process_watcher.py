@@ -59,7 +59,7 @@ class ProcessWatcher:
 
     def start(self, pid: int) -> None:
         """Begin to watch the program and its descendants. Without a thread only evidence is lost."""
-        thread = threading.Thread(target=self._run, args=(pid,), name="traceable-watcher", daemon=True)
+        thread = threading.Thread(target=self._watch_program, args=(pid,), name="traceable-watcher", daemon=True)
         with contextlib.suppress(RuntimeError, MemoryError):  # the limit on threads is reached
             thread.start()
             self._thread = thread
@@ -80,7 +80,7 @@ class ProcessWatcher:
             return self._sockets.find_server(command)
         return None
 
-    def _run(self, pid: int) -> None:
+    def _watch_program(self, pid: int) -> None:
         began_s = now_s = time.monotonic()
         due_s = now_s + FIRST_INTERVAL_SECONDS
         # A fault of ours must not be printed between the program's lines: only evidence is lost.
@@ -90,14 +90,14 @@ class ProcessWatcher:
             ):
                 now_s = time.monotonic()
                 if now_s >= due_s:
-                    self._poll(pid)
+                    self._poll_processes(pid)
                     due_s = now_s + min(
                         MAX_INTERVAL_SECONDS, FIRST_INTERVAL_SECONDS + INTERVAL_SHARE * (now_s - began_s)
                     )
                 if self._release is not None:
                     self._release.poll([pid, *self._descendants])
 
-    def _poll(self, pid: int) -> None:
+    def _poll_processes(self, pid: int) -> None:
         from traceable.collectors.process_list import UNREADABLE, list_descendants
 
         processes = list_descendants(pid)

@@ -207,7 +207,7 @@ class _Detached:
         self.log_path = run_dir / plan.log
         self.log_start_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
         self.writing = finalize_progress.ReportProgress(self.program, find_collector_processes, run_dir, log)
-        self.collector: int | None = self._spawn(plan, before)
+        self.collector: int | None = self._spawn_collector(plan, before)
         self.collector_status = 0
         self.pid: int | None = None
         self.pidfd: int | None = None
@@ -215,19 +215,19 @@ class _Detached:
 
     def run(self, on_start: Callable[[int], None]) -> ProgramExit:
         try:
-            canceled_by = self._start()
+            canceled_by = self._start_program()
             if canceled_by:
                 return ProgramExit(int(canceled_by), None)
             assert self.pid is not None
             on_start(self.pid)
-            complete = self._wait()
+            complete = self._wait_until_complete()
             return ProgramExit(self._wait_for_status(), self.pid, complete)
         finally:
             self.handoff.close()
             if self.pidfd is not None:
                 os.close(self.pidfd)
 
-    def _spawn(self, plan: Plan, before: set[int]) -> int:
+    def _spawn_collector(self, plan: Plan, before: set[int]) -> int:
         """Start the collector in a session of its own, with its output in its log file."""
         try:
             return os.posix_spawnp(
@@ -248,7 +248,7 @@ class _Detached:
             problem = f"can't execute {plan.argv[0]}: {error.strerror}"
             raise NeverStartedError("tool_not_started", problem, "reinstall it") from None
 
-    def _start(self) -> signal.Signals | None:
+    def _start_program(self) -> signal.Signals | None:
         """Wait until the program's pid is known. Return the signal that canceled the start, if one did."""
         seconds = finalize_progress.read_seconds(environment.START_SECONDS, 60.0)
         deadline: finalize_progress.Deadline | None = finalize_progress.Deadline(seconds)
@@ -256,7 +256,7 @@ class _Detached:
         while (pid := self.handoff.read_program_pid()) is None:
             number = _next_signal(self.signals, POLL_SECONDS)
             if number == signal.SIGCHLD:
-                self._reap()
+                self._reap_collector()
             elif number in FORWARDED_SIGNALS:
                 if self.handoff.withdraw():
                     self._kill_collector()
@@ -266,7 +266,7 @@ class _Detached:
                 # The program may run already, though its pid is not known yet.
                 pending.append(number)
             if deadline is not None and (deadline.has_passed() or self.collector is None):
-                self._give_up(seconds if self.collector else None)
+                self._give_up_start(seconds if self.collector else None)
                 # The permission is gone, so the program is being started at this moment.
                 deadline = None
             if self.collector is None and deadline is None:
@@ -277,10 +277,10 @@ class _Detached:
         with contextlib.suppress(OSError):  # already gone, or a kernel without pidfds
             self.pidfd = os.pidfd_open(pid)
         for number in pending:
-            self._forward(number)
+            self._forward_signal(number)
         return None
 
-    def _give_up(self, seconds: float | None) -> None:
+    def _give_up_start(self, seconds: float | None) -> None:
         """Withdraw the permission to start and raise; return where the program is being started at this moment.
 
         Args:
@@ -320,7 +320,7 @@ class _Detached:
             time.sleep(POLL_SECONDS)
         return pid
 
-    def _wait(self) -> bool:
+    def _wait_until_complete(self) -> bool:
         """Forward signals until program and collector have ended. False: the user did not wait for the collector."""
         while (
             self.collector is not None
@@ -334,9 +334,9 @@ class _Detached:
             if number is None:
                 continue
             if number == signal.SIGCHLD:
-                self._reap()
+                self._reap_collector()
             elif number == signal.SIGTSTP or not self._has_program_ended():
-                self._forward(number)
+                self._forward_signal(number)
             elif number != signal.SIGWINCH:
                 if self.wait_announced:
                     return False
@@ -345,7 +345,7 @@ class _Detached:
                 self.log(Message("report_being_written", words))
         return True
 
-    def _reap(self) -> None:
+    def _reap_collector(self) -> None:
         if self.collector is not None:
             pid, status = os.waitpid(self.collector, os.WNOHANG)
             if pid:
@@ -361,16 +361,16 @@ class _Detached:
             return not psutil.pid_exists(self.pid)
         return bool(select.select([self.pidfd], [], [], 0)[0])
 
-    def _forward(self, number: int) -> None:
+    def _forward_signal(self, number: int) -> None:
         if number != signal.SIGTSTP:
-            self._send(number)
+            self._send_signal(number)
             return
         # The program's process group is an orphaned one, in which the kernel ignores SIGTSTP.
-        self._send(signal.SIGSTOP)
+        self._send_signal(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._send(signal.SIGCONT)
+        self._send_signal(signal.SIGCONT)
 
-    def _send(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             if self.pidfd is not None:
                 signal.pidfd_send_signal(self.pidfd, signal.Signals(number))
@@ -477,7 +477,7 @@ class StdioHandoff:
         os.umask(umask)
         content: dict[str, Any] = {
             "run_dir": str(run_dir),
-            "socket": self._send(list(descriptors.values())),
+            "socket": self._send_descriptors(list(descriptors.values())),
             "descriptors": list(descriptors),
             "preload": preload,
             "ignored": [int(number) for number in ignored],
@@ -532,7 +532,7 @@ class StdioHandoff:
         while self._own:
             os.close(self._own.pop())
 
-    def _send(self, descriptors: list[int]) -> int:
+    def _send_descriptors(self, descriptors: list[int]) -> int:
         """Send the descriptors into a socket and return its receiving end, which the collector inherits."""
         import socket
 

@@ -51,7 +51,7 @@ class Target:
         word = self.program if self.kind == MODULE else path.stem or path.absolute().name
         return "".join(c if c.isalnum() or c in "._-" else "_" for c in word).strip(".")[:64] or "program"
 
-    def command(self, flags: Sequence[str]) -> list[str]:
+    def make_command(self, flags: Sequence[str]) -> list[str]:
         """Return the command line that runs it, with `flags` for the interpreter.
 
         Plain `python flags program` gives it the same `sys.path[0]`, `sys.argv` and `__main__` as without traceable.

@@ -49,7 +49,7 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self._end_process()
 
     def call(
         self, function: Callable[_Arguments, _Result], *args: _Arguments.args, **options: _Arguments.kwargs
@@ -64,7 +64,7 @@ class Worker:
         """
         try:
             if self._pid is None:
-                self._fork()
+                self._fork_process()
             _send(self._requests, (function, args, options))
             reply = _receive(self._replies)
         except BrokenPipeError:
@@ -72,10 +72,10 @@ class Worker:
         except OSError as error:
             raise WorkerDiedError(f"could not be started ({error.strerror})") from None
         except BaseException:
-            self._end()
+            self._end_process()
             raise
         if reply is None:
-            raise WorkerDiedError(self._end())
+            raise WorkerDiedError(self._end_process())
         result, problem = reply
         if problem == MemoryError.__name__:
             raise WorkerDiedError("ran out of memory")
@@ -84,7 +84,7 @@ class Worker:
         returned: _Result = result
         return returned
 
-    def _fork(self) -> None:
+    def _fork_process(self) -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
@@ -100,11 +100,11 @@ class Worker:
         if self._pid == 0:
             os.close(self._requests)
             os.close(self._replies)
-            _serve(theirs, ours, parent, self._prepare)
+            _serve_calls(theirs, ours, parent, self._prepare)
         os.close(theirs)
         os.close(ours)
 
-    def _end(self) -> str:
+    def _end_process(self) -> str:
         """End the process, and return how it ended."""
         if self._pid is None:
             return ""
@@ -124,7 +124,7 @@ class Worker:
         return f"ended with exit code {code}"
 
 
-def _serve(requests: int, replies: int, parent: int, prepare: Callable[[], object] | None) -> NoReturn:
+def _serve_calls(requests: int, replies: int, parent: int, prepare: Callable[[], object] | None) -> NoReturn:
     """Serve calls until the launcher closes the pipe."""
     try:
         # Signals from the terminal are for the launcher, which ends this process if necessary.

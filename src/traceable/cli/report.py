@@ -209,7 +209,10 @@ def run(arguments: argparse.Namespace) -> int:
     failure = next((answer for answer in answers.values() if isinstance(answer, MissingDataError)), None)
     if failure is not None and len(views) == 1:
         raise failure
-    ranges = _build_range_filter(recording, by, arguments) if has_document else None
+    ranges = None
+    if has_document:
+        table = recording.profile.names if by == "name" else recording.profile.ranges
+        ranges = dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
     if ranges is not None and not answers:
         title = f"profile of {path}"
         profile.print_ranges(
@@ -478,12 +481,6 @@ def _load_expected_names(path: Path, arguments: argparse.Namespace) -> tuple[str
 
         expected = [*load_expected_names(path, find_manifest(path)), *expected]
     return tuple(dict.fromkeys(expected))
-
-
-def _build_range_filter(recording: Recording, by: str, arguments: argparse.Namespace) -> RowFilter:
-    """Return the row filter of the options for the ranges."""
-    table = recording.profile.names if by == "name" else recording.profile.ranges
-    return dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
 
 
 def _query_views(

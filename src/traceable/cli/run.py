@@ -49,9 +49,9 @@ SIGUSR2_STEPS = 20
 LOOP_PAUSE_MS = 100.0
 """From when on a callback blocks the event loop, by default: asyncio's own `slow_callback_duration`."""
 
-PRESET = "--trace-preset"
-ARGUMENTS = "--nsys-args"
-PRESETS = ("light", "default", "python", "full")
+TRACE_PRESET = "--trace-preset"
+NSYS_ARGS = "--nsys-args"
+TRACE_PRESETS = ("light", "default", "python", "full")
 """The names of `collectors.nsys.user_options.PRESETS`, which a run that does not use nsys does not load."""
 
 _SIGUSR2_ALONE = 0
@@ -136,13 +136,6 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
         position += 1 + _count_values(parser, word)
     parser.set_defaults(words=tuple(words))
     return join_nsys_args(words[:position]), list(words[position:])
-
-
-def _read_own_command() -> tuple[str, ...]:
-    """Return the words of this process's command line before `run`."""
-    if Path(sys.argv[0]).name == "__main__.py":
-        return tuple(sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1])
-    return (sys.argv[0],)
 
 
 def _parse_steps(word: str) -> Spec:
@@ -264,9 +257,12 @@ def _make_request(
     """
     controlled = _is_controlled(arguments)
     conditions = _resolve_conditions(arguments, steps=steps is not None, controlled=controlled)
+    own_command = [sys.argv[0]]
+    if Path(sys.argv[0]).name == "__main__.py":
+        own_command = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
     return launcher.RunRequest(
         target=target.parse_target(arguments.program),
-        argv=(*_read_own_command(), "run", *arguments.words),
+        argv=(*own_command, "run", *arguments.words),
         collector=arguments.collector,
         directory=arguments.output,
         name=arguments.name,
@@ -788,13 +784,13 @@ def _read_own_rank(program: target.Target) -> Rank | None:
 def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument(
-        PRESET,
+        TRACE_PRESET,
         metavar="NAME",
-        choices=PRESETS,
-        help=f"what nsys records: {', '.join(PRESETS)} (default: default; traceable help nsys)",
+        choices=TRACE_PRESETS,
+        help=f"what nsys records: {', '.join(TRACE_PRESETS)} (default: default; traceable help nsys)",
     )
     parser.add_argument(
-        ARGUMENTS,
+        NSYS_ARGS,
         metavar="OPTIONS",
         action="append",
         type=_split_words,
@@ -806,7 +802,7 @@ def join_nsys_args(words: Sequence[str]) -> list[str]:
     """Join what follows `--nsys-args` to it: argparse takes a word that begins with a dash for an option."""
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] == ARGUMENTS:
+        if joined and joined[-1] == NSYS_ARGS:
             joined[-1] += f"={word}"
         else:
             joined.append(word)

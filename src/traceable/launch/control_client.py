@@ -490,7 +490,10 @@ class ControlClient:
                         break
                 for key, _ in ready:
                     pid, connection = key.data, self._connections[key.data]
-                    more = _receive_bytes(connection)
+                    try:
+                        more = connection.recv(_LINE_BYTES)
+                    except OSError:
+                        more = b""
                     received[pid] += more
                     *lines, received[pid] = received[pid].split(b"\n")
                     events = list(filter(None, map(_parse_event, lines)))
@@ -517,13 +520,6 @@ def _make_timeout_message(pid: int, seconds: float | None, without_reply: bool) 
         f"process {pid} did not finish within {seconds:g} s; the request stays: cancel it with `traceable control stop`"
     )
     return Message("not_done_in_time", words)
-
-
-def _receive_bytes(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(_LINE_BYTES)
-    except OSError:
-        return b""
 
 
 def _parse_event(line: bytes) -> Event | None:

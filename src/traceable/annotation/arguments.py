@@ -82,12 +82,6 @@ def _number(value: object, argument: str, accepted: str) -> int | float:
     raise TypeError(f"{argument} must be {accepted}, not {type(value).__name__}")
 
 
-def _is_mapping(value: object) -> bool:
-    if isinstance(value, dict):
-        return True
-    return hasattr(value, "keys") and isinstance(value, Mapping)
-
-
 def _field(value: Any, argument: str) -> Any:
     """Return a field's value as JSON has it."""
     value = _scalar(value)
@@ -174,7 +168,7 @@ def normalize_payload(value: object) -> int | float | str | None:
     """
     if value is None or type(value) is float:
         return value
-    if _is_mapping(value):
+    if isinstance(value, dict) or (hasattr(value, "keys") and isinstance(value, Mapping)):
         return _fields(value)
     if _is_array(value):
         return _fields(_array(value))
@@ -268,7 +262,7 @@ _known: dict[str, int] = {}
 
 
 def _look_up(name: str) -> int | None:
-    """Look a color name up, in any case. The table is parsed at the first name that needs it.
+    """Look a color name up, which is in lower case. The table is parsed at the first name that needs it.
 
     Whole or not at all: memory may run out meanwhile, and half a table would reject names.
     """
@@ -277,13 +271,13 @@ def _look_up(name: str) -> int | None:
         words = _CSS.split()
         table = {word: 0xFF000000 | int(digits, 16) for word, digits in zip(words[::2], words[1::2], strict=True)}
         _known = {**table, **_NVTX}
-    return _known.get(name.strip().lower())
+    return _known.get(name)
 
 
 def _hex(text: str) -> int | None:
-    """Read `#rgb`, `#rrggbb` or `#rrggbbaa` (the order of CSS and matplotlib)."""
-    digits = text.strip()[1:]
-    if not text.strip().startswith("#") or not digits.isalnum() or not digits.isascii():
+    """Read `#rgb`, `#rrggbb` or `#rrggbbaa` (the order of CSS and matplotlib); `text` begins with the `#`."""
+    digits = text[1:]
+    if not digits.isalnum() or not digits.isascii():
         return None
     if len(digits) == 3:
         digits = "".join(digit * 2 for digit in digits)
@@ -321,7 +315,8 @@ def parse_color(color: object) -> int:
     if isinstance(color, int):
         argb = int(color) if 0 <= color <= 0xFFFFFFFF else None
     elif isinstance(color, str):
-        argb = _hex(color) if color.strip().startswith("#") else _look_up(color)
+        text = color.strip()
+        argb = _hex(text) if text.startswith("#") else _look_up(text.lower())
     elif isinstance(color, tuple):
         argb = _channels(color)
     else:

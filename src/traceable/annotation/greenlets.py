@@ -76,9 +76,7 @@ class _Thread:
             for _, run in _ranges(target):
                 run.push_segment()
         except Exception as error:  # noqa: BLE001 - raised here it would be raised in the program's greenlet
-            environment.warn_once(
-                "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
-            )
+            _warn_not_followed(error)
 
     def follow(self, current: Any) -> None:
         """Process a switch that was not reported, and watch for the next."""
@@ -92,6 +90,11 @@ class _Thread:
                 "another trace function replaced traceable's in greenlet.settrace(): until now the active "
                 "times of ranges in greenlets may be too long",
             )
+
+
+def _warn_not_followed(error: Exception) -> None:
+    message = f"ranges do not follow greenlets: {type(error).__name__}: {error}"
+    environment.warn_once("greenlets_not_followed", message)
 
 
 def _ranges(one: Any) -> list[_Open]:
@@ -129,9 +132,7 @@ def push_greenlet_range(range_: annotate) -> bool:
         current.__dict__.setdefault(_RANGES, []).append((range_, run))
         return True
     except Exception as error:  # noqa: BLE001 - the range is a plain one then
-        environment.warn_once(
-            "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
-        )
+        _warn_not_followed(error)
         return False
 
 
@@ -162,9 +163,7 @@ def pop_greenlet_range(range_: annotate) -> bool:
         run.end()
         return True
     except Exception as error:  # noqa: BLE001 - as above
-        environment.warn_once(
-            "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
-        )
+        _warn_not_followed(error)
         return False
 
 
@@ -179,9 +178,7 @@ def track_switches(run: ResumableRange) -> tuple[Callable[[], None], Callable[[]
             _thread_of(current)
             ranges = current.__dict__.setdefault(_RANGES, [])
         except Exception as error:  # noqa: BLE001 - the segment is one of its thread then
-            environment.warn_once(
-                "greenlets_not_followed", f"ranges do not follow greenlets: {type(error).__name__}: {error}"
-            )
+            _warn_not_followed(error)
         run.resume()
         if ranges is not None:
             ranges.append(own)

@@ -110,20 +110,16 @@ def record_from_environment() -> None:
         if environment.read_flag(environment.GC):
             record_gc()
         if value := os.environ.get(environment.LOOP_PAUSES, "").strip():
-            _record_loop_pauses_from(value)
+            try:
+                record_loop_pauses(float(value))
+            except ValueError:
+                name = environment.LOOP_PAUSES
+                message = f"{name}={value!r} is ignored: not a number of milliseconds from 0 to below 1e9"
+                environment.warn_once("variable_invalid", message, key=name)
     except Exception as error:  # noqa: BLE001 - the program imports traceable all the same
         environment.warn_once(
             "pauses_not_recorded", f"the runtime's pauses are not recorded: {type(error).__name__}: {error}"
         )
-
-
-def _record_loop_pauses_from(value: str) -> None:
-    try:
-        record_loop_pauses(float(value))
-    except ValueError:
-        name = environment.LOOP_PAUSES
-        message = f"{name}={value!r} is ignored: not a number of milliseconds from 0 to below 1e9"
-        environment.warn_once("variable_invalid", message, key=name)
 
 
 class _Collections:

@@ -98,10 +98,6 @@ def _driver(frame: FrameType) -> FrameType | None:
     return above
 
 
-def _record_open(range_: Any, place: str, frame: FrameType | None) -> None:
-    _stack(range_).append(_Open(range_, place, frame))
-
-
 def _record_exit(range_: Any, frame: FrameType, place: str) -> None:
     """Note that `with` closes `range_`, and log the range that NVTX closes instead."""
     stack = _stack(range_)
@@ -183,7 +179,7 @@ def make_checked_class(base: Any) -> Any:
 
         def _open(self, place: str, frame: FrameType) -> None:
             if not self._silent:
-                _record_open(self, place, frame)
+                _stack(self).append(_Open(self, place, frame))
             super().__enter__()
 
         def _close(self, place: str, frame: FrameType) -> None:
@@ -193,7 +189,7 @@ def make_checked_class(base: Any) -> Any:
 
         def _push(self) -> None:
             if not self._silent:
-                _record_open(self, _place(sys._getframe(1)), None)
+                _stack(self).append(_Open(self, _place(sys._getframe(1)), None))
             super()._push()
 
         def _pop(self) -> None:

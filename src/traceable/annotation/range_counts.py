@@ -56,7 +56,14 @@ class RangeCounts:
     def __init__(self, core: Any = None) -> None:
         self._core = core
         self._slots: dict[bytes, int] = {}
-        self._gated, self._recording = _state_of_environment()
+        # Whether the launcher records windows alone, and whether the collector is certain to record now.
+        if environment.is_torch_collector():  # `torch.profiler_backend` calls `set_recording`
+            self._gated, self._recording = os.environ.get(environment.TORCH) == "windows", False
+        else:
+            gated = environment.read_flag(environment.RECORDING_GATED)
+            gated = gated or bool(os.environ.get(environment.FLIGHT_RECORDER))
+            self._gated = gated or os.environ.get(environment.GATE) in ("nvtx", "cudaProfilerApi")
+            self._recording = not self._gated
         self._map: Any = None
         self._owner = 0
         self.table: Any = [0] * (ENTRIES_MAX * _WORDS)
@@ -159,15 +166,6 @@ class RangeCounts:
                 self.table = _Unopened(self)
         except Exception as error:  # noqa: BLE001 - the child is the user's
             process_record.report_failure(error)
-
-
-def _state_of_environment() -> tuple[bool, bool]:
-    """Return whether the launcher records windows alone, and whether all is recorded from the start."""
-    if environment.is_torch_collector():  # `torch.profiler_backend` calls `set_recording`
-        return os.environ.get(environment.TORCH) == "windows", False
-    gated = environment.read_flag(environment.RECORDING_GATED) or bool(os.environ.get(environment.FLIGHT_RECORDER))
-    gated = gated or os.environ.get(environment.GATE) in ("nvtx", "cudaProfilerApi")
-    return gated, not gated
 
 
 def is_requested() -> bool:

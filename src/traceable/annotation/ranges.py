@@ -158,7 +158,7 @@ def decorate(range_: annotate, target: Any) -> Any:
         engine.has_skipped_annotations = engine.has_skipped_annotations or not engine.can_emit()
         return target
     try:
-        return _callable(_named(range_, target), target)
+        return _callable(range_, target)
     except MemoryError:
         arguments.log_lost_range()
         return target
@@ -189,15 +189,6 @@ def _property(range_: annotate, target: property) -> property:
 def _renamed(range_: annotate, message: str) -> annotate:
     _message, *rest = range_._arguments
     return type(range_)(message, *rest, level=range_._level)
-
-
-def _named(range_: annotate, target: Any) -> annotate:
-    """Return `range_`, named after `target` if it has no name of its own."""
-    if range_._arguments[0] is not None:
-        return range_
-    inner = _innermost(target)
-    name = getattr(inner, "__qualname__", None)
-    return _renamed(range_, name if isinstance(name, str) else type(inner).__qualname__)
 
 
 def _innermost(target: Any) -> Any:
@@ -232,6 +223,11 @@ def is_coroutine_function(target: Any) -> bool:
 
 
 def _callable(range_: annotate, target: Any) -> Any:
+    """Return a callable annotated with `range_`, which is named after it if it has no name of its own."""
+    if range_._arguments[0] is None:
+        inner = _innermost(target)
+        name = getattr(inner, "__qualname__", None)
+        range_ = _renamed(range_, name if isinstance(name, str) else type(inner).__qualname__)
     kind = _kind(target)
     if not kind & _RESUMABLE:
         return update_wrapper(target, engine.wrap(target, range_))

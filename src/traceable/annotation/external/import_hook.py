@@ -93,17 +93,13 @@ def _call(module_name: str, function: "Callable[..., Any]", *arguments: object) 
     try:
         return function(*arguments)
     except Exception as error:  # noqa: BLE001 - the program imports what it would without us
-        _report_failure(module_name, error)
+        try:
+            from traceable.protocol import environment
+        except Exception:  # noqa: BLE001 - no descriptor is left, or this interpreter has no traceable
+            return None
+        message = f"traceable's hook on the import of {module_name} failed: {type(error).__name__}: {error}"
+        environment.warn_once("import_hook_failed", message, key=module_name)
         return None
-
-
-def _report_failure(module_name: str, error: Exception) -> None:
-    try:
-        from traceable.protocol import environment
-    except Exception:  # noqa: BLE001 - no descriptor is left, or this interpreter has no traceable
-        return
-    message = f"traceable's hook on the import of {module_name} failed: {type(error).__name__}: {error}"
-    environment.warn_once("import_hook_failed", message, key=module_name)
 
 
 class _Finder:
@@ -139,8 +135,14 @@ class _Finder:
         if search in self._searching or not any(hook.matches(fullname) for hook in self.hooks):
             return None
         self._searching.add(search)
+        spec: ModuleSpec | None = None
         try:
-            spec = self._find_by_others(fullname, path, target)
+            for other in list(sys.meta_path):
+                # Until Python 3.12 a finder may have `find_module` alone.
+                find_spec = None if other is self else getattr(other, "find_spec", None)
+                spec = find_spec(fullname, path, target) if find_spec else None
+                if spec is not None:
+                    break
         finally:
             self._searching.discard(search)
         if spec is None:
@@ -155,15 +157,6 @@ class _Finder:
         if is_awaited and hasattr(loader, "exec_module") and type(loader) is not _Loader:
             spec.loader = _Loader(loader, fullname)  # type: ignore[assignment]
         return spec
-
-    def _find_by_others(self, fullname: str, path: "Sequence[str] | None", target: "Any") -> "ModuleSpec | None":
-        for other in list(sys.meta_path):
-            # Until Python 3.12 a finder may have `find_module` alone.
-            find_spec = None if other is self else getattr(other, "find_spec", None)
-            spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
-            if spec is not None:
-                return spec
-        return None
 
 
 finder: "Any" = _Finder()

@@ -75,19 +75,20 @@ def _walk(owner: object, parts: list[str], prefix: str, module_name: str) -> Ite
     by_wildcard = has_wildcard(part)
     for place in _members(owner, part, prefix):
         value = place.value
-        if by_wildcard and not is_class(owner) and not _belongs(value, module_name):
-            continue
+        if by_wildcard and not is_class(owner):
+            is_definition = is_class(value) or is_function(value)
+            if not is_definition or not is_defined_in(value, module_name):
+                continue
         if is_class(value):
             if rest:
                 yield from _walk(value, rest, f"{place.qualname}.", module_name)
             elif not by_wildcard:
-                yield from _public_methods(value, place.qualname)
+                for name, method in list(get_namespace(value).items()):
+                    is_public = not name.startswith("_") and is_function(method)
+                    if is_public and type(method) is not types.BuiltinFunctionType:
+                        yield FunctionLocation(value, name, method, f"{place.qualname}.{name}")
         elif not rest and (not by_wildcard or is_function(value)):
             yield place
-
-
-def _belongs(value: object, module_name: str) -> bool:
-    return (is_class(value) or is_function(value)) and is_defined_in(value, module_name)
 
 
 def _members(owner: object, part: str, prefix: str) -> Iterator[FunctionLocation]:
@@ -112,12 +113,6 @@ def _inherited(class_: object, name: str) -> Iterator[tuple[object, object]]:
         if base is not object and base is not types.ModuleType and name in get_namespace(base):
             yield base, get_namespace(base)[name]
             return
-
-
-def _public_methods(class_: object, prefix: str) -> Iterator[FunctionLocation]:
-    for name, value in list(get_namespace(class_).items()):
-        if not name.startswith("_") and is_function(value) and type(value) is not types.BuiltinFunctionType:
-            yield FunctionLocation(class_, name, value, f"{prefix}.{name}")
 
 
 def list_callable_names(module: object, module_name: str) -> list[str]:

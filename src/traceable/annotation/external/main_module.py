@@ -148,7 +148,12 @@ def _compiled(source: bytes, path: str, script: _Script | None) -> CodeType | No
     if script is not None:
         begin = ast.Expr(_call("begin", ast.Call(ast.Name("globals", ast.Load()), [], [])))
         _place(begin, 1)
-        tree.body.insert(_after_future(tree.body), begin)
+        body = tree.body
+        # The first statement may be after the docstring and `from __future__`.
+        at = int(bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant))
+        while at < len(body) and isinstance(first := body[at], ast.ImportFrom) and first.module == "__future__":
+            at += 1
+        body.insert(at, begin)
     code: CodeType = compile(tree, path, "exec", dont_inherit=True)
     setattr(builtins, _HOOK, hook)
     return code
@@ -167,14 +172,6 @@ def _definitions(body: Sequence[ast.stmt], prefix: str, class_: str = "") -> Ite
                 yield from _definitions(getattr(node, part, []), prefix, class_)
             for branch in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
                 yield from _definitions(branch.body, prefix, class_)
-
-
-def _after_future(body: Sequence[ast.stmt]) -> int:
-    """Return where the first statement may be: after the docstring and `from __future__`."""
-    at = int(bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant))
-    while at < len(body) and isinstance(node := body[at], ast.ImportFrom) and node.module == "__future__":
-        at += 1
-    return at
 
 
 def _call(method: str, argument: ast.expr) -> ast.Call:

@@ -52,21 +52,22 @@ def save_report(patchings: Sequence[PatchSet]) -> None:
 
 
 def _report(patchings: Sequence[PatchSet], final: bool) -> dict[str, Any]:
-    return {"patterns": [_row(patching, target, final) for patching in list(patchings) for target in patching.targets]}
-
-
-def _row(patching: PatchSet, target: Target, final: bool) -> dict[str, Any]:
-    matched = patching.matches[target]
-    problems = patching.problems.get(target, [])
-    return {
-        "pattern": str(target),
-        "preset": target.preset,
-        "matched": len(matched),
-        "names": matched[:_MAX_NAMES],
-        "problems": [problem.printed for problem in problems],
-        "imported": any(map(target.matches_module, list(sys.modules))) or _names_main(target),
-        "reason": _explain_no_match(target).printed if final and not matched and not problems else "",
-    }
+    rows = []
+    for patching in list(patchings):
+        for target in patching.targets:
+            matched = patching.matches[target]
+            problems = patching.problems.get(target, [])
+            row = {
+                "pattern": str(target),
+                "preset": target.preset,
+                "matched": len(matched),
+                "names": matched[:_MAX_NAMES],
+                "problems": [problem.printed for problem in problems],
+                "imported": any(map(target.matches_module, list(sys.modules))) or _names_main(target),
+                "reason": _explain_no_match(target).printed if final and not matched and not problems else "",
+            }
+            rows.append(row)
+    return {"patterns": rows}
 
 
 def _names_main(target: Target) -> bool:
@@ -85,7 +86,10 @@ def _explain_no_match(target: Target) -> Message:
         reason = "only a file or a module (-m) can be annotated from outside; put the code into a file"
         return Message("program_not_a_file", reason)
     if not modules:
-        return _never_imported(target)
+        close = _close(target.module, [name for name in list(sys.modules) if not name.startswith("_")])
+        kind = "module" if target.module_is_exact else "module that matches"
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+        return Message("module_never_imported", f"no {kind} {target.module} was imported{hint}")
     names = [
         (f"{name}:", known) for name, module in modules.items() for known in lookup.list_callable_names(module, name)
     ]
@@ -113,13 +117,6 @@ def _explain_name(reason: str, modules: Mapping[str, object], target: Target) ->
             hint = "the module creates names on demand: use the module that defines it"
             return Message("name_made_on_demand", f"{reason}; {hint}")
     return Message("name_not_in_module", reason)
-
-
-def _never_imported(target: Target) -> Message:
-    close = _close(target.module, [name for name in list(sys.modules) if not name.startswith("_")])
-    kind = "module" if target.module_is_exact else "module that matches"
-    near = f"; did you mean {', '.join(close)}?" if close else ""
-    return Message("module_never_imported", f"no {kind} {target.module} was imported{near}")
 
 
 def _close(word: str, known: Sequence[str]) -> list[str]:
@@ -171,18 +168,16 @@ def merge_notes(reports: Sequence[Mapping[str, Any]], order: Sequence[tuple[str,
             continue
         if preset in ("", STEP_FUNCTION):
             kind = "annotate pattern" if not preset else "step function"
-            reason = _best_reason(process_rows)
+            # A process that did import the module knows better than one that never did.
+            reasons = [row["reason"] for row in sorted(process_rows, key=lambda row: not row["imported"])]
+            best = next(filter(None, reasons), None)
+            if best is not None:
+                reason = Message.parse(best)
+            else:
+                reason = Message("pattern_unmatched", "no process that exited normally imported its module")
             notes[Message(reason.code, f"{kind} '{pattern}' matched nothing: {reason}")] = None
         elif not any(other == preset for _, other in matched):
             package = pattern.partition(".")[0].partition(":")[0]
             text = f"annotate preset {preset} matched nothing: was {package} imported?"
             notes[Message("preset_unmatched", text)] = None
     return tuple(notes)
-
-
-def _best_reason(rows: Sequence[Mapping[str, Any]]) -> Message:
-    """A process that did import the module knows better than one that never did."""
-    reasons = [row["reason"] for row in sorted(rows, key=lambda row: not row["imported"]) if row["reason"]]
-    if reasons:
-        return Message.parse(reasons[0])
-    return Message("pattern_unmatched", "no process that exited normally imported its module")

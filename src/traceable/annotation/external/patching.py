@@ -117,9 +117,19 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
     kind = type(value)
     if issubclass(kind, (staticmethod, classmethod)):
         inner = _annotated(value.__func__, decorate, in_class=False)
-        return value if inner is value.__func__ else _with_attributes_of(value, kind(inner))
+        if inner is value.__func__:
+            return value
+        annotated = kind(inner)
+        for name, held in vars(value).items():
+            vars(annotated).setdefault(name, held)
+        return annotated
     if issubclass(kind, cached_property):
-        return _annotate_cached_property(value, decorate)
+        import copy
+
+        # A new one would not know its name, which it learns only while its class is made.
+        annotated = copy.copy(value)
+        annotated.func = _annotated(value.func, decorate, in_class=True)
+        return annotated
     if issubclass(kind, property):
         return decorate(value)
     if issubclass(kind, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
@@ -130,21 +140,6 @@ def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> An
 
         return wrap_callable(value, decorate)
     raise CauseError("not_a_function", f"is not a function but of type {kind.__name__}")
-
-
-def _annotate_cached_property(value: Any, decorate: Callable[[Any], Any]) -> Any:
-    """Annotate a copy: a new one would not know its name, which it learns only while its class is made."""
-    import copy
-
-    other = copy.copy(value)
-    other.func = _annotated(value.func, decorate, in_class=True)
-    return other
-
-
-def _with_attributes_of(original: Any, new: Any) -> Any:
-    for name, value in vars(original).items():
-        vars(new).setdefault(name, value)
-    return new
 
 
 class PatchSet(Handle):
@@ -278,16 +273,15 @@ def _targets_of_environment() -> tuple[Target, ...]:
     targets, problems = decode_targets(os.environ.get(environment.ANNOTATE, ""))
     for problem in problems:
         environment.warn_once("pattern_invalid", problem, key=problem)
-    return tuple(filter(_is_allowed, targets))
-
-
-def _is_allowed(target: Target) -> bool:
-    try:
-        _check_allowed(target)
-    except ValueError as error:
-        environment.warn_once("pattern_not_allowed", str(error), key=str(error))
-        return False
-    return True
+    allowed = []
+    for target in targets:
+        try:
+            _check_allowed(target)
+        except ValueError as error:  # noqa: PERF203 - a pattern each
+            environment.warn_once("pattern_not_allowed", str(error), key=str(error))
+        else:
+            allowed.append(target)
+    return tuple(allowed)
 
 
 def _check_allowed(target: Target) -> None:
@@ -323,23 +317,27 @@ def _patch_module(patching: PatchSet, name: str, roots: list[Any], copies_in: It
             for root in roots:
                 for place in lookup.find_functions(root, name, target.qualname):
                     replacement = _replace(patching, target, name, place)
-                    if replacement is not None and place.owner is root and _is_own_function(place.value, name):
+                    if replacement is None or place.owner is not root:
+                        continue
+                    if issubclass(type(place.value), _FUNCTIONS) and lookup.is_defined_in(place.value, name):
                         moved[id(place.value)] = (place.value, replacement)
         except Exception as error:  # noqa: BLE001 - the program goes on, unpatched
             message = Message("not_annotated", f"{name} was not annotated: {type(error).__name__}: {error}")
             _problem(patching, target, message)
     if moved:
-        _replace_copies(patching, moved, roots if copies_in is None else [*roots, *copies_in], copies_in is None)
+        # The copies that `from module import function` made before the patch are replaced too.
+        for module in list(sys.modules.values()) if copies_in is None else (*roots, *copies_in):
+            if not issubclass(type(module), types.ModuleType) or _is_unloaded(module):
+                continue
+            for attribute, value in list(lookup.get_namespace(module).items()):
+                if id(value) in moved and value is moved[id(value)][0]:
+                    _change(patching, module, attribute, value, moved[id(value)][1])
     if _count_results(patching) != before:
         _save_progress()
 
 
 def _count_results(patching: PatchSet) -> tuple[int, int]:
     return sum(map(bool, patching.matches.values())), sum(map(len, patching.problems.values()))
-
-
-def _is_own_function(value: object, module_name: str) -> bool:
-    return issubclass(type(value), _FUNCTIONS) and lookup.is_defined_in(value, module_name)
 
 
 def _replace(patching: PatchSet, target: Target, module_name: str, place: lookup.FunctionLocation) -> object | None:
@@ -402,18 +400,6 @@ def _change(patching: PatchSet, owner: Any, attribute: str, original: object, re
         patching.patches.replace(owner, attribute, replacement)
         _installed[id(replacement)] = replacement
         return True
-
-
-def _replace_copies(
-    patching: PatchSet, moved: dict[int, tuple[object, object]], modules: Iterable[object], everywhere: bool
-) -> None:
-    """Replace the copies of `from module import function` that were made before the patch."""
-    for module in list(sys.modules.values()) if everywhere else modules:
-        if not issubclass(type(module), types.ModuleType) or _is_unloaded(module):
-            continue
-        for attribute, value in list(lookup.get_namespace(module).items()):
-            if id(value) in moved and value is moved[id(value)][0]:
-                _change(patching, module, attribute, value, moved[id(value)][1])
 
 
 def _add_match(patching: PatchSet, target: Target, name: str) -> None:

@@ -97,7 +97,9 @@ def parse_pattern(text: str) -> Target:
     where, equals, name = text.strip().partition("=")
     module, colon, qualname = (word.strip() for word in where.partition(":"))
     if not colon:
-        raise ValueError(f"annotate pattern {text!r}: no ':' between module and name; {_with_colon(where.strip())}")
+        package, _, last = module.rpartition(".")
+        hint = f"{package}:{last}" if package and last else "module:name"
+        raise ValueError(f"annotate pattern {text!r}: no ':' between module and name; write it as {hint}")
     if ":" in qualname:
         raise ValueError(f"annotate pattern {text!r}: more than one ':' before the range name")
     _check_parts(text, "module", module)
@@ -117,11 +119,6 @@ def parse_step_function(text: str) -> Target:
     if target.name is not None:
         raise ValueError(f"step function {text!r}: a step is a range of the name 'step'; remove '={target.name}'")
     return Target(target.module, target.qualname, preset=STEP_FUNCTION)
-
-
-def _with_colon(where: str) -> str:
-    module, dot, last = where.rpartition(".")
-    return f"write it as {module}:{last}" if dot and module and last else "write it as module:name"
 
 
 def _check_parts(text: str, half: str, dotted: str) -> None:
@@ -215,17 +212,17 @@ def _checked_payload(place: str, payload: str) -> str:
 
 def encode_targets(targets: Iterable[Target]) -> str:
     """Write targets as the value of `TRACEABLE_ANNOTATE`: a pattern a line, then its keys after tabs."""
-    return "\n".join("\t".join(_line(target)) for target in targets)
-
-
-def _line(target: Target) -> list[str]:
-    fields = {
-        "domain": target.domain,
-        "preset": target.preset or None,
-        "level": target.level,
-        "payload": target.payload,
-    }
-    return [str(target), *(f"{key}={value}" for key, value in fields.items() if value is not None)]
+    lines = []
+    for target in targets:
+        fields = {
+            "domain": target.domain,
+            "preset": target.preset or None,
+            "level": target.level,
+            "payload": target.payload,
+        }
+        words = [str(target), *(f"{key}={value}" for key, value in fields.items() if value is not None)]
+        lines.append("\t".join(words))
+    return "\n".join(lines)
 
 
 def decode_targets(text: str) -> tuple[tuple[Target, ...], tuple[str, ...]]:

@@ -33,17 +33,15 @@ class Profile:
         self._own = {Profile.enable.__code__, Profile.disable.__code__}
         self._pop = annotate(None, None, DOMAIN)._pop
 
-    def _name(self, frame: FrameType) -> str:
-        code = frame.f_code
-        if not self.linenos:
-            return code.co_name
-        return f"{os.path.basename(code.co_filename)}:{frame.f_lineno}({code.co_name})"  # noqa: PTH119 - no pathlib here
-
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if frame.f_code in self._own:  # enable() returns, disable() is called: neither was entered under this
             return
         if event == "call":
-            annotate(self._name(frame), None, DOMAIN)._push()
+            code = frame.f_code
+            name = code.co_name
+            if self.linenos:
+                name = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}({name})"  # noqa: PTH119 - no pathlib here
+            annotate(name, None, DOMAIN)._push()
         elif event == "return":
             self._pop()
         elif not self.annotate_cfuncs:

@@ -113,7 +113,10 @@ def hook_backward(call: ForwardCall, result: object) -> None:
         for node in call.inputs if entered else ():
             number = node._sequence_nr()
             if number < call.first:
-                _hook(node, number, _holder(call.parent, number), call)
+                maker = call.parent  # becomes the innermost running call that made the node
+                while maker is not None and maker.first > number:
+                    maker = maker.parent
+                _hook(node, number, maker, call)
     except Exception as error:  # noqa: BLE001 - the model runs without this range
         _warn_failure(error)
 
@@ -127,13 +130,6 @@ def end_call(call: ForwardCall) -> None:
     calls = _thread.calls
     while calls and calls.pop() is not call:
         pass
-
-
-def _holder(call: ForwardCall | None, number: int) -> ForwardCall | None:
-    """Return the innermost running call, from `call` outwards, that made the node of this number."""
-    while call is not None and call.first > number:
-        call = call.parent
-    return call
 
 
 def _hook(node: Any, number: int, inside: ForwardCall | None, call: ForwardCall) -> None:
@@ -152,7 +148,13 @@ def _before_node(number: int, thread: int, call: ForwardCall | None, _gradients:
         here = _thread
         task = _current_task()
         if task != here.task:
-            _begin_task(here, task)
+            # Another backward run than before: whatever the earlier one left open (it raised) ends here.
+            _close(here, here.base)
+            here.task = task
+            if not here.runs:
+                # In a thread of autograd (CUDA) no frame of ours is around the run: the thread that ends it calls back.
+                end = functools.partial(_on_task_end, here, here.ident)
+                torch.autograd.Variable._execution_engine.queue_callback(end)
         opened, base = here.open, here.base
         while len(opened) > base and not _continues(opened, base, number, thread):
             _close_last(here)
@@ -161,7 +163,10 @@ def _before_node(number: int, thread: int, call: ForwardCall | None, _gradients:
             entered.append(call)
             call = call.parent
         for one in reversed(entered):
-            _open(here, one)
+            backward = one.ranges.backward
+            if one.ranges.live and backward is not None:
+                (backward if one.size is None else backward._with_payload(one.size))._push()
+                opened.append(one)
     except Exception as error:  # noqa: BLE001 - an exception here would fail the user's backward
         _warn_failure(error)
 
@@ -174,28 +179,11 @@ def _continues(opened: list[ForwardCall], base: int, number: int, thread: int) -
     return all(call.thread != thread for call in opened[base:])
 
 
-def _begin_task(here: _Thread, task: int) -> None:
-    """A node of another backward run than before: whatever the earlier one left open (it raised) ends here."""
-    _close(here, here.base)
-    here.task = task
-    if not here.runs:
-        # A thread of autograd (CUDA): no frame of traceable is around the run. The thread that ends it calls back.
-        torch.autograd.Variable._execution_engine.queue_callback(functools.partial(_on_task_end, here, here.ident))
-
-
 @disable_compile
 def _on_task_end(here: _Thread, ident: int) -> None:
     if threading.get_ident() == ident:
         _close(here, here.base)
         here.task = None
-
-
-def _open(here: _Thread, call: ForwardCall) -> None:
-    ranges = call.ranges
-    if not ranges.live or ranges.backward is None:
-        return
-    (ranges.backward if call.size is None else ranges.backward._with_payload(call.size))._push()
-    here.open.append(call)
 
 
 def _close_last(here: _Thread) -> None:

@@ -65,10 +65,15 @@ class CopyRanges(Handle):
 
     def remove(self) -> None:
         """Restore torch's own methods, unless another handle still needs the ranges. May be called again."""
+        global _handles, _active
         with _lock:
-            if not self._removed:
-                self._removed = True
-                _uninstall()
+            if self._removed:
+                return
+            self._removed = True
+            _handles -= 1
+            if _handles == 0:
+                _active = None
+                _patches.undo()
 
 
 def instrument_copies() -> CopyRanges:
@@ -82,28 +87,15 @@ def instrument_copies() -> CopyRanges:
     Returns:
         The handle; its `remove()`, or leaving it as a context, restores torch's methods.
     """
+    global _handles, _active
     with _lock:
-        _install()
+        _handles += 1
+        if _handles == 1 and engine.can_emit():
+            _active = object()
+            for name in METHODS:
+                # torch's own are inherited from the C class.
+                _patches.wrap(Tensor, name, functools.partial(_wrap_copying, name))
     return CopyRanges()
-
-
-def _install() -> None:
-    global _handles, _active
-    _handles += 1
-    if _handles > 1 or not engine.can_emit():
-        return
-    _active = object()
-    for name in METHODS:
-        # torch's own are inherited from the C class.
-        _patches.wrap(Tensor, name, functools.partial(_wrap_copying, name))
-
-
-def _uninstall() -> None:
-    global _handles, _active
-    _handles -= 1
-    if _handles == 0:
-        _active = None
-        _patches.undo()
 
 
 @functools.lru_cache(maxsize=16)

@@ -103,7 +103,15 @@ class ModuleRanges(Handle):
             self._reject_instrumented(selected)
             fresh = [place for place in selected if self._find_pair(place) is None]
             for place in fresh:
-                self._name(place)
+                path = place.path
+                backward = annotate(f"{path}.backward", category="backward") if self._backward else None
+                pair = ModuleRangePair(annotate(path, category="forward"), backward)
+                self._mine.append(pair)
+                self._paths[path] = None
+                _register(place.module, pair)
+                if engine.can_emit() and not self._installed:
+                    self._installed = True
+                    _install()
             self._aliases = {place.path: tuple(place.aliases) for place in selected if place.aliases}
         return tuple(place.path for place in fresh)
 
@@ -134,17 +142,6 @@ class ModuleRanges(Handle):
                     f"model: {place.path} is already instrumented, as {name}; remove that handle first, or select "
                     "other modules with match"
                 )
-
-    def _name(self, place: ModuleLocation) -> None:
-        path = place.path
-        backward = annotate(f"{path}.backward", category="backward") if self._backward else None
-        pair = ModuleRangePair(annotate(path, category="forward"), backward)
-        self._mine.append(pair)
-        self._paths[path] = None
-        _register(place.module, pair)
-        if engine.can_emit() and not self._installed:
-            self._installed = True
-            _install()
 
 
 def instrument(
@@ -189,7 +186,9 @@ def instrument(
         raise TypeError(f"backward must be True or False, not {type(backward).__name__}")
     handle = ModuleRanges(model, functools.partial(_is_selected, depth, match), backward)
     if not handle.update() and isinstance(match, str):
-        _report_unmatched(model, match)
+        near = difflib.get_close_matches(match, [place.path for place in find_modules(model)], 3, 0.3)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        environment.warn_once("modules_unmatched", f"instrument(match={match!r}) matched no module{hint}", key=match)
     return handle
 
 
@@ -199,12 +198,6 @@ def _is_selected(depth: int | None, match: str | Callable[[str], bool] | None, p
     if isinstance(match, str):
         return fnmatch.fnmatchcase(place.path, match)
     return match is None or bool(match(place.path))
-
-
-def _report_unmatched(model: nn.Module, match: str) -> None:
-    near = difflib.get_close_matches(match, [place.path for place in find_modules(model)], 3, 0.3)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
-    environment.warn_once("modules_unmatched", f"instrument(match={match!r}) matched no module{hint}", key=match)
 
 
 def _register(module: nn.Module, pair: ModuleRangePair) -> None:

@@ -47,13 +47,10 @@ def _inside(value: object, levels: int) -> Iterator[Tensor]:
     elif isinstance(value, dict):
         held = list(dict.values(value))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        held = [object.__getattribute__(value, name) for name in _fields(value) if _has(value, name)]
+        names = [one.name for one in dataclasses.fields(value)]
+        held = [object.__getattribute__(value, name) for name in names if _has(value, name)]
     for one in held:
         yield from _inside(one, levels - 1)
-
-
-def _fields(value: Any) -> list[str]:
-    return [one.name for one in dataclasses.fields(value)]
 
 
 def _has(value: object, name: str) -> bool:

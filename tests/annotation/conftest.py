@@ -125,8 +125,9 @@ def api(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     for name in _list_own_modules():
         monkeypatch.delitem(sys.modules, name)
     module = importlib.import_module("traceable")
-    used = sys.modules["traceable.annotation.engine"].Range.__module__.rpartition(".")[2]
-    assert used == ("_core" if request.param == "native" else f"{request.param}_backend")
+    used = sys.modules["traceable.annotation.engine"].Range
+    classes = {"native": "_core.Range", "nvtx": "nvtx_backend.Range", "null": "nvtx_backend.NullRange"}
+    assert f"{used.__module__}.{used.__name__}".endswith(f".{classes[request.param]}")
     yield module
     for name in _list_own_modules():
         del sys.modules[name]

@@ -41,42 +41,41 @@ if not environment.read_flag(environment.PURE) and not _into_torch:
         core = None
 
 _backend: Any
+_range_class: Any
 if core is not None:
     _backend = core
+    _range_class = core.Range
     core.set_max_level(level)
     if disabled:
         core.disable_ranges()
-elif _into_torch:
+else:
     from traceable.annotation import nvtx_backend
-    from traceable.annotation.torch import profiler_backend
 
     _backend = nvtx_backend
-    nvtx_backend.set_emitter(profiler_backend)
+    _range_class = nvtx_backend.Range
     nvtx_backend.max_level = level
-elif disabled or not environment.can_have_profiler():
-    # Without a profiler the nvtx package could only cost: it imports numpy.
-    from traceable.annotation import null_backend
+    if _into_torch:
+        from traceable.annotation.torch import profiler_backend
 
-    _backend = null_backend
-else:
-    from traceable.annotation import null_backend, nvtx_backend
-
-    if nvtx_backend.import_nvtx():
-        _backend = nvtx_backend
-        nvtx_backend.max_level = level
-    else:
-        _backend = null_backend
+        nvtx_backend.set_emitter(profiler_backend)
+    elif disabled or not environment.can_have_profiler():
+        # Without a profiler the nvtx package could only cost: it imports numpy.
+        _range_class = nvtx_backend.NullRange
+    elif not nvtx_backend.import_nvtx():
+        _range_class = nvtx_backend.NullRange
         environment.warn_once(
             "nvtx_missing", "no range is emitted: neither the native core nor nvtx >= 0.2.12 is installed"
         )
 
-Range, ResumableRange = _backend.Range, _backend.ResumableRange  # type: ignore[misc]
+Range, ResumableRange = _range_class, _backend.ResumableRange  # type: ignore[misc]
 wrap, identify = _backend.wrap, _backend.identify
 
 range_counts: Any = None
 """Counts the ranges that are emitted (`annotation/range_counts.py`), or None without a launcher that compares them."""
 
-if not disabled and os.environ.get(environment.RUN_DIR) and Range.__module__ != "traceable.annotation.null_backend":
+_is_null = core is None and _range_class is nvtx_backend.NullRange
+
+if not disabled and not _is_null and os.environ.get(environment.RUN_DIR):
     from traceable.annotation import range_counts as _counts
 
     if _counts.is_requested():
@@ -114,9 +113,9 @@ def list_interned_ranges() -> list[tuple[Any, ...]]:
     if core is not None:
         arguments: list[tuple[Any, ...]] = core.list_interned_ranges()
         return arguments
-    from traceable.annotation import null_backend
+    from traceable.annotation import nvtx_backend
 
-    return null_backend.list_interned_ranges()
+    return nvtx_backend.list_interned_ranges()
 
 
 def call_before_next_event(callback: Callable[[], object]) -> None:

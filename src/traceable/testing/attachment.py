@@ -158,10 +158,10 @@ def _wake_traceable() -> None:
     if engine.core is not None:
         return  # the native core looks for a profiler when a range is made
     import traceable
-    from traceable.annotation import null_backend, ranges
+    from traceable.annotation import nvtx_backend, ranges
 
     holder = _holder_of({id(value) for value in vars(ranges).values() if getattr(value, "__module__", "") == _RANGES})
-    if holder or null_backend._interned:
+    if holder or nvtx_backend._interned:
         where = f" by {holder}" if holder else ""
         problem = f"traceable was imported{where} before traceable.testing was loaded"
         raise CollectorError("imported_too_early", problem, _LOAD_FIRST)

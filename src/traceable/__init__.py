@@ -102,7 +102,7 @@ _NVTX_NAMES = frozenset(
 def __getattr__(name: str) -> "Any":
     """Load the names that few programs use at their first use."""
     if name == "__version__":
-        return _version()
+        return _read_version()
     if name in _NVTX_NAMES:
         return _load_from_nvtx(name)
     if name == "nvtx":
@@ -125,7 +125,7 @@ def __getattr__(name: str) -> "Any":
     return value
 
 
-def _version() -> str:
+def _read_version() -> str:
     try:
         from importlib.metadata import version
 

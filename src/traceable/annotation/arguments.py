@@ -22,7 +22,7 @@ LEVEL_MAX = 9
 """The highest level of a range; 1 is the lowest."""
 
 
-def _text(value: object, argument: str) -> str | None:
+def _normalize_text(value: object, argument: str) -> str | None:
     """Return a string NVTX can carry: UTF-8 that ends at its first NUL. What it can't carry is replaced, not cut."""
     if value is None:
         return None
@@ -39,12 +39,12 @@ def _text(value: object, argument: str) -> str | None:
 
 def normalize_thread_name(name: object) -> str | None:
     """Return the name of a thread as NVTX can carry it; None for none."""
-    return _text(name, "name") or None
+    return _normalize_text(name, "name") or None
 
 
-def _category(value: object) -> str | int | None:
+def _normalize_category(value: object) -> str | int | None:
     if value is None or isinstance(value, str):
-        return _text(value, "category") or None
+        return _normalize_text(value, "category") or None
     if not isinstance(value, int):
         raise TypeError(f"category must be a string or an int, not {type(value).__name__}")
     if not 0 <= value <= 0xFFFFFFFF:
@@ -52,7 +52,7 @@ def _category(value: object) -> str | int | None:
     return int(value)
 
 
-def _level(value: object) -> int:
+def _normalize_level(value: object) -> int:
     if value is None:
         return 1
     if not isinstance(value, int) or isinstance(value, bool):
@@ -62,15 +62,15 @@ def _level(value: object) -> int:
     return int(value)
 
 
-def _scalar(value: Any) -> Any:
+def _unwrap_scalar(value: Any) -> Any:
     """Return the Python number of a numpy scalar, and anything else as it is."""
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
     return value
 
 
-def _number(value: object, argument: str, accepted: str) -> int | float:
-    value = _scalar(value)
+def _normalize_number(value: object, argument: str, accepted: str) -> int | float:
+    value = _unwrap_scalar(value)
     if isinstance(value, int):
         if not -_INT64 <= value < _INT64:
             raise ValueError(
@@ -82,26 +82,26 @@ def _number(value: object, argument: str, accepted: str) -> int | float:
     raise TypeError(f"{argument} must be {accepted}, not {type(value).__name__}")
 
 
-def _field(value: Any, argument: str) -> Any:
+def _normalize_field(value: Any, argument: str) -> Any:
     """Return a field's value as JSON has it."""
-    value = _scalar(value)
+    value = _unwrap_scalar(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _text(value, argument)
+        return _normalize_text(value, argument)
     if isinstance(value, list | tuple):  # a shape
-        return [_field(item, f"{argument}[{place}]") for place, item in enumerate(value)]
-    number = _number(value, argument, "an int, a float, a bool, a string, None, or a list of these")
+        return [_normalize_field(item, f"{argument}[{place}]") for place, item in enumerate(value)]
+    number = _normalize_number(value, argument, "an int, a float, a bool, a string, None, or a list of these")
     return number if isinstance(number, int) or number - number == 0 else None  # JSON has neither nan nor infinity
 
 
-def _fields(payload: Any) -> str | None:
+def _encode_fields(payload: Any) -> str | None:
     """Return named fields as compact JSON; None for no fields at all, or where JSON can't be imported."""
     fields: dict[str, Any] = {}
     for name, value in payload.items():
         if not isinstance(name, str):
             raise TypeError(f"payload's field names must be strings, not {type(name).__name__}")
-        fields[str(_text(name, "payload"))] = _field(value, f"payload[{name!r}]")
+        fields[str(_normalize_text(name, "payload"))] = _normalize_field(value, f"payload[{name!r}]")
     if not fields:
         return None
     global _dumps
@@ -119,37 +119,39 @@ def _fields(payload: Any) -> str | None:
 def _is_array(value: object) -> bool:
     if isinstance(value, list | tuple | range | bytes):
         return True
-    return type(value).__module__ == "numpy" and (bool(getattr(value, "shape", ())) or _names(value) is not None)
+    return type(value).__module__ == "numpy" and (
+        bool(getattr(value, "shape", ())) or _get_field_names(value) is not None
+    )
 
 
-def _names(value: Any) -> Any:
+def _get_field_names(value: Any) -> Any:
     return getattr(getattr(value, "dtype", None), "names", None)
 
 
-def _array(value: Any) -> dict[str, Any]:
+def _convert_array(value: Any) -> dict[str, Any]:
     """Return an array as named fields: those of its dtype, where it is one record, else `payload`."""
     if isinstance(value, bytes):
-        return {"payload": _plain(value)}
+        return {"payload": _convert_item(value)}
     if hasattr(value, "tolist"):
         if value.shape == ():
-            return dict(zip(_names(value), map(_plain, value.item()), strict=True))
+            return dict(zip(_get_field_names(value), map(_convert_item, value.item()), strict=True))
         length = value.size
         value = value.tolist() if length <= ARRAY_MAX else value.ravel()[:ARRAY_MAX].tolist()
     else:
         length = len(value)
     if not length:
         return {}
-    fields: dict[str, Any] = {"payload": [_plain(item) for item in value[:ARRAY_MAX]]}
+    fields: dict[str, Any] = {"payload": [_convert_item(item) for item in value[:ARRAY_MAX]]}
     return fields if length <= ARRAY_MAX else {**fields, "payload_length": length}
 
 
-def _plain(item: Any) -> Any:
+def _convert_item(item: Any) -> Any:
     """Return an array's item as a field takes it."""
     if isinstance(item, bytes):
         return item.decode("utf-8", "backslashreplace")
     if hasattr(item, "tolist"):
         item = item.tolist()
-    return [_plain(one) for one in item] if isinstance(item, list | tuple) else item
+    return [_convert_item(one) for one in item] if isinstance(item, list | tuple) else item
 
 
 def log_lost_range() -> None:
@@ -169,10 +171,10 @@ def normalize_payload(value: object) -> int | float | str | None:
     if value is None or type(value) is float:
         return value
     if isinstance(value, dict) or (hasattr(value, "keys") and isinstance(value, Mapping)):
-        return _fields(value)
+        return _encode_fields(value)
     if _is_array(value):
-        return _fields(_array(value))
-    return _number(value, "payload", "an int, a float, a numpy scalar, an array or a mapping of named fields")
+        return _encode_fields(_convert_array(value))
+    return _normalize_number(value, "payload", "an int, a float, a numpy scalar, an array or a mapping of named fields")
 
 
 def is_mutable(payload: object) -> bool:
@@ -187,7 +189,7 @@ def normalize_value(value: object) -> int | float:
         TypeError: `value` is neither int, float, bool nor a numpy scalar.
         ValueError: an int that needs more than 64 bits.
     """
-    return _number(value, "value", "an int, a float or a numpy scalar")
+    return _normalize_number(value, "value", "an int, a float or a numpy scalar")
 
 
 def normalize_arguments(
@@ -201,12 +203,12 @@ def normalize_arguments(
         TypeError, ValueError: one of them is not accepted; the message begins with the argument's name.
     """
     return (
-        _text(message, "message"),
+        _normalize_text(message, "message"),
         parse_color(color),
-        _text(domain, "domain") or None,
-        _category(category),
+        _normalize_text(domain, "domain") or None,
+        _normalize_category(category),
         normalize_payload(payload),
-        _level(level),
+        _normalize_level(level),
     )
 
 
@@ -261,7 +263,7 @@ r ff0000 g 008000 b 0000ff c 00bfbf m bf00bf y bfbf00 k 000000 w ffffff
 _known: dict[str, int] = {}
 
 
-def _look_up(name: str) -> int | None:
+def _look_up_color(name: str) -> int | None:
     """Look a color name up, which is in lower case. The table is parsed at the first name that needs it.
 
     Whole or not at all: memory may run out meanwhile, and half a table would reject names.
@@ -274,7 +276,7 @@ def _look_up(name: str) -> int | None:
     return _known.get(name)
 
 
-def _hex(text: str) -> int | None:
+def _parse_hex_color(text: str) -> int | None:
     """Read `#rgb`, `#rrggbb` or `#rrggbbaa` (the order of CSS and matplotlib); `text` begins with the `#`."""
     digits = text[1:]
     if not digits.isalnum() or not digits.isascii():
@@ -292,7 +294,7 @@ def _hex(text: str) -> int | None:
     return None
 
 
-def _channels(parts: tuple[object, ...]) -> int | None:
+def _parse_channels(parts: tuple[object, ...]) -> int | None:
     """Read (red, green, blue) or (red, green, blue, alpha), each from 0 to 1, as matplotlib does."""
     if len(parts) not in (3, 4) or not all(isinstance(part, int | float) and 0 <= part <= 1 for part in parts):
         return None
@@ -316,9 +318,9 @@ def parse_color(color: object) -> int:
         argb = int(color) if 0 <= color <= 0xFFFFFFFF else None
     elif isinstance(color, str):
         text = color.strip()
-        argb = _hex(text) if text.startswith("#") else _look_up(text.lower())
+        argb = _parse_hex_color(text) if text.startswith("#") else _look_up_color(text.lower())
     elif isinstance(color, tuple):
-        argb = _channels(color)
+        argb = _parse_channels(color)
     else:
         raise TypeError(f"color must be a name, a hex string, an ARGB number or a tuple, not {type(color).__name__}")
     if argb is None:

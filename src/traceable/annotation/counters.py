@@ -55,13 +55,13 @@ class Counter:
         return self._domain
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (self.name, self._domain, self._range._level)
+        return _rebuild, (self.name, self._domain, self._range._level)
 
     def __repr__(self) -> str:
         return f"Counter({self.name!r}, domain={self._domain!r})"
 
 
-def _rebuilt(name: str, domain: str | None, level: int) -> Counter:
+def _rebuild(name: str, domain: str | None, level: int) -> Counter:
     """Make the counter that was pickled or copied."""
     return Counter(name, domain, level=level)
 

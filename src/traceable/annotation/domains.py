@@ -141,7 +141,7 @@ class DummyDomain:
 
     def get_counter(self, name: str | bytes, dtype: Any, **_named: Any) -> Any:  # noqa: ARG002
         """Return the counter that does nothing, if `dtype` is that of a counter."""
-        _checked_dtype_or_none(dtype)
+        _try_normalize_dtype(dtype)
         return _dummy_counter
 
     def get_timestamp(self) -> int:
@@ -203,7 +203,7 @@ class Domain:
         values: list[Any] = [old if new is _KEEP else new for old, new in zip(attributes._values, given, strict=True)]
         attributes._set(*values)
 
-    def _range(self, attributes: EventAttributes | None, values: dict[str, Any]) -> annotate:
+    def _resolve_range(self, attributes: EventAttributes | None, values: dict[str, Any]) -> annotate:
         if attributes is None:
             attributes = self.get_event_attributes(**values)
         elif values:
@@ -212,11 +212,11 @@ class Domain:
 
     def mark(self, attributes: EventAttributes | None = None, **values: Any) -> None:
         """Emit a mark. `values` are `annotate`'s arguments, and change `attributes` where both are given."""
-        self._range(attributes, values)._mark()
+        self._resolve_range(attributes, values)._mark()
 
     def push_range(self, attributes: EventAttributes | None = None, **values: Any) -> None:
         """Open a range on this thread. `values` as for `mark`."""
-        push(self._range(attributes, values), self.name)
+        push(self._resolve_range(attributes, values), self.name)
 
     def pop_range(self) -> None:
         """Close the innermost range of this thread in this domain."""
@@ -224,7 +224,7 @@ class Domain:
 
     def start_range(self, attributes: EventAttributes | None = None, **values: Any) -> int:
         """Open a range that any thread may close; returns its id. `values` as for `push_range`."""
-        return self._range(attributes, values)._start()
+        return self._resolve_range(attributes, values)._start()
 
     def end_range(self, range_id: int) -> None:
         """Close the range that `start_range` returned."""
@@ -250,7 +250,7 @@ class Domain:
         Raises:
             TypeError: `dtype` is not that of a counter.
         """
-        normalized = _checked_dtype_or_none(dtype)
+        normalized = _try_normalize_dtype(dtype)
         if normalized is None:
             return _dummy_counter
         key = (name, normalized, description, scope, semantics, time_domain)
@@ -298,7 +298,7 @@ class DomainCounter(Counter):
         semantics: Any = None,
         time_domain: Any = None,
     ) -> None:
-        super().__init__(_text(name), domain.name)
+        super().__init__(_decode_name(name), domain.name)
         self._emit = self.sample
         self.sample = self._sample
         self._last: Any = None
@@ -310,9 +310,9 @@ class DomainCounter(Counter):
 
     def _sample(self, value: Any) -> None:
         self._last = value
-        self._emit(self._number(value))
+        self._emit(self._convert_value(value))
 
-    def _number(self, value: Any) -> Any:
+    def _convert_value(self, value: Any) -> Any:
         raise NotImplementedError("use Domain.get_counter() to make a counter")
 
     def sample_no_value(self, reason: Any) -> None:
@@ -322,11 +322,11 @@ class DomainCounter(Counter):
             reason: an `nvtx.CounterNoValueReason`.
         """
         if reason.name == "ZERO":
-            self.sample(self._zero())
+            self.sample(self._make_zero())
         elif reason.name == "UNCHANGED" and self._last is not None:
             self.sample(self._last)
 
-    def _zero(self) -> Any:
+    def _make_zero(self) -> Any:
         return 0
 
     def batch_submit(self, values: Iterable[Any], timestamps: Iterable[int]) -> None:
@@ -343,14 +343,14 @@ class DomainCounter(Counter):
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (
+        return _rebuild, (
             self.domain,
             (self.name, self.dtype),
             {name: getattr(self, name) for name in ("description", "scope", "semantics", "time_domain")},
         )
 
 
-def _rebuilt(domain: str | None, arguments: tuple[Any, ...], names: dict[str, Any]) -> Any:
+def _rebuild(domain: str | None, arguments: tuple[Any, ...], names: dict[str, Any]) -> Any:
     """Make the counter that was pickled or copied."""
     return get_domain(domain).get_counter(*arguments, **names)
 
@@ -360,7 +360,7 @@ class Int64Counter(DomainCounter):
 
     __slots__ = ()
 
-    def _number(self, value: Any) -> int:
+    def _convert_value(self, value: Any) -> int:
         return index(value)
 
 
@@ -369,7 +369,7 @@ class Float64Counter(DomainCounter):
 
     __slots__ = ()
 
-    def _number(self, value: Any) -> float:
+    def _convert_value(self, value: Any) -> float:
         return float(value)
 
 
@@ -380,7 +380,7 @@ class ExtCounter(DomainCounter):
 
     def __init__(self, domain: Domain, name: str | bytes, dtype: Any, *rest: Any) -> None:
         super().__init__(domain, name, dtype, *rest)
-        self._fields = [Counter(f"{_text(name)}.{field}", domain.name).sample for field in dtype.names or ()]
+        self._fields = [Counter(f"{_decode_name(name)}.{field}", domain.name).sample for field in dtype.names or ()]
 
     def _sample(self, value: Any) -> None:
         self._last = value
@@ -394,11 +394,11 @@ class ExtCounter(DomainCounter):
         else:
             self._emit(number)
 
-    def _zero(self) -> Any:
+    def _make_zero(self) -> Any:
         return _numpy.zeros((), self.dtype)
 
 
-def _text(name: str | bytes) -> str:
+def _decode_name(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
@@ -429,7 +429,7 @@ def normalize_dtype(dtype: Any) -> Any:
     return dtype
 
 
-def _checked_dtype_or_none(dtype: Any) -> Any:
+def _try_normalize_dtype(dtype: Any) -> Any:
     """Return the dtype of a counter as numpy's; None where numpy can't be imported.
 
     Raises:

@@ -71,9 +71,9 @@ class _Thread:
                 engine.follow_greenlets(push_greenlet_range, pop_greenlet_range)
                 engine.track_switches = track_switches
             origin, self.running = self.running, target
-            for _, run in reversed(_ranges(origin)):
+            for _, run in reversed(_get_ranges(origin)):
                 run.pop_segment()
-            for _, run in _ranges(target):
+            for _, run in _get_ranges(target):
                 run.push_segment()
         except Exception as error:  # noqa: BLE001 - raised here it would be raised in the program's greenlet
             _warn_not_followed(error)
@@ -97,12 +97,12 @@ def _warn_not_followed(error: Exception) -> None:
     environment.warn_once("greenlets_not_followed", message)
 
 
-def _ranges(one: Any) -> list[_Open]:
+def _get_ranges(one: Any) -> list[_Open]:
     ranges: list[_Open] = one.__dict__.get(_RANGES) or []
     return ranges
 
 
-def _thread_of(current: Any) -> _Thread:
+def _get_thread(current: Any) -> _Thread:
     """Return that of this thread, whose switches it watches from here on. `current` is the running greenlet."""
     root = current
     while root.parent is not None:
@@ -117,7 +117,7 @@ def _thread_of(current: Any) -> _Thread:
 
 def watch_thread() -> None:
     """Watch the switches of this thread."""
-    _thread_of(getcurrent())
+    _get_thread(getcurrent())
 
 
 def push_greenlet_range(range_: annotate) -> bool:
@@ -125,7 +125,7 @@ def push_greenlet_range(range_: annotate) -> bool:
     try:
         domain = range_._arguments[2]
         current = getcurrent()
-        if not _thread_of(current).switched or (isinstance(domain, str) and domain.startswith(_OURS)):
+        if not _get_thread(current).switched or (isinstance(domain, str) and domain.startswith(_OURS)):
             return False
         run = engine.ResumableRange(range_, resumable.make_segment_range(range_))
         run.resume()
@@ -144,8 +144,8 @@ def pop_greenlet_range(range_: annotate) -> bool:
     """
     try:
         current = getcurrent()
-        _thread_of(current)
-        ranges, domain = _ranges(current), range_._arguments[2] or None
+        _get_thread(current)
+        ranges, domain = _get_ranges(current), range_._arguments[2] or None
         for place in range(len(ranges) - 1, -1, -1):
             one = ranges[place][0]
             if one is not None and (one._arguments[2] or None) == domain:
@@ -175,7 +175,7 @@ def track_switches(run: ResumableRange) -> tuple[Callable[[], None], Callable[[]
         ranges: list[_Open] | None = None
         try:
             current = getcurrent()
-            _thread_of(current)
+            _get_thread(current)
             ranges = current.__dict__.setdefault(_RANGES, [])
         except Exception as error:  # noqa: BLE001 - the segment is one of its thread then
             _warn_not_followed(error)
@@ -184,7 +184,7 @@ def track_switches(run: ResumableRange) -> tuple[Callable[[], None], Callable[[]
             ranges.append(own)
 
     def suspend() -> None:
-        ranges = _ranges(getcurrent())
+        ranges = _get_ranges(getcurrent())
         if own in ranges:
             ranges.remove(own)
         run.suspend()

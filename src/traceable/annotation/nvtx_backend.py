@@ -70,7 +70,7 @@ class NullRange:
         level: Any = None,
     ) -> Self:
         if _interned is None:  # the interpreter has cleared this module; a finalizer of the program still runs
-            return cls._unmade()
+            return cls._make_silent()
         key = (cls, message, color, domain, category, level)
         try:
             range_ = _interned.get(key)
@@ -80,17 +80,17 @@ class NullRange:
             if payload is None and _is_decorated(message) and (color, domain, category, level) == (None,) * 4:
                 return cls()(message)  # type: ignore[operator,no-any-return]  # annotate, the subclass, can be called
             try:
-                range_ = cls._built(key)
+                range_ = cls._build(key)
             except MemoryError:
                 log_lost_range()
-                return cls._unmade()  # type: ignore[return-value]
+                return cls._make_silent()  # type: ignore[return-value]
         if payload is not None:
             range_ = range_._with_payload(payload)
             range_._arguments = (message, color, domain, category, payload)
         return range_  # type: ignore[return-value]
 
     @classmethod
-    def _built(cls, key: tuple[Any, ...]) -> NullRange:
+    def _build(cls, key: tuple[Any, ...]) -> NullRange:
         """Return the range of a key of those that are interned, which has none so far."""
         _class, message, color, domain, category, level = key
         text, argb, scope, kind, _payload, number = normalize_arguments(message, color, domain, category, None, level)
@@ -102,15 +102,15 @@ class NullRange:
         return _interned.setdefault(key, built) if len(_interned) < INTERNED_MAX else built
 
     @classmethod
-    def _unmade(cls) -> NullRange:
+    def _make_silent(cls) -> NullRange:
         """Return the fallback for a range that can't be made: it emits nothing."""
-        unmade = object.__new__(cls)
-        unmade._arguments = (None,) * 5
-        unmade._level = 1
-        unmade._category_id = 0
-        unmade._fields = None
-        unmade._silent = True
-        return unmade
+        silent = object.__new__(cls)
+        silent._arguments = (None,) * 5
+        silent._level = 1
+        silent._category_id = 0
+        silent._fields = None
+        silent._silent = True
+        return silent
 
     def _prepare(self, message: Any, argb: int, domain: Any, category: Any) -> None:  # noqa: ARG002
         self._category_id = category if isinstance(category, int) else 0
@@ -178,7 +178,7 @@ _BINDS = 1 << 17  # Py_TPFLAGS_METHOD_DESCRIPTOR: functions, and what binds as t
 _domains: dict[str | None, Any] = {}
 _package: Any = None  # nvtx, whatever the program has put under that name since
 _emit: Any = None  # nvtx._lib, once it is imported: its functions skip the keyword handling of Domain's methods
-_made: Callable[[str | None], Any]
+_make_domain: Callable[[str | None], Any]
 
 max_level = 9
 """Ranges of a higher level are silent."""
@@ -217,9 +217,9 @@ def import_nvtx() -> bool:
 
 def set_emitter(emitter: Any) -> None:
     """Emit through another module than the nvtx package: one with its functions and a `Domain` with its methods."""
-    global _emit, _made
+    global _emit, _make_domain
     _emit = emitter
-    _made = emitter.Domain
+    _make_domain = emitter.Domain
 
 
 def follow_greenlets(push: Callable[[Any], bool], pop: Callable[[Any], bool]) -> None:
@@ -263,19 +263,19 @@ def call_before_next_event(callback: Callable[[], object]) -> None:
         _emit = _WatchedEmitter(_emit)
         start, start_as = Range._start, Range._start_as
 
-        def notifying_start(self: Range) -> int:
+        def notify_and_start(self: Range) -> int:
             _emit.notify()
             return start(self)
 
-        def notifying_start_as(self: Range, identity: int, announced: bool = True) -> int:
+        def notify_and_start_as(self: Range, identity: int, announced: bool = True) -> int:
             _emit.notify()
             return start_as(self, identity, announced)
 
-        Range._start, Range._start_as = notifying_start, notifying_start_as  # type: ignore[method-assign]
+        Range._start, Range._start_as = notify_and_start, notify_and_start_as  # type: ignore[method-assign]
     _emit.callback = callback
 
 
-def _nvtx_domain(name: str | None) -> Any:
+def _make_nvtx_domain(name: str | None) -> Any:
     """Return a domain of nvtx, whatever nvtxDomainIsEnabled returns for it."""
     domain = object.__new__(_package.Domain)
     domain.handle = _emit.lib.DomainHandle(name)
@@ -283,18 +283,18 @@ def _nvtx_domain(name: str | None) -> Any:
     return domain
 
 
-_made = _nvtx_domain
+_make_domain = _make_nvtx_domain
 
 
-def _domain(name: str | None) -> Any:
+def _get_domain(name: str | None) -> Any:
     """Return the one domain of this name."""
     domain = _domains.get(name)
     if domain is None:
-        domain = _domains.setdefault(name, _made(name))
+        domain = _domains.setdefault(name, _make_domain(name))
     return domain
 
 
-def _identity(parent: int) -> int:
+def _make_identity(parent: int) -> int:
     return pack_identity(_next() % INSTANCE_BITS + 1, parent)
 
 
@@ -302,12 +302,12 @@ def identify() -> int:
     """Return the identity of a new run or block; its parent is the innermost one of this context."""
     global _any_instance
     _any_instance = True
-    return _identity(current_instance.get())
+    return _make_identity(current_instance.get())
 
 
 def _announce(text: str, number: int) -> None:
     """Emit the companion mark of the range that comes next."""
-    domain = _domain(PAYLOAD_DOMAIN)
+    domain = _get_domain(PAYLOAD_DOMAIN)
     _emit.mark(domain.get_event_attributes(text, None, None, number), domain.handle)
 
 
@@ -329,51 +329,51 @@ class Range(NullRange):
     _slot: int
 
     def _prepare(self, message: Any, argb: int, domain: Any, category: Any) -> None:
-        self._domain = _domain(domain)
+        self._domain = _get_domain(domain)
         self._handle = self._domain.handle
         self._attributes = self._domain.get_event_attributes(message, argb, category)
         self._category_id = self._attributes.category
         self._silent = self._level > max_level
         self._slot = 0 if range_counts is None or self._silent else range_counts.get_slot(domain, message)
 
-    def _with_number(self, number: Any) -> Any:
+    def _make_attributes(self, number: Any) -> Any:
         own = self._attributes
         text = own.message and own.message.string
         return self._domain.get_event_attributes(text, own.color, own.category, number)
 
-    def _fields_now(self) -> str:
+    def _read_fields(self) -> str:
         """Return the fields as JSON. If it is not a valid payload any more, they stay as they were."""
         assert self._fields is not None
         payload = self._arguments[4]
         if is_mutable(payload):
             try:
-                made = normalize_payload(payload)
+                fields = normalize_payload(payload)
             except (TypeError, ValueError):
-                made = None
-            if isinstance(made, str):
-                return made
+                fields = None
+            if isinstance(fields, str):
+                return fields
         return self._fields
 
-    def _identified(self, number: int) -> Any:
+    def _encode_identity(self, number: int) -> Any:
         """Return attributes that carry this identity; fields are emitted first."""
         if self._fields is not None:
-            _announce(self._fields_now(), number)
-        return self._with_number(number)
+            _announce(self._read_fields(), number)
+        return self._make_attributes(number)
 
-    def _carrying(self, number: int) -> Any:
+    def _attach_identity(self, number: int) -> Any:
         """Return attributes that carry this identity. A number of the user's stays; an empty mark then has it."""
         attributes = self._attributes
         if attributes.payload is None:
-            return self._identified(number)
+            return self._encode_identity(number)
         _announce(NO_FIELDS, number)
         return attributes
 
-    def _pushed(self) -> Any:
+    def _prepare_push(self) -> Any:
         """Return the attributes of a push, where there may be fields to emit or an instance that it begins in."""
         parent = current_instance.get()
         if self._fields is None and (not parent or parent == getattr(_thread, "active", 0)):
             return self._attributes
-        return self._carrying(_identity(parent))
+        return self._attach_identity(_make_identity(parent))
 
     def __enter__(self) -> Self:
         if not self._silent:
@@ -395,12 +395,12 @@ class Range(NullRange):
         copy._handle = self._handle
         copy._slot = self._slot
         number = normalize_payload(payload) if copy._fields is None else None
-        copy._attributes = self._with_number(number)
+        copy._attributes = self._make_attributes(number)
         return copy
 
     def _push(self) -> None:
         if not self._silent and (_greenlet_push is None or not _greenlet_push(self)):
-            _push(self._pushed(), self._handle, self._slot)
+            _push(self._prepare_push(), self._handle, self._slot)
 
     def _pop(self) -> None:
         if not self._silent and (_greenlet_pop is None or not _greenlet_pop(self)):
@@ -411,15 +411,15 @@ class Range(NullRange):
             return 0
         parent = current_instance.get()
         plain = self._fields is None and not parent
-        return self._started(self._attributes if plain else self._carrying(_identity(parent)))
+        return self._emit_start(self._attributes if plain else self._attach_identity(_make_identity(parent)))
 
     def _start_as(self, identity: int, announced: bool = True) -> int:
         if self._silent:
             return 0
         carries = announced or self._attributes.payload is None
-        return self._started(self._carrying(identity) if carries else self._attributes)
+        return self._emit_start(self._attach_identity(identity) if carries else self._attributes)
 
-    def _started(self, attributes: Any) -> int:
+    def _emit_start(self, attributes: Any) -> int:
         counter = None if range_counts is None else range_counts.table
         number: int = self._domain.start_range(attributes)
         if counter is not None:
@@ -432,13 +432,15 @@ class Range(NullRange):
 
     def _mark(self) -> None:
         if not self._silent:
-            plain = self._fields is None
-            _emit.mark(self._attributes if plain else self._identified(_identity(current_instance.get())), self._handle)
+            attributes = self._attributes
+            if self._fields is not None:
+                attributes = self._encode_identity(_make_identity(current_instance.get()))
+            _emit.mark(attributes, self._handle)
 
     def _sample(self, value: Any) -> None:
         number = normalize_value(value)
         if not self._silent:
-            _emit.mark(self._with_number(number), self._handle)
+            _emit.mark(self._make_attributes(number), self._handle)
 
 
 class ResumableRange:
@@ -450,7 +452,7 @@ class ResumableRange:
         number = identify()
         self._inside = self._number = number & INSTANCE_BITS
         self._outside = self._around = 0
-        self._attributes = segment._with_number(number)
+        self._attributes = segment._make_attributes(number)
         self._handle = segment._handle
         self._slot = segment._slot
         self._whole = whole
@@ -514,19 +516,19 @@ class _Method(_Callable):
         return self.__qualname__  # by name, as a function is
 
 
-def _wrapper(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
-    push, pop, pushed = _emit.push_range, _emit.pop_range, range_._pushed
+def _wrap_function(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
+    push, pop, prepare_push = _emit.push_range, _emit.pop_range, range_._prepare_push
     attributes, handle, plain = range_._attributes, range_._handle, range_._fields is None
     slot, add = range_._slot, None if range_counts is None else range_counts.add
 
-    def annotated(*args: Any, **kwargs: Any) -> _R:
+    def call_in_range(*args: Any, **kwargs: Any) -> _R:
         counter = None if add is None else range_counts.table
         if plain and not _any_instance:
             push(attributes, handle)
             if add is not None:
                 add(counter, slot)
         elif _greenlet_push is None or not _greenlet_push(range_):
-            push(pushed(), handle)
+            push(prepare_push(), handle)
             if add is not None:
                 add(counter, slot)
         try:
@@ -535,10 +537,10 @@ def _wrapper(function: Callable[..., _R], range_: Range) -> Callable[..., _R]:
             if _greenlet_pop is None or not _greenlet_pop(range_):
                 pop(handle)
 
-    return annotated
+    return call_in_range
 
 
-def wrap(function: Callable[..., _R], range_: Range, wrapper: Wrapper = _wrapper) -> Callable[..., _R]:
+def wrap(function: Callable[..., _R], range_: Range, wrapper: Wrapper = _wrap_function) -> Callable[..., _R]:
     """Return a callable that runs `function` inside `range_`, and binds as a method if `function` does.
 
     `function` itself where the range emits nothing.

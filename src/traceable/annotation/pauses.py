@@ -257,7 +257,7 @@ class _Callbacks:
             if not self._thresholds_ns:
                 return None
             self._has_recorded = True
-            name = _callback_name(handle._callback)
+            name = _get_callback_name(handle._callback)
             ranges = self._ranges
             range_ = ranges.get(name)
             if range_ is None:
@@ -282,7 +282,7 @@ def _wrap_run(open_range: Callable[[Any], tuple[annotate, int] | None], run: Any
     return functools.update_wrapper(_run, run)
 
 
-def _callback_name(callback: Any) -> str:
+def _get_callback_name(callback: Any) -> str:
     """Return the qualified name of a callback: of a task's step, the coroutine's; of a partial, its function's."""
     while isinstance(callback, functools.partial):
         callback = callback.func

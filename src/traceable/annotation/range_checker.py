@@ -38,7 +38,7 @@ class _Open:
         self.range = range_
         self.place = place
         self.frame = frame
-        self.driver = None if frame is None else _driver(frame)
+        self.driver = None if frame is None else _find_driver(frame)
 
     def __str__(self) -> str:
         return f"range {self.range._arguments[0]!r} (opened at {self.place})"
@@ -57,7 +57,7 @@ class _Thread:
 _threads: dict[int, _Thread] = {}
 
 
-def _stack(range_: Any) -> list[_Open]:
+def _get_stack(range_: Any) -> list[_Open]:
     """Return this thread's open ranges in the range's domain, or this greenlet's.
 
     An ended thread's number may be taken again. Ranges that a greenlet has left open are not logged.
@@ -78,7 +78,7 @@ def _stack(range_: Any) -> list[_Open]:
     return thread.stacks.setdefault(range_._arguments[2], [])
 
 
-def _place(frame: FrameType | None) -> str:
+def _find_place(frame: FrameType | None) -> str:
     """Return `file:line` of the code that used the range, outside of traceable and contextlib."""
     while frame is not None and frame.f_back is not None:
         name = frame.f_code.co_filename
@@ -88,7 +88,7 @@ def _place(frame: FrameType | None) -> str:
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _driver(frame: FrameType) -> FrameType | None:
+def _find_driver(frame: FrameType) -> FrameType | None:
     """Return the frame that drives the awaited code of `frame`; None where it is not awaited."""
     if not frame.f_code.co_flags & _AWAITED:
         return None
@@ -100,7 +100,7 @@ def _driver(frame: FrameType) -> FrameType | None:
 
 def _record_exit(range_: Any, frame: FrameType, place: str) -> None:
     """Note that `with` closes `range_`, and log the range that NVTX closes instead."""
-    stack = _stack(range_)
+    stack = _get_stack(range_)
     entries = [entry for entry in stack if entry.range is range_ and entry.frame is not None]
     here = [entry for entry in entries if entry.frame is frame]
     if not entries:
@@ -111,7 +111,7 @@ def _record_exit(range_: Any, frame: FrameType, place: str) -> None:
     entry = (here or entries)[-1]
     innermost = stack[-1]
     stack.remove(entry)
-    if entry.driver is not None and _driver(frame) is not entry.driver:
+    if entry.driver is not None and _find_driver(frame) is not entry.driver:
         environment.warn_once(
             "range_over_await",
             f"{entry} exited at {place} after an await: other tasks ran in it, and may have closed it. "
@@ -128,7 +128,7 @@ def _record_exit(range_: Any, frame: FrameType, place: str) -> None:
 
 def _record_pop(range_: Any, place: str) -> None:
     """Note a pop by hand."""
-    stack = _stack(range_)
+    stack = _get_stack(range_)
     pushed = [entry for entry in stack if entry.frame is None]
     if not pushed:
         inner = f": NVTX closes {stack[-1]} here" if stack else ""
@@ -168,18 +168,18 @@ def make_checked_class(base: Any) -> Any:
 
         def __enter__(self) -> Self:
             frame = sys._getframe(1)
-            self._open(_place(frame), frame)
+            self._open(_find_place(frame), frame)
             return self
 
         def __exit__(
             self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
         ) -> None:
             frame = sys._getframe(1)
-            self._close(_place(frame), frame)
+            self._close(_find_place(frame), frame)
 
         def _open(self, place: str, frame: FrameType) -> None:
             if not self._silent:
-                _stack(self).append(_Open(self, place, frame))
+                _get_stack(self).append(_Open(self, place, frame))
             super().__enter__()
 
         def _close(self, place: str, frame: FrameType) -> None:
@@ -189,12 +189,12 @@ def make_checked_class(base: Any) -> Any:
 
         def _push(self) -> None:
             if not self._silent:
-                _stack(self).append(_Open(self, _place(sys._getframe(1)), None))
+                _get_stack(self).append(_Open(self, _find_place(sys._getframe(1)), None))
             super()._push()
 
         def _pop(self) -> None:
             if not self._silent:
-                _record_pop(self, _place(sys._getframe(1)))
+                _record_pop(self, _find_place(sys._getframe(1)))
             super()._pop()
 
     return Range
@@ -205,7 +205,7 @@ def wrap_checked(function: Callable[..., _R], range_: Any) -> Callable[..., _R]:
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
     place = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
-    def annotated(*args: Any, **kwargs: Any) -> _R:
+    def call_in_range(*args: Any, **kwargs: Any) -> _R:
         frame = sys._getframe()
         range_._open(place, frame)
         try:
@@ -213,4 +213,4 @@ def wrap_checked(function: Callable[..., _R], range_: Any) -> Callable[..., _R]:
         finally:
             range_._close(place, frame)
 
-    return annotated
+    return call_in_range

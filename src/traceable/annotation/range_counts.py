@@ -70,7 +70,7 @@ class RangeCounts:
         if core is not None:
             core.set_count_callbacks(self.get_slot, self.open)
         self.open()
-        os.register_at_fork(after_in_child=self._in_child)
+        os.register_at_fork(after_in_child=self._reset_in_child)
 
     # ---- what is counted
 
@@ -155,7 +155,7 @@ class RangeCounts:
 
     # ---- what changes it
 
-    def _in_child(self) -> None:
+    def _reset_in_child(self) -> None:
         """Begin anew in a forked child, with its first range: most open none, and a fork is to be cheap."""
         try:
             if sys._getframe(1).f_globals.get("__name__") == "subprocess":

@@ -114,7 +114,7 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
     def __reduce__(self) -> tuple[Any, ...]:
         if self._level == 1:
             return type(self), self._arguments
-        return _rebuilt, (type(self), self._arguments, self._level)
+        return _rebuild, (type(self), self._arguments, self._level)
 
     def __repr__(self) -> str:
         names = ("message", "color", "domain", "category", "payload")
@@ -124,7 +124,7 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
         return f"annotate({', '.join(given)})"
 
 
-def _rebuilt(kind: type[annotate], arguments: tuple[Any, ...], level: int) -> annotate:
+def _rebuild(kind: type[annotate], arguments: tuple[Any, ...], level: int) -> annotate:
     """Make the range that was pickled or copied."""
     return kind(*arguments, level=level)
 
@@ -140,11 +140,11 @@ def decorate(range_: annotate, target: Any) -> Any:
         TypeError: `target` can be neither called nor bound.
     """
     if isinstance(target, type):
-        return _class(range_, target)
+        return _decorate_class(range_, target)
     if isinstance(target, staticmethod | classmethod):
         return type(target)(decorate(range_, target.__func__))
     if isinstance(target, property):
-        return _property(range_, target)
+        return _decorate_property(range_, target)
     if isinstance(target, functools.cached_property):
         return type(target)(decorate(range_, target.func))
     if not callable(target):
@@ -158,24 +158,24 @@ def decorate(range_: annotate, target: Any) -> Any:
         engine.has_skipped_annotations = engine.has_skipped_annotations or not engine.can_emit()
         return target
     try:
-        return _callable(range_, target)
+        return _decorate_callable(range_, target)
     except MemoryError:
         arguments.log_lost_range()
         return target
 
 
-def _class(range_: annotate, target: type) -> type:
+def _decorate_class(range_: annotate, target: type) -> type:
     """Annotate the public methods that the class itself defines, in place; a message becomes their prefix."""
     message = range_._arguments[0]
     for name, member in list(vars(target).items()):
         if name.startswith("_") or not isinstance(member, FunctionType | staticmethod | classmethod):
             continue
-        own = range_ if message is None else _renamed(range_, f"{message}.{name}")
+        own = range_ if message is None else _rename(range_, f"{message}.{name}")
         setattr(target, name, decorate(own, member))
     return target
 
 
-def _property(range_: annotate, target: property) -> property:
+def _decorate_property(range_: annotate, target: property) -> property:
     """Annotate getter, setter and deleter. A subclass of property stays what it is."""
     if target.fget is not None:
         target = target.getter(decorate(range_, target.fget))
@@ -186,12 +186,12 @@ def _property(range_: annotate, target: property) -> property:
     return target
 
 
-def _renamed(range_: annotate, message: str) -> annotate:
+def _rename(range_: annotate, message: str) -> annotate:
     _message, *rest = range_._arguments
     return type(range_)(message, *rest, level=range_._level)
 
 
-def _innermost(target: Any) -> Any:
+def _unwrap(target: Any) -> Any:
     """Look through functools.partial and bound methods, as inspect does."""
     while True:
         if isinstance(target, functools.partial):
@@ -202,9 +202,9 @@ def _innermost(target: Any) -> Any:
             return target
 
 
-def _kind(target: Any) -> int:
+def _get_code_flags(target: Any) -> int:
     """Return the code flags that tell whether calling `target` makes a coroutine or generator, 0 for neither."""
-    inner = _innermost(target)
+    inner = _unwrap(target)
     code = getattr(inner, "__code__", None)
     if code is None and not isinstance(inner, FunctionType):
         code = getattr(getattr(type(inner), "__call__", None), "__code__", None)  # noqa: B004 - its code, not whether
@@ -219,23 +219,23 @@ def _kind(target: Any) -> int:
 
 def is_coroutine_function(target: Any) -> bool:
     """Whether calling `target` makes a coroutine."""
-    return bool(_kind(target) & _COROUTINE)
+    return bool(_get_code_flags(target) & _COROUTINE)
 
 
-def _callable(range_: annotate, target: Any) -> Any:
+def _decorate_callable(range_: annotate, target: Any) -> Any:
     """Return a callable annotated with `range_`, which is named after it if it has no name of its own."""
     if range_._arguments[0] is None:
-        inner = _innermost(target)
+        inner = _unwrap(target)
         name = getattr(inner, "__qualname__", None)
-        range_ = _renamed(range_, name if isinstance(name, str) else type(inner).__qualname__)
-    kind = _kind(target)
-    if not kind & _RESUMABLE:
+        range_ = _rename(range_, name if isinstance(name, str) else type(inner).__qualname__)
+    flags = _get_code_flags(target)
+    if not flags & _RESUMABLE:
         return update_wrapper(target, engine.wrap(target, range_))
-    if kind & _COROUTINE:
+    if flags & _COROUTINE:
         return update_wrapper(target, resumable.wrap_coroutine(target, range_))
-    if kind & _ASYNC_GENERATOR:
+    if flags & _ASYNC_GENERATOR:
         return update_wrapper(target, resumable.wrap_async_generator(target, range_))
-    return update_wrapper(target, resumable.wrap_generator(target, range_, awaitable=bool(kind & _ITERABLE_COROUTINE)))
+    return update_wrapper(target, resumable.wrap_generator(target, range_, awaitable=bool(flags & _ITERABLE_COROUTINE)))
 
 
 def update_wrapper(target: Any, wrapper: Any) -> Any:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _current = engine.get_instance_variable()
 _VARARGS, _VARKEYWORDS = 0x04, 0x08  # inspect.CO_*
-_carries = False
+_are_executors_patched = False
 """Whether the threads of executors are given what a coroutine or block that submits to them is."""
 
 
@@ -43,10 +43,10 @@ def make_segment_range(range_: annotate, domain: str = ACTIVE_DOMAIN) -> annotat
     return type(range_)(message, color, domain, category)
 
 
-def _carry() -> None:
-    global _carries
-    if not _carries:
-        _carries = True
+def _patch_executors_once() -> None:
+    global _are_executors_patched
+    if not _are_executors_patched:
+        _are_executors_patched = True
         _patch_executors()
 
 
@@ -88,8 +88,8 @@ def wrap_coroutine(function: Callable[..., Any], range_: annotate) -> Callable[.
     """Wrap what makes a coroutine. The wrapper is an `async def` function, as every version's inspect expects."""
     segment = make_segment_range(range_)
 
-    async def annotated(*args: Any, **kwargs: Any) -> Any:
-        _carry()
+    async def run_in_range(*args: Any, **kwargs: Any) -> Any:
+        _patch_executors_once()
         run = engine.ResumableRange(range_, segment)
         try:
             made = function(*args, **kwargs)
@@ -99,10 +99,10 @@ def wrap_coroutine(function: Callable[..., Any], range_: annotate) -> Callable[.
         finally:
             run.end()
 
-    return _with_parameters_of(function, annotated) if type(function) is types.FunctionType else annotated
+    return _copy_parameters(function, run_in_range) if type(function) is types.FunctionType else run_in_range
 
 
-def _with_parameters_of(function: types.FunctionType, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+def _copy_parameters(function: types.FunctionType, wrapper: Callable[..., Any]) -> Callable[..., Any]:
     """Return an `async def` wrapper that takes what the function takes, so that a wrong call raises when it is made.
 
     That is how servers distinguish an application from a factory: uvicorn calls it without arguments. The body of an
@@ -146,17 +146,17 @@ def wrap_generator(function: Callable[..., Any], range_: annotate, awaitable: bo
     """Wrap a generator function; `awaitable` where it was made by `types.coroutine`."""
     segment = make_segment_range(range_, ACTIVE_DOMAIN if awaitable else GENERATOR_DOMAIN)
 
-    def annotated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+    def iterate_in_range(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         run = engine.ResumableRange(range_, segment)
         try:
             return (yield from _drive(function(*args, **kwargs), run))
         finally:
             run.end()
 
-    return types.coroutine(annotated) if awaitable else annotated
+    return types.coroutine(iterate_in_range) if awaitable else iterate_in_range
 
 
-def _first(made: Any) -> Any:
+def _start_hidden(made: Any) -> Any:
     """Return the first step of an async generator that is hidden from the event loop.
 
     The loop closes every async generator it knows when it shuts down. It knows the wrapper, which closes this one;
@@ -174,13 +174,13 @@ def wrap_async_generator(function: Callable[..., Any], range_: annotate) -> Call
     """Wrap an async generator function. Time in which the consumer has the item is not an active segment."""
     segment = make_segment_range(range_)
 
-    async def annotated(*args: Any, **kwargs: Any) -> Any:
-        _carry()
+    async def iterate_in_range(*args: Any, **kwargs: Any) -> Any:
+        _patch_executors_once()
         run = engine.ResumableRange(range_, segment)
         hand: list[Any] = []
         try:
             made = function(*args, **kwargs)
-            step = _first(made)
+            step = _start_hidden(made)
             while True:
                 try:
                     hand.append(await _drive_awaited(step, run))
@@ -195,7 +195,7 @@ def wrap_async_generator(function: Callable[..., Any], range_: annotate) -> Call
         finally:
             run.end()
 
-    return annotated
+    return iterate_in_range
 
 
 class _Block:
@@ -218,7 +218,7 @@ _entered: dict[annotate, list[_Block]] = {}
 
 def open_block(range_: annotate) -> None:
     """Open the start/end range of an `async with`, remembered in the task's own context."""
-    _carry()
+    _patch_executors_once()
     block = _Block(range_, _innermost.get())
     _innermost.set(block)
     _current.set(block.instance)

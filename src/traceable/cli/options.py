@@ -69,7 +69,7 @@ def load_option_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
     if not (arguments.annotate or arguments.annotate_file or arguments.annotate_preset):
         return ()
     from traceable.annotation.external.patterns import load_targets, parse_pattern
-    from traceable.annotation.external.presets import preset_targets
+    from traceable.annotation.external.presets import load_presets
 
     targets: list[Target] = []
     try:
@@ -85,7 +85,7 @@ def load_option_targets(arguments: argparse.Namespace) -> tuple[Target, ...]:
         raise UsageError("annotate_file_invalid", str(error), _ANNOTATE_HELP) from None
     try:
         for names in arguments.annotate_preset:
-            targets += preset_targets(names)
+            targets += load_presets(names)
     except ValueError as error:
         raise UsageError("no_such_preset", str(error), _ANNOTATE_HELP) from None
     return tuple(targets)

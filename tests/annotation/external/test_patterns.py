@@ -14,8 +14,8 @@ from traceable.annotation.external.patterns import (
     decode_targets,
     encode_targets,
     load_targets,
+    match_part,
     parse_pattern,
-    part_matches,
 )
 
 IDENTIFIERS = st.from_regex(r"[a-z_é]\w{0,8}", fullmatch=True).filter(str.isidentifier)
@@ -98,7 +98,7 @@ def test_a_pattern_must_be_a_string() -> None:
     ],
 )
 def test_which_modules_a_pattern_means(pattern: str, module: str, fits: bool) -> None:
-    assert Target(pattern, "x").matches_module(module) is fits
+    assert Target(pattern, "x").is_for_module(module) is fits
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_which_modules_a_pattern_means(pattern: str, module: str, fits: bool) ->
     ],
 )
 def test_which_names_a_part_means(pattern: str, name: str, fits: bool) -> None:
-    assert part_matches(pattern, name) is fits
+    assert match_part(pattern, name) is fits
 
 
 def test_a_toml_file_says_the_same(tmp_path: Path) -> None:

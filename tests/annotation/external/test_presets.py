@@ -12,7 +12,7 @@ import pytest
 from tests.annotation.conftest import make_environment
 from tests.skips import skip_unless_ci
 
-from traceable.annotation.external.presets import preset_names, preset_targets
+from traceable.annotation.external.presets import list_presets, load_presets
 from traceable.recording import load
 
 from .conftest import Run
@@ -191,7 +191,7 @@ PROGRAMS = {
 
 
 def test_every_preset_is_tried_here() -> None:
-    assert set(PROGRAMS) == set(preset_names())
+    assert set(PROGRAMS) == set(list_presets())
 
 
 @pytest.mark.parametrize("preset", sorted(PROGRAMS))
@@ -199,7 +199,7 @@ def test_a_preset_is_heard_in_the_real_package(run: Run, preset: str) -> None:
     if importlib.util.find_spec(preset) is None:
         skip_unless_ci(f"{preset} is not installed")
     program, expected = PROGRAMS[preset]
-    ran = run(preset_targets(preset), "-W", "ignore", "-c", program)
+    ran = run(load_presets(preset), "-W", "ignore", "-c", program)
     assert "traceable" not in ran.stderr
     # Not `Error` alone: gRPC logs a GOAWAY with an "Error code" when its server stops before its client.
     assert "Traceback" not in ran.stderr
@@ -211,7 +211,7 @@ def test_a_preset_is_heard_in_the_real_package(run: Run, preset: str) -> None:
 
 
 def test_several_presets_at_once_and_none_for_what_is_not_imported(run: Run) -> None:
-    ran = run(preset_targets("asyncio,uvicorn, grpc"), "-c", "import asyncio; asyncio.run(asyncio.sleep(0))")
+    ran = run(load_presets("asyncio,uvicorn, grpc"), "-c", "import asyncio; asyncio.run(asyncio.sleep(0))")
     assert ran.ranges == Counter({"asyncio.sleep": 1})
     assert [note.code for note in ran.notes] == ["preset_unmatched"] * 2
     assert [name in note for note, name in zip(ran.notes, ("uvicorn", "grpc"), strict=True)] == [True, True]
@@ -220,7 +220,7 @@ def test_several_presets_at_once_and_none_for_what_is_not_imported(run: Run) -> 
 @pytest.mark.parametrize("names", ["torchh", "", "torch,,grpc", "../presets/torch"])
 def test_an_unknown_preset_is_told_the_known_ones(names: str) -> None:
     with pytest.raises(ValueError, match=r"known are asyncio, grpc, torch, transformers, uvicorn$"):
-        preset_targets(names)
+        load_presets(names)
 
 
 FASTAPI = """

@@ -13,7 +13,7 @@ _WRAPPERS_MAX = 20
 _NONE, _FULL = 0, 2  # starlette.routing.Match
 
 
-def request_fields(cycle: Any, app: Any) -> dict[str, str]:
+def make_request_fields(cycle: Any, app: Any) -> dict[str, str]:
     """Return the fields of the request that uvicorn's `run_asgi(cycle, app)` is about to pass to the application.
 
     `route` is the template (`/items/{id}`), without which it has no such field; of an application that keeps no routes
@@ -22,9 +22,9 @@ def request_fields(cycle: Any, app: Any) -> dict[str, str]:
     scope = cycle.scope
     fields = {"method": str(scope["method"])}
     try:
-        routes = _routes(app)
+        routes = _find_routes(app)
         # Matching changes the scope.
-        route = None if routes is None else _template(routes, dict(scope))
+        route = None if routes is None else _match_route(routes, dict(scope))
     except Exception:  # noqa: BLE001 - a route that can't be matched: the application matches it itself, and fails or not
         routes = route = None
     if routes is None:
@@ -32,7 +32,7 @@ def request_fields(cycle: Any, app: Any) -> dict[str, str]:
     return fields if route is None else {**fields, "route": route}
 
 
-def _routes(app: Any) -> Iterable[Any] | None:
+def _find_routes(app: Any) -> Iterable[Any] | None:
     """Return the routes of an application, or of the one that middleware is around; None where it keeps none."""
     for _ in range(_WRAPPERS_MAX):
         routes = getattr(app, "routes", None)
@@ -44,27 +44,27 @@ def _routes(app: Any) -> Iterable[Any] | None:
     return None
 
 
-def _template(routes: Iterable[Any], scope: Mapping[str, Any], prefix: str = "") -> str | None:
+def _match_route(routes: Iterable[Any], scope: Mapping[str, Any], prefix: str = "") -> str | None:
     """Return the path of the first route that takes the request, else of one that has the path with other methods."""
     partial = None
     for route in routes:
         match, child = route.matches(scope)
         if match.value == _NONE:
             continue
-        selected = _selected(route, scope)
-        inside = _routes(selected)
+        endpoint = _select_route(route, scope)
+        inside = _find_routes(endpoint)
         if inside:
-            mounted = prefix + str(selected.path)
-            template = _template(inside, {**scope, **child}, mounted) or mounted
+            mounted = prefix + str(endpoint.path)
+            template = _match_route(inside, {**scope, **child}, mounted) or mounted
         else:
-            template = prefix + str(selected.path_format)
+            template = prefix + str(endpoint.path_format)
         if match.value == _FULL:
             return template
         partial = partial or template
     return partial
 
 
-def _selected(route: Any, scope: Mapping[str, Any]) -> Any:
+def _select_route(route: Any, scope: Mapping[str, Any]) -> Any:
     """Return the route that takes the request: FastAPI's included routers are one route for many."""
     for _ in range(_WRAPPERS_MAX):
         match = getattr(route, "_match", None)

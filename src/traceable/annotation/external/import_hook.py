@@ -64,7 +64,7 @@ class ImportHook:
             finder.update()
         return is_installed
 
-    def matches(self, name: str) -> bool:
+    def is_for(self, name: str) -> bool:
         """Whether the module of this name is meant."""
         if name.partition(".")[0] not in self.packages:
             return False
@@ -132,7 +132,7 @@ class _Finder:
             return None
         # Other finders, wrapt's among them, look for the module by going through sys.meta_path again.
         search = (get_ident(), fullname)
-        if search in self._searching or not any(hook.matches(fullname) for hook in self.hooks):
+        if search in self._searching or not any(hook.is_for(fullname) for hook in self.hooks):
             return None
         self._searching.add(search)
         spec: ModuleSpec | None = None
@@ -148,10 +148,10 @@ class _Finder:
         if spec is None:
             return None
         for hook in self.hooks:
-            if hook.on_find is not None and hook.matches(fullname):
+            if hook.on_find is not None and hook.is_for(fullname):
                 _call(fullname, hook.on_find, spec)
         # `on_find` may have installed another hook.
-        is_awaited = any(hook.on_import is not None and hook.matches(fullname) for hook in self.hooks)
+        is_awaited = any(hook.on_import is not None and hook.is_for(fullname) for hook in self.hooks)
         # A loader with load_module alone (gone in 3.15) is left to itself: the import system must see that it is one.
         loader: Any = spec.loader
         if is_awaited and hasattr(loader, "exec_module") and type(loader) is not _Loader:
@@ -194,7 +194,7 @@ class _Loader:
         imported_before = len(sys.modules)
         self._loader.exec_module(module)
         for hook in finder.hooks:
-            if hook.on_import is not None and hook.matches(self._fullname):
+            if hook.on_import is not None and hook.is_for(self._fullname):
                 _call(self._fullname, hook.on_import, self._fullname, module, imported_before)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Mapping
 
-from traceable.annotation.external.patterns import has_wildcard, part_matches
+from traceable.annotation.external.patterns import has_wildcard, match_part
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod)
 
@@ -73,7 +73,7 @@ def find_functions(module: object, module_name: str, qualname: str) -> list[Func
 def _walk(owner: object, parts: list[str], prefix: str, module_name: str) -> Iterator[FunctionLocation]:
     part, rest = parts[0], parts[1:]
     by_wildcard = has_wildcard(part)
-    for place in _members(owner, part, prefix):
+    for place in _find_members(owner, part, prefix):
         value = place.value
         if by_wildcard and not is_class(owner):
             is_definition = is_class(value) or is_function(value)
@@ -91,24 +91,26 @@ def _walk(owner: object, parts: list[str], prefix: str, module_name: str) -> Ite
             yield place
 
 
-def _members(owner: object, part: str, prefix: str) -> Iterator[FunctionLocation]:
+def _find_members(owner: object, part: str, prefix: str) -> Iterator[FunctionLocation]:
     own = get_namespace(owner)
     if has_wildcard(part):
         for name, value in list(own.items()):
-            if isinstance(name, str) and part_matches(part, name):
+            if isinstance(name, str) and match_part(part, name):
                 yield FunctionLocation(owner, name, value, prefix + name)
     elif part in own:
         yield FunctionLocation(owner, part, own[part], prefix + part)
     elif is_class(owner):
         yield from (
-            FunctionLocation(owner, part, value, prefix + part, own=False) for _, value in _inherited(owner, part)
+            FunctionLocation(owner, part, value, prefix + part, own=False) for _, value in _find_inherited(owner, part)
         )
     else:
         # What a module put in its own place in sys.modules may be an instance: its methods are in its class.
-        yield from (FunctionLocation(base, part, value, prefix + part) for base, value in _inherited(type(owner), part))
+        yield from (
+            FunctionLocation(base, part, value, prefix + part) for base, value in _find_inherited(type(owner), part)
+        )
 
 
-def _inherited(class_: object, name: str) -> Iterator[tuple[object, object]]:
+def _find_inherited(class_: object, name: str) -> Iterator[tuple[object, object]]:
     for base in type.__dict__["__mro__"].__get__(class_):
         if base is not object and base is not types.ModuleType and name in get_namespace(base):
             yield base, get_namespace(base)[name]
@@ -122,7 +124,8 @@ def list_callable_names(module: object, module_name: str) -> list[str]:
         if not isinstance(name, str):
             continue
         if is_class(value) and is_defined_in(value, module_name):
-            names += [name, *(place.qualname for place in _members(value, "*", f"{name}.") if is_function(place.value))]
+            members = _find_members(value, "*", f"{name}.")
+            names += [name, *(place.qualname for place in members if is_function(place.value))]
         elif is_function(value):
             names.append(name)
     return names

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from traceable.annotation.external import patching
 from traceable.annotation.external.import_hook import ImportHook
-from traceable.annotation.external.patterns import Target, part_matches
+from traceable.annotation.external.patterns import Target, match_part
 from traceable.protocol import environment
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ def install(name: str) -> None:
     elif name:
         script = _Script.of(sys.argv[0])
         if script is not None:
-            sys.path_hooks.insert(0, script.hook)
+            sys.path_hooks.insert(0, script.claim)
 
 
-def matches_main_module(target: Target) -> bool:
+def is_for_main_module(target: Target) -> bool:
     """Whether a pattern names the main module, as `__main__` or by the name of its file."""
-    return bool(run_as) and (target.module == NAME or target.matches_module(run_as))
+    return bool(run_as) and (target.module == NAME or target.is_for_module(run_as))
 
 
 class _Script:
@@ -76,7 +76,7 @@ class _Script:
             path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - pathlib takes 5 ms to import
             with open(path, "rb") as file:  # noqa: PTH123
                 script = cls(path, None)  # type: ignore[arg-type]
-                code = _compiled(file.read(), path, script)
+                code = _compile_file(file.read(), path, script)
         except Exception:  # noqa: BLE001 - whatever is wrong with the file, Python reports it better
             return None
         if code is None:
@@ -84,7 +84,7 @@ class _Script:
         script._code = code
         return script
 
-    def hook(self, path: str) -> _Script:
+    def claim(self, path: str) -> _Script:
         """Claim the script's path, and no other: for `sys.path_hooks`."""
         if path != self._path:
             raise ImportError(path)
@@ -100,7 +100,7 @@ class _Script:
         """Leave the script's globals, and what importing looks at, as Python does without an importer in between."""
         path = self._path
         module |= {"__spec__": None, "__package__": None, "__loader__": SourceFileLoader(NAME, path)}
-        sys.path_hooks[:] = [hook for hook in sys.path_hooks if hook != self.hook]
+        sys.path_hooks[:] = [hook for hook in sys.path_hooks if hook != self.claim]
         sys.path_importer_cache.pop(path, None)
         if sys.path and sys.path[0] == path:
             # With -P, or PYTHONSAFEPATH, the script's folder is not on the path.
@@ -108,7 +108,7 @@ class _Script:
             sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else [folder]
 
 
-def _annotate_found(spec: ModuleSpec) -> None:
+def _annotate_module(spec: ModuleSpec) -> None:
     """Have the module that `-m` names run with annotated code, which `runpy` takes from its loader."""
     global run_as
     if spec.submodule_search_locations is not None:
@@ -117,21 +117,21 @@ def _annotate_found(spec: ModuleSpec) -> None:
     _module_hook.remove()
     loader: Any = spec.loader
     try:
-        code = _compiled(loader.get_data(spec.origin), str(spec.origin), None)
+        code = _compile_file(loader.get_data(spec.origin), str(spec.origin), None)
         if code is not None:
             loader.get_code = lambda _fullname: code
     except Exception:  # noqa: BLE001 - Python reads the module, and reports its errors
         return
 
 
-_module_hook = ImportHook((), lambda name: name == run_as, on_find=_annotate_found)
+_module_hook = ImportHook((), lambda name: name == run_as, on_find=_annotate_module)
 """That for the module that `-m` names."""
 
 
 # ---- the file with decorators in it
 
 
-def _compiled(source: bytes, path: str, script: _Script | None) -> CodeType | None:
+def _compile_file(source: bytes, path: str, script: _Script | None) -> CodeType | None:
     """Return the code of the file with annotated functions; None where no pattern matches one of them.
 
     Args:
@@ -141,13 +141,13 @@ def _compiled(source: bytes, path: str, script: _Script | None) -> CodeType | No
     """
     tree = ast.parse(source, path)
     hook = _Instrumented(script)
-    for node, qualname, by_class in _definitions(tree.body, ""):
+    for node, qualname, by_class in _find_definitions(tree.body, ""):
         hook.decorate(node, qualname, by_class)
     if not hook.decorators:
         return None
     if script is not None:
-        begin = ast.Expr(_call("begin", ast.Call(ast.Name("globals", ast.Load()), [], [])))
-        _place(begin, 1)
+        begin = ast.Expr(_make_call("begin", ast.Call(ast.Name("globals", ast.Load()), [], [])))
+        _set_line(begin, 1)
         body = tree.body
         # The first statement may be after the docstring and `from __future__`.
         at = int(bool(body) and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant))
@@ -159,27 +159,27 @@ def _compiled(source: bytes, path: str, script: _Script | None) -> CodeType | No
     return code
 
 
-def _definitions(body: Sequence[ast.stmt], prefix: str, class_: str = "") -> Iterator[tuple[Definition, str, str]]:
+def _find_definitions(body: Sequence[ast.stmt], prefix: str, class_: str = "") -> Iterator[tuple[Definition, str, str]]:
     """Yield the functions of the module and of its classes: node, dotted name, and the class that it is a method of."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node, prefix + node.name, class_
         elif isinstance(node, ast.ClassDef):
-            yield from _definitions(node.body, f"{prefix}{node.name}.", prefix + node.name)
+            yield from _find_definitions(node.body, f"{prefix}{node.name}.", prefix + node.name)
         else:
             # A definition may be in an `if`, a `try`, a `match`, a `with`, a loop.
             for part in ("body", "orelse", "finalbody"):
-                yield from _definitions(getattr(node, part, []), prefix, class_)
+                yield from _find_definitions(getattr(node, part, []), prefix, class_)
             for branch in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
-                yield from _definitions(branch.body, prefix, class_)
+                yield from _find_definitions(branch.body, prefix, class_)
 
 
-def _call(method: str, argument: ast.expr) -> ast.Call:
+def _make_call(method: str, argument: ast.expr) -> ast.Call:
     function = ast.Attribute(ast.Name(_HOOK, ast.Load()), method, ast.Load())
     return ast.Call(function, [argument], [])
 
 
-def _place(node: ast.AST, line: int) -> None:
+def _set_line(node: ast.AST, line: int) -> None:
     for one in ast.walk(node):
         if isinstance(one, ast.expr | ast.stmt):
             one.lineno = one.end_lineno = line
@@ -197,11 +197,12 @@ class _Instrumented:
     def decorate(self, node: Definition, qualname: str, class_: str) -> None:
         """Put a decorator under those of a function for each patch set with a pattern that names it."""
         for one in patching.get_active_patch_sets():
-            target = next((t for t in one.targets if matches_main_module(t) and _matches(t, qualname, class_)), None)
+            targets = filter(is_for_main_module, one.targets)
+            target = next((target for target in targets if _is_for_definition(target, qualname, class_)), None)
             if target is not None:
-                expression = _call("make_decorator", ast.Constant(len(self.decorators)))
+                expression = _make_call("make_decorator", ast.Constant(len(self.decorators)))
                 # Where the last decorator is, so that the function's first line stays what it was.
-                _place(expression, node.decorator_list[-1].lineno if node.decorator_list else node.lineno)
+                _set_line(expression, node.decorator_list[-1].lineno if node.decorator_list else node.lineno)
                 node.decorator_list.append(expression)
                 module = target.module if target.module_is_exact else run_as
                 self.decorators.append((one, target, f"{module}.{qualname}", bool(class_)))
@@ -221,9 +222,9 @@ class _Instrumented:
         return decorate
 
 
-def _matches(target: Target, qualname: str, class_: str) -> bool:
+def _is_for_definition(target: Target, qualname: str, class_: str) -> bool:
     """Whether a pattern names a function: by its own name, or as a public method of a class that it names."""
     pattern_parts, parts = target.qualname.split("."), qualname.split(".")
     if len(pattern_parts) == len(parts):
-        return all(map(part_matches, pattern_parts, parts))
+        return all(map(match_part, pattern_parts, parts))
     return bool(class_) and target.qualname == class_ and not parts[-1].startswith("_")

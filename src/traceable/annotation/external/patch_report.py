@@ -29,7 +29,7 @@ def write_final_report(patchings: Sequence[PatchSet]) -> None:
     try:
         if not record.run_dir and not _is_reporter():
             return
-        report = _report(patchings, final=True)
+        report = _make_report(patchings, final=True)
         record.update(annotate=lambda: report)
         if not record.run_dir:
             for note in merge_notes([report]):
@@ -48,10 +48,10 @@ def _is_reporter() -> bool:
 
 def save_report(patchings: Sequence[PatchSet]) -> None:
     """Record what the patterns have matched by now, if there is a run directory."""
-    record.update(annotate=lambda: _report(patchings, final=False))
+    record.update(annotate=lambda: _make_report(patchings, final=False))
 
 
-def _report(patchings: Sequence[PatchSet], final: bool) -> dict[str, Any]:
+def _make_report(patchings: Sequence[PatchSet], final: bool) -> dict[str, Any]:
     rows = []
     for patching in list(patchings):
         for target in patching.targets:
@@ -63,30 +63,30 @@ def _report(patchings: Sequence[PatchSet], final: bool) -> dict[str, Any]:
                 "matched": len(matched),
                 "names": matched[:_MAX_NAMES],
                 "problems": [problem.printed for problem in problems],
-                "imported": any(map(target.matches_module, list(sys.modules))) or _names_main(target),
+                "imported": any(map(target.is_for_module, list(sys.modules))) or _is_for_main(target),
                 "reason": _explain_no_match(target).printed if final and not matched and not problems else "",
             }
             rows.append(row)
     return {"patterns": rows}
 
 
-def _names_main(target: Target) -> bool:
+def _is_for_main(target: Target) -> bool:
     """Whether a pattern names the program's own file; False where none does, for then its module is not loaded."""
     main_module = sys.modules.get("traceable.annotation.external.main_module")
-    return main_module is not None and main_module.matches_main_module(target)
+    return main_module is not None and main_module.is_for_main_module(target)
 
 
 def _explain_no_match(target: Target) -> Message:
     modules = {
-        name: module for name, module in list(sys.modules.items()) if module is not None and target.matches_module(name)
+        name: module for name, module in list(sys.modules.items()) if module is not None and target.is_for_module(name)
     }
-    if _names_main(target):
+    if _is_for_main(target):
         modules["__main__"] = sys.modules["__main__"]
     elif target.module == "__main__":
         reason = "only a file or a module (-m) can be annotated from outside; put the code into a file"
         return Message("program_not_a_file", reason)
     if not modules:
-        close = _close(target.module, [name for name in list(sys.modules) if not name.startswith("_")])
+        close = _find_similar(target.module, [name for name in list(sys.modules) if not name.startswith("_")])
         kind = "module" if target.module_is_exact else "module that matches"
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         return Message("module_never_imported", f"no {kind} {target.module} was imported{hint}")
@@ -96,7 +96,7 @@ def _explain_no_match(target: Target) -> Message:
     if target.module_is_exact and any(known == target.qualname for _, known in names):
         reason = f"{target.qualname} is defined later than it can be patched; use the module that defines it"
         return Message("defined_after_import", reason)
-    close = _close(target.qualname, [known for _, known in names])
+    close = _find_similar(target.qualname, [known for _, known in names])
     near = list(dict.fromkeys(module + known for word in close for module, known in names if known == word))[:3]
     where = target.module if target.module_is_exact else f"{len(modules)} imported modules"
     reason = f"no {target.qualname} in {where}"
@@ -119,7 +119,7 @@ def _explain_name(reason: str, modules: Mapping[str, object], target: Target) ->
     return Message("name_not_in_module", reason)
 
 
-def _close(word: str, known: Sequence[str]) -> list[str]:
+def _find_similar(word: str, known: Sequence[str]) -> list[str]:
     """Return up to three of `known` that `word` may have meant; a last part that is the same counts as near."""
     import difflib
 

@@ -63,16 +63,18 @@ def annotate_value(value: Any, target: Target, name: str, in_class: bool) -> Any
 
     name = target.name or name
     decorate: Callable[[Any], Any] = annotate(name, domain=target.domain, level=target.level)
-    return _annotated(value, decorate if target.payload is None else _with_payload(decorate, target, name), in_class)
+    if target.payload is not None:
+        decorate = _make_payload_decorator(decorate, target, name)
+    return _annotate(value, decorate, in_class)
 
 
-def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Callable[[Any], Any]:
+def _make_payload_decorator(plain: Callable[[Any], Any], target: Target, name: str) -> Callable[[Any], Any]:
     """Return what annotates a function so that the range of each call has its own payload; other things as `plain`."""
     from traceable.annotation.ranges import annotate, is_coroutine_function, update_wrapper
 
     payload_of: list[Callable[..., Any]] = []
 
-    def payload(args: Any, kwargs: Any) -> Any:
+    def compute_payload(args: Any, kwargs: Any) -> Any:
         try:
             if not payload_of:
                 module, _, function = str(target.payload).partition(":")
@@ -96,40 +98,40 @@ def _with_payload(plain: Callable[[Any], Any], target: Target, name: str) -> Cal
 
         def annotate_call(args: Any, kwargs: Any) -> Any:
             try:
-                range_ = annotate(name, domain=target.domain, level=target.level, payload=payload(args, kwargs))
+                range_ = annotate(name, domain=target.domain, level=target.level, payload=compute_payload(args, kwargs))
             except (TypeError, ValueError) as error:
                 environment.warn_once("payload_invalid", f"{name} has no payload: {error}", key=str(target.payload))
                 return plain(function)
             return range_(function)
 
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
+        async def await_call(*args: Any, **kwargs: Any) -> Any:
             return await annotate_call(args, kwargs)(*args, **kwargs)
 
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             return annotate_call(args, kwargs)(*args, **kwargs)
 
-        return update_wrapper(function, awaited if is_coroutine_function(function) else called)
+        return update_wrapper(function, await_call if is_coroutine_function(function) else call)
 
     return decorate
 
 
-def _annotated(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> Any:
+def _annotate(value: Any, decorate: Callable[[Any], Any], in_class: bool) -> Any:
     kind = type(value)
     if issubclass(kind, (staticmethod, classmethod)):
-        inner = _annotated(value.__func__, decorate, in_class=False)
+        inner = _annotate(value.__func__, decorate, in_class=False)
         if inner is value.__func__:
             return value
-        annotated = kind(inner)
+        replacement = kind(inner)
         for name, held in vars(value).items():
-            vars(annotated).setdefault(name, held)
-        return annotated
+            vars(replacement).setdefault(name, held)
+        return replacement
     if issubclass(kind, cached_property):
         import copy
 
         # A new one would not know its name, which it learns only while its class is made.
-        annotated = copy.copy(value)
-        annotated.func = _annotated(value.func, decorate, in_class=True)
-        return annotated
+        replacement = copy.copy(value)
+        replacement.func = _annotate(value.func, decorate, in_class=True)
+        return replacement
     if issubclass(kind, property):
         return decorate(value)
     if issubclass(kind, _BIND_AS_METHODS if in_class else (*_BIND_AS_METHODS, types.BuiltinFunctionType)):
@@ -159,8 +161,8 @@ class PatchSet(Handle):
         self.patches = Patches()
         self._hook = ImportHook(
             (target.package for target in targets),
-            lambda name: any(target.matches_module(name) for target in targets),
-            on_import=partial(_patch_imported, self),
+            lambda name: any(target.is_for_module(name) for target in targets),
+            on_import=partial(_patch_after_import, self),
         )
 
     def start(self) -> None:
@@ -171,7 +173,7 @@ class PatchSet(Handle):
             # Again, to be called before what the program has registered since.
             atexit.unregister(report_at_exit)
             atexit.register(report_at_exit)
-        for name in [name for name in list(sys.modules) if self._hook.matches(name)]:
+        for name in [name for name in list(sys.modules) if self._hook.is_for(name)]:
             module = sys.modules.get(name)
             if module is not None and not _is_unloaded(module):
                 try:
@@ -201,7 +203,7 @@ def annotate_targets(*patterns: str | Target) -> PatchSet:
 
     Args:
         patterns: `module:name`, `module:name=range name`, wildcards as in `docs/annotate-from-outside.md`; or
-            targets from `load_targets` and `preset_targets`. The range's name is `<module>.<name>` if it gives none.
+            targets from `load_targets` and `load_presets`. The range's name is `<module>.<name>` if it gives none.
             Where several patterns name one function, the first has it.
 
     Returns:
@@ -240,7 +242,7 @@ def replace_targets(*targets: Target, make: Make) -> PatchSet:
 
 def annotate_from_environment() -> None:
     """Take the patterns of `TRACEABLE_ANNOTATE`. Never raises: a wrong one is logged, the others apply."""
-    annotate_targets(*_targets_of_environment())
+    annotate_targets(*_load_environment_targets())
 
 
 def get_active_patch_sets() -> tuple[PatchSet, ...]:
@@ -253,7 +255,7 @@ def replace_function(patching: PatchSet, target: Target, name: str, function: An
     try:
         replacement = patching.make(function, target, name, in_class)
     except CauseError as error:
-        _problem(patching, target, Message(error.code, f"{name} {error}"))
+        _add_problem(patching, target, Message(error.code, f"{name} {error}"))
         return function
     _add_match(patching, target, name)
     _installed[id(replacement)] = replacement
@@ -263,13 +265,13 @@ def replace_function(patching: PatchSet, target: Target, name: str, function: An
 
 def report_idle_process() -> None:
     """Report at the exit of a process that it imported none of the named modules, or past the hook."""
-    targets = _targets_of_environment()
+    targets = _load_environment_targets()
     if step := os.environ.get(environment.STEP_FUNCTION):
         targets = (*targets, parse_step_function(step))
     patch_report.write_final_report([PatchSet(targets)])
 
 
-def _targets_of_environment() -> tuple[Target, ...]:
+def _load_environment_targets() -> tuple[Target, ...]:
     targets, problems = decode_targets(os.environ.get(environment.ANNOTATE, ""))
     for problem in problems:
         environment.warn_once("pattern_invalid", problem, key=problem)
@@ -299,7 +301,7 @@ def report_at_exit() -> None:
     patch_report.write_final_report(_live)
 
 
-def _patch_imported(patching: PatchSet, name: str, module: object, imported_before: int) -> None:
+def _patch_after_import(patching: PatchSet, name: str, module: object, imported_before: int) -> None:
     current = sys.modules.get(name, module)  # a module may put something else in its own place
     roots = [current] if current is module else [current, module]
     # Only what was imported while the body ran can have copied from it before it is patched (circular imports).
@@ -311,7 +313,7 @@ def _patch_module(patching: PatchSet, name: str, roots: list[Any], copies_in: It
     moved: dict[int, tuple[object, object]] = {}
     before = _count_results(patching)
     for target in patching.targets:
-        if not target.matches_module(name):
+        if not target.is_for_module(name):
             continue
         try:
             for root in roots:
@@ -323,7 +325,7 @@ def _patch_module(patching: PatchSet, name: str, roots: list[Any], copies_in: It
                         moved[id(place.value)] = (place.value, replacement)
         except Exception as error:  # noqa: BLE001 - the program goes on, unpatched
             message = Message("not_annotated", f"{name} was not annotated: {type(error).__name__}: {error}")
-            _problem(patching, target, message)
+            _add_problem(patching, target, message)
     if moved:
         # The copies that `from module import function` made before the patch are replaced too.
         for module in list(sys.modules.values()) if copies_in is None else (*roots, *copies_in):
@@ -350,7 +352,7 @@ def _replace(patching: PatchSet, target: Target, module_name: str, place: lookup
     try:
         replacement = patching.make(place.value, target, name, lookup.is_class(place.owner))
     except CauseError as error:
-        _problem(patching, target, Message(error.code, f"{name} {error}"))
+        _add_problem(patching, target, Message(error.code, f"{name} {error}"))
         return None
     if replacement is place.value:  # no profiler can attach
         _add_match(patching, target, name)
@@ -361,7 +363,7 @@ def _replace(patching: PatchSet, target: Target, module_name: str, place: lookup
     except (AttributeError, TypeError):
         owner = getattr(place.owner, "__qualname__", None) or module_name
         reason = f"{name} can't be replaced: {owner} is an extension type or rejects new attributes"
-        _problem(patching, target, Message("not_replaceable", reason))
+        _add_problem(patching, target, Message("not_replaceable", reason))
         return None
     if is_replaced and is_held and lookup.is_defined_in(place.value, module_name):
         keep_picklable(place)
@@ -407,7 +409,7 @@ def _add_match(patching: PatchSet, target: Target, name: str) -> None:
         patching.matches[target].append(name)
 
 
-def _problem(patching: PatchSet, target: Target, message: Message) -> None:
+def _add_problem(patching: PatchSet, target: Target, message: Message) -> None:
     messages = patching.problems.setdefault(target, [])
     if message not in messages:
         messages.append(message)

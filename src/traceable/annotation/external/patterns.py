@@ -54,9 +54,9 @@ class Target(NamedTuple):
         """Whether `module` names one module."""
         return not has_wildcard(self.module)
 
-    def matches_module(self, name: str) -> bool:
+    def is_for_module(self, name: str) -> bool:
         """Whether the module of that dotted name is meant."""
-        return self.module == name if self.module_is_exact else _fits(self.module, name, ".*", "[^.]")
+        return self.module == name if self.module_is_exact else _match_wildcards(self.module, name, ".*", "[^.]")
 
 
 def has_wildcard(text: str) -> bool:
@@ -64,7 +64,7 @@ def has_wildcard(text: str) -> bool:
     return "*" in text or "?" in text
 
 
-def part_matches(pattern: str, name: str) -> bool:
+def match_part(pattern: str, name: str) -> bool:
     """Whether one part of a qualified name is meant by one part of a pattern.
 
     A wildcard never stands for a name such as `__init__`; `__*` and `__init__` do name it.
@@ -73,10 +73,10 @@ def part_matches(pattern: str, name: str) -> bool:
         return pattern == name
     if name.startswith("__") and name.endswith("__") and not pattern.startswith("__"):
         return False
-    return _fits(pattern, name, ".*", ".")
+    return _match_wildcards(pattern, name, ".*", ".")
 
 
-def _fits(pattern: str, text: str, star: str, question_mark: str) -> bool:
+def _match_wildcards(pattern: str, text: str, star: str, question_mark: str) -> bool:
     expression = re.escape(pattern).replace(r"\*", star).replace(r"\?", question_mark)
     return re.fullmatch(expression, text) is not None
 
@@ -106,7 +106,7 @@ def parse_pattern(text: str) -> Target:
     _check_parts(text, "name", qualname)
     if has_wildcard(module.partition(".")[0]):
         raise ValueError(f"annotate pattern {text!r}: the first part of the module can't hold a wildcard")
-    return Target(module, qualname, _checked_name(f"annotate pattern {text!r}", name.strip()) if equals else None)
+    return Target(module, qualname, _check_name(f"annotate pattern {text!r}", name.strip()) if equals else None)
 
 
 def parse_step_function(text: str) -> Target:
@@ -129,7 +129,7 @@ def _check_parts(text: str, half: str, dotted: str) -> None:
             raise ValueError(f"annotate pattern {text!r}: {part!r} in the {half} {dotted!r} is not a name")
 
 
-def _checked_name(place: str, name: str) -> str:
+def _check_name(place: str, name: str) -> str:
     if not name:
         raise ValueError(f"{place}: the range name is empty")
     if any(character < " " or character == "\x7f" for character in name):
@@ -146,14 +146,14 @@ def load_targets(path: str | PathLike[str]) -> tuple[Target, ...]:
     from pathlib import Path
 
     try:
-        return targets_from_toml(Path(path).read_text(encoding="utf-8"), str(path))
+        return parse_targets(Path(path).read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path}: not UTF-8 text") from None
 
 
-def targets_from_toml(text: str, source: str, preset: str = "") -> tuple[Target, ...]:
+def parse_targets(text: str, source: str, preset: str = "") -> tuple[Target, ...]:
     """Read the TOML text of `load_targets`; `source` is named in errors."""
     if sys.version_info >= (3, 11):
         import tomllib
@@ -168,10 +168,10 @@ def targets_from_toml(text: str, source: str, preset: str = "") -> tuple[Target,
         raise ValueError(f"{source}: unknown key {next(iter(document))!r}; the one key is 'annotate'")
     if not isinstance(items, list) or not items:
         raise ValueError(f"{source}: no array 'annotate' of patterns")
-    return tuple(_from_item(item, f"{source}, item {number}", preset) for number, item in enumerate(items, 1))
+    return tuple(_parse_item(item, f"{source}, item {number}", preset) for number, item in enumerate(items, 1))
 
 
-def _from_item(item: object, place: str, preset: str) -> Target:
+def _parse_item(item: object, place: str, preset: str) -> Target:
     if isinstance(item, str):
         item = {"target": item}
     if not isinstance(item, dict):
@@ -190,20 +190,20 @@ def _from_item(item: object, place: str, preset: str) -> Target:
         raise ValueError(f"{place}: {error}") from None
     if "name" in item and target.name is not None:
         raise ValueError(f"{place}: the range name is given twice, in 'target' and in 'name'")
-    name = _checked_name(place, item["name"]) if "name" in item else target.name
-    domain = _checked_name(f"{place}, domain", item["domain"]) if "domain" in item else None
-    level = _checked_level(place, item["level"]) if "level" in item else None
-    payload = _checked_payload(place, item["payload"]) if "payload" in item else None
+    name = _check_name(place, item["name"]) if "name" in item else target.name
+    domain = _check_name(f"{place}, domain", item["domain"]) if "domain" in item else None
+    level = _check_level(place, item["level"]) if "level" in item else None
+    payload = _check_payload(place, item["payload"]) if "payload" in item else None
     return Target(target.module, target.qualname, name, domain, preset, level, payload)
 
 
-def _checked_level(place: str, level: object) -> int:
+def _check_level(place: str, level: object) -> int:
     if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= _LEVEL_MAX:
         raise ValueError(f"{place}: level must be a whole number from 1 to {_LEVEL_MAX}, not {level!r}")
     return level
 
 
-def _checked_payload(place: str, payload: str) -> str:
+def _check_payload(place: str, payload: str) -> str:
     parts = payload.split(":")
     if len(parts) != 2 or not all(word.isidentifier() for part in parts for word in part.split(".")):
         raise ValueError(f"{place}: payload {payload!r} is not a function; write it as module:function")
@@ -231,13 +231,13 @@ def decode_targets(text: str) -> tuple[tuple[Target, ...], tuple[str, ...]]:
     problems: list[str] = []
     for line in filter(str.strip, text.split("\n")):
         try:
-            targets.append(_from_line(line))
+            targets.append(_parse_line(line))
         except ValueError as error:  # noqa: PERF203 - a line each
             problems.append(str(error))
     return tuple(targets), tuple(problems)
 
 
-def _from_line(line: str) -> Target:
+def _parse_line(line: str) -> Target:
     pattern, *words = line.split("\t")
     target = parse_pattern(pattern)
     fields = {key: value for key, _, value in (word.partition("=") for word in words)}
@@ -247,7 +247,7 @@ def _from_line(line: str) -> Target:
         raise ValueError(f"annotate pattern '{target}': unknown field {next(iter(fields))!r}")
     if level is not None and not level.isdecimal():
         raise ValueError(f"annotate pattern '{target}': level {level!r} is not a number")
-    number = None if level is None else _checked_level(f"annotate pattern '{target}'", int(level))
+    number = None if level is None else _check_level(f"annotate pattern '{target}'", int(level))
     if payload is not None:
-        _checked_payload(f"annotate pattern '{target}'", payload)
+        _check_payload(f"annotate pattern '{target}'", payload)
     return Target(target.module, target.qualname, target.name, domain, preset, number, payload)

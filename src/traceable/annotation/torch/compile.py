@@ -58,7 +58,7 @@ def _annotate(message: Any = None, *_arguments: Any, **_named: Any) -> Any:
     return message if callable(message) else nullcontext()
 
 
-def _nothing(*_arguments: Any, **_named: Any) -> None:
+def _do_nothing(*_arguments: Any, **_named: Any) -> None:
     """Replace the functions that emit."""
 
 
@@ -74,11 +74,11 @@ def patch_dynamo() -> None:
     """Make all that emits transparent to torch.compile. To be called once in a process."""
     by_identity = VariableBuilder._id_dispatch()
     by_identity[id(ranges.annotate)] = _make_builder(_annotate)
-    by_identity.update(dict.fromkeys(map(id, _VERBS), _make_builder(_nothing)))
+    by_identity.update(dict.fromkeys(map(id, _VERBS), _make_builder(_do_nothing)))
     models: dict[Any, Any] = {counters.Counter: _build_no_op, domains.Domain: _build_no_op}
     range_ = ranges.annotate()
     models[type(range_)] = _build_no_op
-    for function in (_nothing, partial(_nothing), lru_cache(_nothing)):
+    for function in (_do_nothing, partial(_do_nothing), lru_cache(_do_nothing)):
         wrapper: Any = engine.wrap(function, range_)
         if type(wrapper) is FunctionType:
             skip_frame(wrapper)  # so that what it calls is compiled, and inside of its range

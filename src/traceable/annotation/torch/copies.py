@@ -94,16 +94,16 @@ def instrument_copies() -> CopyRanges:
             _active = object()
             for name in METHODS:
                 # torch's own are inherited from the C class.
-                _patches.wrap(Tensor, name, functools.partial(_wrap_copying, name))
+                _patches.wrap(Tensor, name, functools.partial(_wrap_method, name))
     return CopyRanges()
 
 
 @functools.lru_cache(maxsize=16)
-def _range(way: str, memory: str | None) -> annotate:
+def _make_range(way: str, memory: str | None) -> annotate:
     return annotate(way, category=memory)
 
 
-def _wrap_copying(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return the method `name` of Tensor with a range around the calls that copy between devices."""
     active = _active
     plan = METHODS[name]
@@ -111,25 +111,25 @@ def _wrap_copying(name: str, original: Callable[..., Any]) -> Callable[..., Any]
 
     @skip_frame
     @functools.wraps(original)
-    def method(self: Tensor, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Tensor, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or active is not _active:
             return original(self, *args, **kwargs)
         if copies_from_device and not _self_overridden(self) and self.is_cpu:
             return original(self, *args, **kwargs)
         relevant = (self, *args, *kwargs.values())
         if _overridden(relevant):
-            return _overriding(plan, original, relevant, self, args, kwargs)
+            return _call_override(plan, original, relevant, self, args, kwargs)
         copy = predict_copy(plan, self, args, kwargs)
         if copy is None:
             return original(self, *args, **kwargs)
-        return _inside(copy, original, self, *args, **kwargs)
+        return _call_in_range(copy, original, self, *args, **kwargs)
 
-    return method
+    return call
 
 
 @skip_frame
-def _inside(copy: Copy, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    range_ = _range(copy.direction, copy.memory)
+def _call_in_range(copy: Copy, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    range_ = _make_range(copy.direction, copy.memory)
     (range_ if copy.size_bytes is None else range_._with_payload(copy.size_bytes))._push()
     try:
         return call(*args, **kwargs)
@@ -138,7 +138,7 @@ def _inside(copy: Copy, call: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 @skip_frame
-def _overriding(
+def _call_override(
     plan: CopyPredictor,
     original: Callable[..., Any],
     relevant: tuple[Any, ...],
@@ -154,7 +154,7 @@ def _overriding(
         copy = predict_copy(plan, tensor, args, kwargs)
     if copy is None:
         return handle_torch_function(original, relevant, tensor, *args, **kwargs)
-    return _inside(copy, handle_torch_function, original, relevant, tensor, *args, **kwargs)
+    return _call_in_range(copy, handle_torch_function, original, relevant, tensor, *args, **kwargs)
 
 
 def get_copy_direction(source: torch.device, target: torch.device) -> str | None:
@@ -175,57 +175,57 @@ class _Target(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _target(spec: str | int | torch.device) -> _Target:
+def _resolve_target(spec: str | int | torch.device) -> _Target:
     device = torch.device(spec)
     return _Target(device, device.type == "cpu")
 
 
-_HOST = _target("cpu")
+_HOST = _resolve_target("cpu")
 _PLACES = (str, torch.device)
 
 
-def _with_index(device: torch.device) -> torch.device:
+def _add_index(device: torch.device) -> torch.device:
     """Return `device` with the index that torch would take: the current one where none is given."""
     if device.index is not None or device.type in ("cpu", "meta"):
         return device
     return torch.device(device.type, torch.get_device_module(device.type).current_device())
 
 
-def _between(source: torch.device, target: torch.device) -> str | None:
-    return get_copy_direction(_with_index(source), _with_index(target))
+def _find_direction(source: torch.device, target: torch.device) -> str | None:
+    return get_copy_direction(_add_index(source), _add_index(target))
 
 
-def _size(tensor: Tensor, elements: int, dtype: Any) -> int | None:
+def _compute_size(tensor: Tensor, elements: int, dtype: Any) -> int | None:
     if tensor.layout is not torch.strided or hasattr(type(tensor), "__tensor_flatten__"):
         return None
     # torch also takes Python's `float` and the like for a dtype
     return elements * dtype.itemsize if type(elements) is int and isinstance(dtype, torch.dtype) else None
 
 
-def _memory(pinned: bool) -> str:
+def _name_memory(pinned: bool) -> str:
     return "pinned" if pinned else "pageable"
 
 
 def _predict_move(tensor: Tensor, target: _Target, dtype: Any, non_blocking: bool) -> Copy | None:
     if (target.on_host and tensor.is_cpu) or not tensor.numel():
         return None
-    way = _between(tensor.device, target.device)
+    way = _find_direction(tensor.device, target.device)
     if way is None:
         return None
     # torch converts on the side it copies from, so the target's dtype is what crosses.
-    size = _size(tensor, tensor.numel(), dtype or tensor.dtype)
+    size = _compute_size(tensor, tensor.numel(), dtype or tensor.dtype)
     if way == "h2d":
-        return Copy(way, size, _memory(tensor.is_pinned()))
+        return Copy(way, size, _name_memory(tensor.is_pinned()))
     # For a copy to the host that does not block torch takes pinned memory; else it is pageable.
-    return Copy(way, size, _memory(non_blocking) if way == "d2h" else None)
+    return Copy(way, size, _name_memory(non_blocking) if way == "d2h" else None)
 
 
-def _to(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
+def _predict_to(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
     kind = type(args[0]) if args else None
     if kind is torch.dtype:
         return None
     if kind in _PLACES and len(args) == 1 and not kwargs:  # the usual call; isinstance of Tensor is slow
-        return _predict_move(tensor, _target(args[0]), None, False)
+        return _predict_move(tensor, _resolve_target(args[0]), None, False)
     device, dtype, other = kwargs.get("device"), kwargs.get("dtype"), kwargs.get("other")
     non_blocking = kwargs.get("non_blocking", False)
     if args:
@@ -239,53 +239,54 @@ def _to(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy |
             non_blocking = rest[0]
     if other is not None:
         device, dtype = other.device, other.dtype
-    return None if device is None else _predict_move(tensor, _target(device), dtype, bool(non_blocking))
+    return None if device is None else _predict_move(tensor, _resolve_target(device), dtype, bool(non_blocking))
 
 
-def _cuda(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
+def _predict_cuda(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
     device = args[0] if args else kwargs.get("device")
     non_blocking = args[1] if len(args) > 1 else kwargs.get("non_blocking", False)
     if device is None or isinstance(device, int):
         device = "cuda" if device is None else torch.device("cuda", device)
-    return _predict_move(tensor, _target(device), None, bool(non_blocking))
+    return _predict_move(tensor, _resolve_target(device), None, bool(non_blocking))
 
 
-def _cpu(tensor: Tensor, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Copy | None:
+def _predict_cpu(tensor: Tensor, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Copy | None:
     return _predict_move(tensor, _HOST, None, False)
 
 
-def _item(tensor: Tensor, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Copy | None:
+def _predict_item(tensor: Tensor, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Copy | None:
     if tensor.is_cpu or tensor.is_meta or tensor.numel() != 1:
         return None
-    return Copy("d2h", _size(tensor, 1, tensor.dtype), None)
+    return Copy("d2h", _compute_size(tensor, 1, tensor.dtype), None)
 
 
-def _numpy(tensor: Tensor, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
+def _predict_numpy(tensor: Tensor, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
     # Without force a device tensor is rejected.
     return _predict_move(tensor, _HOST, None, False) if kwargs.get("force") else None
 
 
-def _copy_(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
+def _predict_copy_(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
     source = args[0] if args else kwargs.get("src", kwargs.get("other"))
     if not isinstance(source, Tensor) or (source.is_cpu and tensor.is_cpu):
         return None
     if not source.numel() or isinstance(source, FakeTensor):
         return None
-    way = _between(source.device, tensor.device)
+    way = _find_direction(source.device, tensor.device)
     if way is None:
         return None
     host = source if way == "h2d" else tensor
-    return Copy(way, _size(tensor, tensor.numel(), tensor.dtype), None if way == "d2d" else _memory(host.is_pinned()))
+    memory = None if way == "d2d" else _name_memory(host.is_pinned())
+    return Copy(way, _compute_size(tensor, tensor.numel(), tensor.dtype), memory)
 
 
 METHODS: dict[str, CopyPredictor] = {
-    "to": _to,
-    "cuda": _cuda,
-    "cpu": _cpu,
-    "item": _item,
-    "numpy": _numpy,
-    "tolist": _cpu,
-    "copy_": _copy_,
+    "to": _predict_to,
+    "cuda": _predict_cuda,
+    "cpu": _predict_cpu,
+    "item": _predict_item,
+    "numpy": _predict_numpy,
+    "tolist": _predict_cpu,
+    "copy_": _predict_copy_,
 }
 
 

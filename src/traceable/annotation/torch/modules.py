@@ -299,9 +299,9 @@ def find_modules(root: nn.Module) -> list[ModuleLocation]:
 
 
 def _visit(module: nn.Module, path: str, depth: int, locations: dict[int, ModuleLocation]) -> None:
-    layers = list(_layers(module))
+    layers = list(_find_layers(module))
     inner = layers[-1]
-    path = path or _class_name(inner)
+    path = path or _get_class_name(inner)
     if id(inner) in locations:
         locations[id(inner)].aliases.append(path)
         return
@@ -317,7 +317,7 @@ def _visit(module: nn.Module, path: str, depth: int, locations: dict[int, Module
             _visit(child, f"{path}.{name}", depth + 1, locations)
 
 
-def _layers(module: nn.Module | None) -> Iterator[nn.Module]:
+def _find_layers(module: nn.Module | None) -> Iterator[nn.Module]:
     """Yield `module` and the modules inside it under the same path, outermost first."""
     while module is not None:
         yield module
@@ -330,7 +330,7 @@ def _layers(module: nn.Module | None) -> Iterator[nn.Module]:
             module = next((held[name] for name in _WRAPPED if held.get(name) is not None), None)
 
 
-def _class_name(module: nn.Module) -> str:
+def _get_class_name(module: nn.Module) -> str:
     """The class as it was written: FSDP2 and parametrizations give a module a class made for it."""
     kind = type(module)
     made_by_torch = getattr(module, "parametrizations", None) is not None and kind.__name__.startswith("Parametrized")
@@ -435,7 +435,7 @@ def hook_backward(call: ForwardCall, result: object) -> None:
         for node in get_grad_nodes((result,)):
             number = node._sequence_nr()
             if call.first <= number < call.last:
-                _hook(node, number, call, call)
+                _hook_node(node, number, call, call)
                 entered = True
         for node in call.inputs if entered else ():
             number = node._sequence_nr()
@@ -443,7 +443,7 @@ def hook_backward(call: ForwardCall, result: object) -> None:
                 maker = call.parent  # becomes the innermost running call that made the node
                 while maker is not None and maker.first > number:
                     maker = maker.parent
-                _hook(node, number, maker, call)
+                _hook_node(node, number, maker, call)
     except Exception as error:  # noqa: BLE001 - the model runs without this range
         _warn_failure(error)
 
@@ -459,15 +459,15 @@ def end_call(call: ForwardCall) -> None:
         pass
 
 
-def _hook(node: Any, number: int, inside: ForwardCall | None, call: ForwardCall) -> None:
+def _hook_node(node: Any, number: int, inside: ForwardCall | None, call: ForwardCall) -> None:
     # A node hooked by a submodule's call opens its parents as well: one hook a node is enough.
     if number not in call.hooked:
-        node.register_prehook(functools.partial(_before_node, number, call.thread, inside))
+        node.register_prehook(functools.partial(_enter_node, number, call.thread, inside))
         call.hooked.add(number)
 
 
 @disable_compile
-def _before_node(number: int, thread: int, call: ForwardCall | None, _gradients: Sequence[Any]) -> None:
+def _enter_node(number: int, thread: int, call: ForwardCall | None, _gradients: Sequence[Any]) -> None:
     """Autograd is about to run the node of this number, made by `thread` inside `call`."""
     if is_compiling():  # compiled autograd traces hooks
         return
@@ -480,10 +480,10 @@ def _before_node(number: int, thread: int, call: ForwardCall | None, _gradients:
             here.task = task
             if not here.runs:
                 # In a thread of autograd (CUDA) no frame of ours is around the run: the thread that ends it calls back.
-                end = functools.partial(_on_task_end, here, here.ident)
+                end = functools.partial(_end_task, here, here.ident)
                 torch.autograd.Variable._execution_engine.queue_callback(end)
         opened, base = here.open, here.base
-        while len(opened) > base and not _continues(opened, base, number, thread):
+        while len(opened) > base and not _is_still_open(opened, base, number, thread):
             _close_last(here)
         entered = []
         while call is not None and call.last is not None and call not in opened[base:]:
@@ -498,7 +498,7 @@ def _before_node(number: int, thread: int, call: ForwardCall | None, _gradients:
         _warn_failure(error)
 
 
-def _continues(opened: list[ForwardCall], base: int, number: int, thread: int) -> bool:
+def _is_still_open(opened: list[ForwardCall], base: int, number: int, thread: int) -> bool:
     """Whether the innermost open call's backward holds the node; numbers of two threads can't be compared."""
     innermost = opened[-1]
     if innermost.thread == thread:
@@ -507,7 +507,7 @@ def _continues(opened: list[ForwardCall], base: int, number: int, thread: int) -
 
 
 @disable_compile
-def _on_task_end(here: _Thread, ident: int) -> None:
+def _end_task(here: _Thread, ident: int) -> None:
     if threading.get_ident() == ident:
         _close(here, here.base)
         here.task = None

@@ -56,17 +56,17 @@ def start_emission(enter: Callable[[str], Any], leave: Callable[[Any], None]) ->
     _exit = leave
     _begun = True
     _enter = enter
-    _count(certain=True)
+    _set_counting(certain=True)
 
 
 def pause_emission() -> None:
     """Emit nothing from here on. To be called before torch's profiler is stopped."""
     global _enter
-    _count(certain=False)
+    _set_counting(certain=False)
     _enter = None
 
 
-def _count(certain: bool) -> None:
+def _set_counting(certain: bool) -> None:
     if range_counts is not None:
         range_counts.set_recording(certain)
 
@@ -122,11 +122,11 @@ class Attributes:
     def encode_name(self, kind: str) -> str:
         """Return its name in torch as an event of this `kind`, which is empty for a push/pop range."""
         name = self.message.string if self.message else ""
-        coded = _escaped(name, _PLAIN)
+        coded = _escape(name, _PLAIN)
         category = self.domain.category_names.get(self.category)
         parts = [] if self.payload is None else [f"#{self.payload!r}"]
-        parts += [f"@{_escaped(self.domain.name, _PLAIN_PART)}"] if self.domain.name else []
-        parts += [] if category is None else [f"&{_escaped(category, _PLAIN_PART)}"]
+        parts += [f"@{_escape(self.domain.name, _PLAIN_PART)}"] if self.domain.name else []
+        parts += [] if category is None else [f"&{_escape(category, _PLAIN_PART)}"]
         parts += [f"~{kind}"] if kind else []
         # An empty name is none to Kineto.
         parts += ["%"] if not parts and (coded != name or not name) else []
@@ -217,7 +217,7 @@ def _emit(name: str) -> None:
         _exit(enter(name))
 
 
-def _escaped(text: str, plain: frozenset[int]) -> str:
+def _escape(text: str, plain: frozenset[int]) -> str:
     content = text.encode()
     if plain.issuperset(content):
         return text

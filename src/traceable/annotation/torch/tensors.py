@@ -26,14 +26,14 @@ def find_tensors(values: Iterable[object]) -> Iterator[Tensor]:
     """Yield the tensors in `values`: bare, in lists, tuples, dicts and dataclasses; at most 64, and 6 levels deep."""
     left = _MOST
     for value in values:
-        for tensor in _inside(value, _DEEPEST):
+        for tensor in _walk(value, _DEEPEST):
             yield tensor
             left -= 1
             if not left:
                 return
 
 
-def _inside(value: object, levels: int) -> Iterator[Tensor]:
+def _walk(value: object, levels: int) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
         return
@@ -48,12 +48,12 @@ def _inside(value: object, levels: int) -> Iterator[Tensor]:
         held = list(dict.values(value))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [one.name for one in dataclasses.fields(value)]
-        held = [object.__getattribute__(value, name) for name in names if _has(value, name)]
+        held = [object.__getattribute__(value, name) for name in names if _has_attribute(value, name)]
     for one in held:
-        yield from _inside(one, levels - 1)
+        yield from _walk(one, levels - 1)
 
 
-def _has(value: object, name: str) -> bool:
+def _has_attribute(value: object, name: str) -> bool:
     try:
         object.__getattribute__(value, name)
     except AttributeError:

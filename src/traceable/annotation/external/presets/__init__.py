@@ -8,27 +8,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from traceable.annotation.external.patterns import Target, targets_from_toml
+from traceable.annotation.external.patterns import Target, parse_targets
 
 _FOLDER = Path(__file__).parent
 
 
-def preset_names() -> tuple[str, ...]:
+def list_presets() -> tuple[str, ...]:
     """Return the known presets, in alphabetical order."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 
 
-def preset_targets(names: str) -> tuple[Target, ...]:
+def load_presets(names: str) -> tuple[Target, ...]:
     """Return the targets of one preset, or of several with commas between them, each once.
 
     Raises:
         ValueError: there is no such preset; one line that names the known ones.
     """
-    known = preset_names()
+    known = list_presets()
     targets: dict[Target, None] = {}
     for name in (word.strip() for word in names.split(",")):
         if name not in known:
             raise ValueError(f"no annotate preset {name!r}; known are {', '.join(known)}")
         text = (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
-        targets.update(dict.fromkeys(targets_from_toml(text, f"preset {name}", preset=name)))
+        targets.update(dict.fromkeys(parse_targets(text, f"preset {name}", preset=name)))
     return tuple(targets)

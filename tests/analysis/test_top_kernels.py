@@ -12,7 +12,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.top_kernels import TopKernels, find_top_kernels, match_instances
 from traceable.errors import MissingDataError
 from traceable.trace import load
-from traceable.trace.mangled_names import load_mangled_names
+from traceable.trace.nsys import load_mangled_names
 
 # A kernel is in the range when its launch call lies inside of it on the thread that opened it.
 INSIDE = """

@@ -177,7 +177,7 @@ def _select_kernels(request: ncu.NcuRequest, arguments: argparse.Namespace) -> t
     from traceable.recording import load
     from traceable.report.ncu import describe_top_kernels
     from traceable.report_files import open_report
-    from traceable.trace.mangled_names import load_mangled_names
+    from traceable.trace.nsys import load_mangled_names
 
     keep_freed_memory()
     with Progress() as progress:

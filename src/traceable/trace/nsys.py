@@ -8,7 +8,7 @@ and threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from traceable.errors import Message, TraceError
+from traceable.protocol import untrusted
 from traceable.protocol.nvtx import (
     COUNTER_DOMAIN,
     NO_FIELDS,
@@ -252,6 +253,11 @@ _PUSH_POPS = (59, 70)
 _START_ENDS = (60, 71)
 _DOMAIN = 75
 """NVTX_EVENTS.eventType; 70 and 71 are ranges of the same two styles that were read from an NVTXT file."""
+
+_MANGLED_NAMES = """SELECT DISTINCT demangled.value, mangled.value
+            FROM (SELECT DISTINCT demangledName, mangledName FROM CUPTI_ACTIVITY_KIND_KERNEL) AS kernel
+            JOIN StringIds AS demangled ON demangled.id = kernel.demangledName
+            JOIN StringIds AS mangled ON mangled.id = kernel.mangledName"""
 
 
 def load(path: Path, decode: bool = True, *, progress: Progress | None = None) -> Trace:
@@ -853,3 +859,29 @@ def _thread_names(global_tids: Int64, text: Int32, names: Names) -> dict[int, st
     texts = names.all()
     pairs = zip(global_tids.tolist(), text.tolist(), strict=True)
     return {thread: texts[index] for thread, index in pairs if index >= 0}
+
+
+def load_mangled_names(path: Path, names: Iterable[str]) -> list[str] | None:
+    """Return the symbols of the kernels of these demangled names, in their order.
+
+    Only ncu needs them, so `Trace` does not have them. A demangled name is written differently by every tool and
+    version (`(int)4` or `4`, with or without namespaces); the mangled one is the symbol itself.
+
+    None if the file does not hold one for each: it is not an nsys SQLite file, or lacks that column.
+    """
+    symbols: dict[str, list[str]] = {}
+    try:
+        connection = untrusted.open_database(path)
+        try:
+            # Names are not always UTF-8.
+            connection.text_factory = lambda value: value.decode("utf-8", "replace")
+            for demangled, mangled in connection.execute(_MANGLED_NAMES):
+                symbols.setdefault(demangled, []).append(mangled)
+        finally:
+            connection.close()
+    except (OSError, *untrusted.SQLITE_ERRORS):
+        return None
+    requested_names = list(names)
+    if any(name not in symbols for name in requested_names):
+        return None
+    return [symbol for name in requested_names for symbol in sorted(symbols[name])]

@@ -63,7 +63,17 @@ def summarize_launches(launches: Sequence[Launch]) -> Table:
             if units.setdefault(name, unit) != unit:
                 problem = f"{name} is in {units[name]!r} and in {unit!r}"
                 raise TraceError("units_differ", problem, "export with --print-units base")
-    kernels = [_make_row(members, _summarize_durations(members), units) for members in groups.values()]
+    kernels = []
+    for members in groups.values():
+        known = [one.values[DURATION] for one in members if DURATION in one.values] or [math.nan]
+        durations = {
+            "launches": len(members),
+            "duration_total_ns": math.fsum(known),
+            "duration_mean_ns": math.fsum(known) / len(known),
+            "duration_min_ns": min(known),
+            "duration_max_ns": max(known),
+        }
+        kernels.append(_make_row(members, durations, units))
     kernels.sort(key=lambda row: -np.nan_to_num(row["duration_total_ns"]))
     single = [_make_row([one], {"duration_ns": one.values.get(DURATION, math.nan)}, units) for one in launches]
     metrics = {"metric": objects(units), "unit": objects(unit or None for unit in units.values())}
@@ -95,21 +105,13 @@ def classify_bound(compute: float, memory: float, waves: float, dram: float) -> 
     return side, f"{numbers}: {format_percent(BALANCED)} or more apart"
 
 
-def _summarize_durations(launches: Sequence[Launch]) -> dict[str, float]:
-    known = [one.values[DURATION] for one in launches if DURATION in one.values] or [math.nan]
-    return {
-        "launches": len(launches),
-        "duration_total_ns": math.fsum(known),
-        "duration_mean_ns": math.fsum(known) / len(known),
-        "duration_min_ns": min(known),
-        "duration_max_ns": max(known),
-    }
-
-
 def _make_row(launches: Sequence[Launch], times: Mapping[str, float], units: Mapping[str, str]) -> dict[str, Any]:
     """Return the row of launches of one kernel, with these columns of times; absent values are NaN or None."""
     durations = [one.values.get(DURATION) for one in launches]
-    means = {column: _mean([one.values.get(name) for one in launches], durations) for column, name in _MEASURED.items()}
+    means = {
+        column: _compute_mean([one.values.get(name) for one in launches], durations)
+        for column, name in _MEASURED.items()
+    }
     bound, reason = classify_bound(means["compute_share"], means["memory_share"], means["waves"], means["dram_share"])
     requested: dict[str, float | str | None] = {}
     for name, unit in units.items():
@@ -119,7 +121,7 @@ def _make_row(launches: Sequence[Launch], times: Mapping[str, float], units: Map
             requested[name] = known.pop() if len(known) == 1 else None
         else:
             is_rate = unit == "%" or "/" in unit
-            requested[name] = _mean(values, durations if is_rate else [None] * len(launches))
+            requested[name] = _compute_mean(values, durations if is_rate else [None] * len(launches))
     return {
         "name": launches[0].name,
         "grid": launches[0].grid or None,
@@ -133,7 +135,7 @@ def _make_row(launches: Sequence[Launch], times: Mapping[str, float], units: Map
     }
 
 
-def _mean(values: Sequence[Any], weights: Sequence[float | None]) -> float:
+def _compute_mean(values: Sequence[Any], weights: Sequence[float | None]) -> float:
     """Return the mean of the values that are not None, weighted if all of their weights are known; NaN of none."""
     known = [(value, weight) for value, weight in zip(values, weights, strict=True) if value is not None]
     if not known:

@@ -163,7 +163,7 @@ def _read_rows(text: str, source: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _make_launch(cells: dict[str, str]) -> Launch:
-    def size(column: str, metric: str) -> str:
+    def join_axes(column: str, metric: str) -> str:
         # 2022.3 has no such column; its raw page has three metrics, as 256.000000 without base units.
         axes = [cells.get(f"{metric}_{axis}", "").partition(".")[0] for axis in "xyz"]
         numbers = re.findall(r"\d+", cells.get(column, "")) or axes
@@ -172,8 +172,8 @@ def _make_launch(cells: dict[str, str]) -> Launch:
     device = cells.get("Device") or cells.get("launch__device_id", "")
     return Launch(
         name=cells["Kernel Name"],
-        grid=size("Grid Size", "launch__grid_dim"),
-        block=size("Block Size", "launch__block_dim"),
+        grid=join_axes("Grid Size", "launch__grid_dim"),
+        block=join_axes("Block Size", "launch__block_dim"),
         device=f"{device} {cells.get('device__attribute_display_name', '')}".strip(),
     )
 

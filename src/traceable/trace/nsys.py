@@ -9,6 +9,7 @@ and threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -871,14 +872,11 @@ def load_mangled_names(path: Path, names: Iterable[str]) -> list[str] | None:
     """
     symbols: dict[str, list[str]] = {}
     try:
-        connection = untrusted.open_database(path)
-        try:
+        with closing(untrusted.open_database(path)) as connection:
             # Names are not always UTF-8.
             connection.text_factory = lambda value: value.decode("utf-8", "replace")
             for demangled, mangled in connection.execute(_MANGLED_NAMES):
                 symbols.setdefault(demangled, []).append(mangled)
-        finally:
-            connection.close()
     except (OSError, *untrusted.SQLITE_ERRORS):
         return None
     requested_names = list(names)

@@ -109,7 +109,7 @@ def test_names_of_100_kb_are_decoded(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "text_ TEXT", names * 40)
     rows = decoded(path, ColumnSpec(texts=("text_",)))
     assert rows is not None
-    assert rows.texts("text_") == [name for (name,) in names] * 40
+    assert rows.list_texts("text_") == [name for (name,) in names] * 40
 
 
 def test_a_column_that_is_the_same_in_all_rows_takes_no_memory(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_unusual_files_are_left_to_sqlite(tmp_path: Path, setting: str) -> None:
     assert decoded(path, expected) is None
     rows = read(path, True, expected)
     assert not isinstance(rows, TraceError)
-    assert (rows["start"].tolist(), len(rows.texts("text_"))) == ([1], 1)
+    assert (rows["start"].tolist(), len(rows.list_texts("text_"))) == ([1], 1)
 
 
 def test_a_page_that_is_in_a_table_twice_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -115,7 +115,7 @@ class Strings:
         self._texts = values.values
         self._names = names
 
-    def indices(self, ids: Int64) -> Int32:
+    def index_ids(self, ids: Int64) -> Int32:
         """Return the name index of each id; -1 for NULL and for an id that the table lacks."""
         at = np.searchsorted(self._ids, ids, side="right") - 1
         known = (at >= 0) & (ids != NULL)
@@ -126,9 +126,9 @@ class Strings:
         indices[codes >= 0] = self._names.index_all([self._texts[code] for code in codes[codes >= 0].tolist()])
         return indices
 
-    def column(self, ids: EncodedColumn) -> Int32:
-        """Return the name index of each row of a key of one column; as `indices`."""
-        return ids.map_values(self.indices(ids.values[:, 0]))
+    def index_column(self, ids: EncodedColumn) -> Int32:
+        """Return the name index of each row of a key of one column; as `index_ids`."""
+        return ids.map_values(self.index_ids(ids.values[:, 0]))
 
 
 class Threads:
@@ -141,11 +141,11 @@ class Threads:
 
     def add_threads(self, global_tids: Int64) -> None:
         """Register the threads of some events, before `close`; each once is enough."""
-        self._id_parts.append(_null_to_zero(global_tids))
+        self._id_parts.append(_replace_null(global_tids))
 
     def add_processes(self, global_pids: Int64) -> None:
         """Register the processes of some events, before `close`; each once is enough."""
-        self._process_id_parts.append(_null_to_zero(global_pids))
+        self._process_id_parts.append(_replace_null(global_pids))
 
     def close(self) -> None:
         """End the registration and assign the numbers."""
@@ -158,38 +158,40 @@ class Threads:
         """The globalTid of each thread, in the order of their numbers."""
         return self._ids
 
-    def indices(self, global_tids: Int64) -> Int32:
+    def index_threads(self, global_tids: Int64) -> Int32:
         """Return the number of each registered thread."""
-        return np.searchsorted(self._ids, _null_to_zero(global_tids)).astype(np.int32)
+        return np.searchsorted(self._ids, _replace_null(global_tids)).astype(np.int32)
 
-    def process_indices(self, global_pids: Int64) -> Int32:
+    def index_processes(self, global_pids: Int64) -> Int32:
         """Return the number of each registered process."""
-        return np.searchsorted(self._process_ids, _null_to_zero(global_pids)).astype(np.int32)
+        return np.searchsorted(self._process_ids, _replace_null(global_pids)).astype(np.int32)
 
-    def find_process_indices(self, global_pids: Int64) -> Int32:
+    def find_processes(self, global_pids: Int64) -> Int32:
         """Return the number of each process; -1 for one that was not registered before `close`."""
         at = np.searchsorted(self._process_ids, global_pids)
         is_registered = np.isin(global_pids, self._process_ids)
         return np.where(is_registered, at, -1).astype(np.int32)
 
-    def tables(
-        self, thread_name: Callable[[int], str], process_name: Callable[[int], str]
+    def make_tables(
+        self, thread_names: Mapping[int, str], process_names: Mapping[int, str | None]
     ) -> tuple[tuple[Process, ...], tuple[Thread, ...]]:
-        """Return the tables, given functions that name a globalTid and a globalPid."""
-        processes = tuple(Process(g, g >> 24 & 0xFFFFFF, process_name(g)) for g in self._process_ids.tolist())
-        of_thread = self.process_indices(to_global_pid(self._ids)).tolist()
+        """Return the tables, given the names by globalTid and by globalPid."""
+        processes = tuple(
+            Process(g, g >> 24 & 0xFFFFFF, process_names.get(g) or "") for g in self._process_ids.tolist()
+        )
+        of_thread = self.index_processes(to_global_pid(self._ids)).tolist()
         threads = tuple(
-            Thread(g, g & 0xFFFFFF, process, thread_name(g))
+            Thread(g, g & 0xFFFFFF, process, thread_names.get(g, ""))
             for g, process in zip(self._ids.tolist(), of_thread, strict=True)
         )
         return processes, threads
 
 
-def _null_to_zero(global_ids: Int64) -> Int64:
+def _replace_null(global_ids: Int64) -> Int64:
     return np.where(global_ids == NULL, 0, global_ids)
 
 
-def _operations(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, ...]) -> ColumnSpec:
+def _make_operation_spec(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, ...]) -> ColumnSpec:
     """Return what is read of a table of GPU operations: what all of them have, and these."""
     return ColumnSpec(
         ("start", "end", "correlationId", "graphNodeId", *integers),
@@ -198,15 +200,34 @@ def _operations(*integers: str, small: tuple[str, ...] = (), **keys: tuple[str, 
     )
 
 
+_OPERATION_COLUMNS: dict[type[model.Operations], dict[str, str]] = {
+    model.Copies: {
+        "size_bytes": "bytes",
+        "kind": "copyKind",
+        "source_kind": "srcKind",
+        "target_kind": "dstKind",
+        "source_device": "srcDeviceId",
+        "target_device": "dstDeviceId",
+    },
+    model.Memsets: {"size_bytes": "bytes", "memory_kind": "memKind"},
+    model.GraphLaunches: {"graph": "graphId"},
+    model.Synchronizations: {"kind": "syncType"},
+}
+"""The columns of these kinds beyond those of all operations, and nsys's names of them."""
+
+_Operations = TypeVar("_Operations", bound=model.Operations)
+
 TABLES: dict[str, ColumnSpec] = {
     CUPTI + "RUNTIME": ColumnSpec(
         ("start", "end", "correlationId", "returnValue"), ("eventClass",), keys={**_THREAD, "name": ("nameId",)}
     ),
-    CUPTI + "KERNEL": _operations(name=("demangledName",), short_name=("shortName",), launch=_LAUNCH),
-    CUPTI + "MEMCPY": _operations("bytes", small=("copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId")),
-    CUPTI + "MEMSET": _operations("bytes", small=("memKind",)),
-    CUPTI + "GRAPH_TRACE": _operations("graphId"),
-    CUPTI + "SYNCHRONIZATION": _operations(small=("syncType",)),
+    CUPTI + "KERNEL": _make_operation_spec(name=("demangledName",), short_name=("shortName",), launch=_LAUNCH),
+    CUPTI + "MEMCPY": _make_operation_spec(
+        "bytes", small=("copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId")
+    ),
+    CUPTI + "MEMSET": _make_operation_spec("bytes", small=("memKind",)),
+    CUPTI + "GRAPH_TRACE": _make_operation_spec("graphId"),
+    CUPTI + "SYNCHRONIZATION": _make_operation_spec(small=("syncType",)),
     "CUDA_GRAPH_NODE_EVENTS": ColumnSpec(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
     "CUDA_GRAPH_EVENTS": ColumnSpec(("start", "graphNodeId", "originalGraphNodeId"), keys=_THREAD),
     MEMORY_USAGE: ColumnSpec(
@@ -292,7 +313,7 @@ class _Reader:
     excluded: dict[str, int] = field(default_factory=dict)
 
     def read(self) -> Trace:
-        metadata = self._metadata()
+        metadata = self._read_metadata()
         schema = self._check_schema(metadata)
         readable = {name: spec for name, spec in TABLES.items() if self._has_required_columns(name)}
         rows_by_table = self.database.read(readable | NAMES, self._prepare, self._report_tables)
@@ -313,7 +334,7 @@ class _Reader:
         closers = nvtx.encoded["closer"].values[:, 0]
         self.threads.add_threads(closers[closers != NULL])
         self.threads.close()
-        capture_ns = self._first("ANALYSIS_DETAILS", "duration")
+        capture_ns = self._read_first("ANALYSIS_DETAILS", "duration")
         product = metadata.get("EXPORT_PRODUCT_NAME", "")
         # Our recorder leaves open ranges open, and its capture ends with the last event, which may be a whole range.
         closed_at_ns = None if product.startswith(_RECORDER) else capture_ns
@@ -322,9 +343,11 @@ class _Reader:
         if nvtx_events.lost_samples:
             lost = f"{nvtx_events.lost_samples} counter samples without a finite value are excluded"
             self.notes.append(Message("samples_not_finite", lost))
-        thread_name = self._thread_name(rows_by_table["ThreadNames"], nvtx_events.thread_names, strings)
-        processes, threads = self.threads.tables(thread_name, _process_name(rows_by_table["PROCESSES"]))
-        trace_tables = self._cuda(tables, strings)
+        thread_names = self._find_thread_names(rows_by_table["ThreadNames"], strings) | nvtx_events.thread_names
+        process_rows = rows_by_table["PROCESSES"]
+        process_names = dict(zip(process_rows["globalPid"].tolist(), process_rows.list_texts("name"), strict=True))
+        processes, threads = self.threads.make_tables(thread_names, process_names)
+        trace_tables = self._make_cuda_tables(tables, strings)
         return Trace(
             source=model.Source(
                 path=str(self.database.path),
@@ -337,9 +360,9 @@ class _Reader:
             ),
             processes=processes,
             threads=threads,
-            devices=self._devices(),
-            cuda_devices=self._cuda_devices(),
-            utc_epoch_ns=self._first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
+            devices=self._read_devices(),
+            cuda_devices=self._read_cuda_devices(),
+            utc_epoch_ns=self._read_first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
             capture_ns=capture_ns,
             ranges=nvtx_events.ranges,
             marks=nvtx_events.marks,
@@ -349,12 +372,12 @@ class _Reader:
             names=self.names.all(),
         )
 
-    def _metadata(self) -> dict[str, str]:
+    def _read_metadata(self) -> dict[str, str]:
         """Return name and value of the export's metadata, under the table's current name or that before 2023."""
         for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
             rows = self.database.read({table: ColumnSpec(texts=("name", "value"))})[table]
             if rows.count:
-                pairs = zip(rows.texts("name"), rows.texts("value"), strict=True)
+                pairs = zip(rows.list_texts("name"), rows.list_texts("value"), strict=True)
                 return {name: value for name, value in pairs if name is not None and value is not None}
         return {}
 
@@ -387,7 +410,7 @@ class _Reader:
             self.notes.append(Message("schema_newer", problem))
         return stated
 
-    def _first(self, table: str, column: str) -> int | None:
+    def _read_first(self, table: str, column: str) -> int | None:
         """Return the value in the first row of `table`; None where it was not recorded."""
         values = self.database.read({table: ColumnSpec(integers=(column,))})[table][column]
         return int(values[0]) if len(values) and values[0] != NULL else None
@@ -443,78 +466,72 @@ class _Reader:
                 problem = f"{count} rows of {table} have no valid time (end before start) and are excluded"
                 self.notes.append(Message("rows_outside_time", problem))
 
-    def _cuda(self, tables: dict[str, Rows], strings: Strings) -> dict[str, Any]:
+    def _make_cuda_tables(self, tables: dict[str, Rows], strings: Strings) -> dict[str, Any]:
         """Return the columns of the CUDA tables as `Trace` holds them; `tables` is emptied, to hold no row twice."""
-        geometries, kernels = self._kernels(tables.pop(CUPTI + "KERNEL"), strings)
+        geometries, kernels = self._make_kernels(tables.pop(CUPTI + "KERNEL"), strings)
         operations: dict[str, model.Operations] = {
             "kernels": kernels,
-            "copies": self._copies(tables.pop(CUPTI + "MEMCPY")),
-            "memsets": self._memsets(tables.pop(CUPTI + "MEMSET")),
-            "graph_launches": self._graph_launches(tables.pop(CUPTI + "GRAPH_TRACE")),
+            "copies": self._make_operations(model.Copies, tables.pop(CUPTI + "MEMCPY")),
+            "memsets": self._make_operations(model.Memsets, tables.pop(CUPTI + "MEMSET")),
+            "graph_launches": self._make_operations(model.GraphLaunches, tables.pop(CUPTI + "GRAPH_TRACE")),
         }
         del kernels
         _share_columns(operations)
         return {
             "geometries": geometries,
             **operations,
-            "calls": self._calls(tables.pop(CUPTI + "RUNTIME"), strings),
-            "synchronizations": self._synchronizations(tables.pop(CUPTI + "SYNCHRONIZATION")),
-            "graph_nodes": self._graph_nodes(tables.pop("CUDA_GRAPH_NODE_EVENTS"), tables.pop("CUDA_GRAPH_EVENTS")),
-            "allocations": self._allocations(tables.pop(MEMORY_USAGE)),
-            "overheads": self._overheads([tables.pop(name) for name in OVERHEADS], strings),
+            "calls": self._make_calls(tables.pop(CUPTI + "RUNTIME"), strings),
+            "synchronizations": self._make_operations(model.Synchronizations, tables.pop(CUPTI + "SYNCHRONIZATION")),
+            "graph_nodes": self._make_graph_nodes(
+                tables.pop("CUDA_GRAPH_NODE_EVENTS"), tables.pop("CUDA_GRAPH_EVENTS")
+            ),
+            "allocations": self._make_allocations(tables.pop(MEMORY_USAGE)),
+            "overheads": self._make_overheads([tables.pop(name) for name in OVERHEADS], strings),
         }
 
-    def _kernels(self, rows: Rows, strings: Strings) -> tuple[Int64, model.Kernels]:
-        geometries, geometry = _geometries(rows.encoded["launch"])
-        return geometries, model.Kernels(
-            **self._operation(rows),
-            name=strings.column(rows.encoded["name"]),
-            short_name=strings.column(rows.encoded["short name"]),
-            geometry=geometry,
+    def _make_operations(self, kind: type[_Operations], rows: Rows) -> _Operations:
+        """Return the operations of a kind whose own columns are all integers."""
+        own = {name: rows[column] for name, column in _OPERATION_COLUMNS[kind].items()}
+        return kind(**self._list_operation_columns(rows), **own)
+
+    def _make_kernels(self, rows: Rows, strings: Strings) -> tuple[Int64, model.Kernels]:
+        """Return the distinct launch geometries, one a row, and the kernels; the geometry of one without is -1."""
+        launch = rows.encoded["launch"]
+        known = np.flatnonzero(launch.values[:, 0] != NULL)
+        known = known[np.lexsort(launch.values[known].T[::-1])]
+        number = np.full(len(launch.values), -1, np.int32)
+        number[known] = np.arange(len(known), dtype=np.int32)
+        return launch.values[known], model.Kernels(
+            **self._list_operation_columns(rows),
+            name=strings.index_column(rows.encoded["name"]),
+            short_name=strings.index_column(rows.encoded["short name"]),
+            geometry=launch.map_values(number),
         )
 
-    def _calls(self, rows: Rows, strings: Strings) -> model.Calls:
+    def _make_calls(self, rows: Rows, strings: Strings) -> model.Calls:
         return model.Calls(
             rows["start"],
             rows["end"],
-            name=strings.column(rows.encoded["name"]),
-            thread=self._threads_of(rows),
+            name=strings.index_column(rows.encoded["name"]),
+            thread=self._number_threads(rows),
             correlation=rows["correlationId"],
             driver=(rows["eventClass"] == 1).astype(np.int8),
             return_value=rows["returnValue"],
         )
 
-    def _copies(self, rows: Rows) -> model.Copies:
-        return model.Copies(
-            **self._operation(rows),
-            size_bytes=rows["bytes"],
-            kind=rows["copyKind"],
-            source_kind=rows["srcKind"],
-            target_kind=rows["dstKind"],
-            source_device=rows["srcDeviceId"],
-            target_device=rows["dstDeviceId"],
-        )
-
-    def _memsets(self, rows: Rows) -> model.Memsets:
-        return model.Memsets(**self._operation(rows), size_bytes=rows["bytes"], memory_kind=rows["memKind"])
-
-    def _graph_launches(self, rows: Rows) -> model.GraphLaunches:
-        return model.GraphLaunches(**self._operation(rows), graph=rows["graphId"])
-
-    def _synchronizations(self, rows: Rows) -> model.Synchronizations:
-        return model.Synchronizations(**self._operation(rows), kind=rows["syncType"])
-
-    def _graph_nodes(self, newer: Rows, older: Rows) -> model.GraphNodes:
+    def _make_graph_nodes(self, newer: Rows, older: Rows) -> model.GraphNodes:
         # Until 2024 CUDA_GRAPH_EVENTS held the nodes; since then it holds whole graphs and has no such column.
         rows = newer if newer.count else older
         rows = rows.take(rows["graphNodeId"] != NULL)
-        return model.GraphNodes(rows["start"], self._threads_of(rows), rows["graphNodeId"], rows["originalGraphNodeId"])
+        return model.GraphNodes(
+            rows["start"], self._number_threads(rows), rows["graphNodeId"], rows["originalGraphNodeId"]
+        )
 
-    def _allocations(self, rows: Rows) -> model.Allocations:
+    def _make_allocations(self, rows: Rows) -> model.Allocations:
         operation = rows["memoryOperationType"]
         return model.Allocations(
             rows["start"],
-            process=self._processes_of(rows),
+            process=self._number_processes(rows),
             device=rows["deviceId"],
             size_bytes=np.maximum(rows["bytes"], 0),
             memory_kind=rows["memKind"],
@@ -523,26 +540,25 @@ class _Reader:
             correlation=rows["correlationId"],
         )
 
-    def _overheads(self, tables: list[Rows], strings: Strings) -> model.Overheads:
+    def _make_overheads(self, tables: list[Rows], strings: Strings) -> model.Overheads:
         start, end = (np.concatenate([rows[name] for rows in tables]) for name in ("start", "end"))
-        name = np.concatenate([strings.column(rows.encoded["name"]) for rows in tables])
-        process = np.concatenate([self._processes_of_threads(rows) for rows in tables])
+        name = np.concatenate([strings.index_column(rows.encoded["name"]) for rows in tables])
+        threads = [rows.encoded["thread"] for rows in tables]
+        process = np.concatenate(
+            [one.map_values(self.threads.find_processes(to_global_pid(one.values[:, 0]))) for one in threads]
+        )
         order = np.lexsort((-end, start))
         return model.Overheads(start[order], end[order], name=name[order], process=process[order])
 
-    def _processes_of_threads(self, rows: Rows) -> model.Int32:
+    def _number_threads(self, rows: Rows) -> model.Int32:
         threads = rows.encoded["thread"]
-        return threads.map_values(self.threads.find_process_indices(to_global_pid(threads.values[:, 0])))
+        return threads.map_values(self.threads.index_threads(threads.values[:, 0]))
 
-    def _threads_of(self, rows: Rows) -> model.Int32:
-        threads = rows.encoded["thread"]
-        return threads.map_values(self.threads.indices(threads.values[:, 0]))
-
-    def _processes_of(self, rows: Rows) -> model.Int32:
+    def _number_processes(self, rows: Rows) -> model.Int32:
         processes = rows.encoded["process"]
-        return processes.map_values(self.threads.process_indices(processes.values[:, 0]))
+        return processes.map_values(self.threads.index_processes(processes.values[:, 0]))
 
-    def _devices(self) -> tuple[model.Device, ...]:
+    def _read_devices(self) -> tuple[model.Device, ...]:
         """Return the GPUs, by number."""
         numbers = ("id", "totalMemory", "memoryBandwidth", "smCount", "computeMajor", "computeMinor")
         spec = ColumnSpec(integers=numbers, texts=("name", "busLocation"))
@@ -559,24 +575,24 @@ class _Reader:
                 compute_capability=None if major is None or minor is None else (major, minor),
             )
             for number, memory, bandwidth, multiprocessors, major, minor, name, bus in zip(
-                *columns, rows.texts("name"), rows.texts("busLocation"), strict=True
+                *columns, rows.list_texts("name"), rows.list_texts("busLocation"), strict=True
             )
             if number is not None
         ]
         return tuple(sorted(devices, key=lambda device: device.number))
 
-    def _cuda_devices(self) -> dict[tuple[int, int], int]:
+    def _read_cuda_devices(self) -> dict[tuple[int, int], int]:
         table = "TARGET_INFO_CUDA_DEVICE"
         rows = self.database.read({table: ColumnSpec(integers=("gpuId", "cudaId", "pid"))})[table]
         known = (rows["gpuId"] != NULL) & (rows["cudaId"] != NULL) & (rows["pid"] != NULL)
         pairs = zip(rows["pid"][known].tolist(), rows["cudaId"][known].tolist(), strict=True)
         return dict(zip(pairs, rows["gpuId"][known].tolist(), strict=True))
 
-    def _operation(self, rows: Rows) -> dict[str, Any]:
+    def _list_operation_columns(self, rows: Rows) -> dict[str, Any]:
         return {
             "start_ns": rows["start"],
             "end_ns": rows["end"],
-            "process": self._processes_of(rows),
+            "process": self._number_processes(rows),
             "device": rows["deviceId"],
             "context": rows["contextId"],
             "stream": rows["streamId"],
@@ -584,16 +600,15 @@ class _Reader:
             "graph_node": rows["graphNodeId"],
         }
 
-    def _thread_name(self, rows: Rows, given: dict[int, str], strings: Strings) -> Callable[[int], str]:
-        """Return a function that names a globalTid: by NVTX, else by the system name of highest priority."""
+    def _find_thread_names(self, rows: Rows, strings: Strings) -> dict[int, str]:
+        """Return the system's name of highest priority of each thread that has one, by globalTid."""
         order = np.argsort(rows["priority"], kind="stable")
         # Thousands of threads of other programs may be named: only those of this trace are looked up.
         order = order[np.isin(rows["globalTid"][order], self.threads.ids)]
-        indices = strings.indices(rows["nameId"][order]).tolist()
+        indices = strings.index_ids(rows["nameId"][order]).tolist()
         known = dict(zip(rows["globalTid"][order].tolist(), indices, strict=True))
         texts = self.names.all()
-        system = {thread: texts[index] for thread, index in known.items() if index >= 0}
-        return lambda global_tid: given.get(global_tid) or system.get(global_tid, "")
+        return {thread: texts[index] for thread, index in known.items() if index >= 0}
 
 
 def _share_columns(operations: dict[str, model.Operations]) -> None:
@@ -602,11 +617,6 @@ def _share_columns(operations: dict[str, model.Operations]) -> None:
         parts = pack_columns([getattr(events, column.name) for events in operations.values()])
         for kind, part in zip(tuple(operations), parts, strict=True):
             operations[kind] = replace(operations[kind], **{column.name: part})
-
-
-def _process_name(rows: Rows) -> Callable[[int], str]:
-    known = dict(zip(rows["globalPid"].tolist(), rows.texts("name"), strict=True))
-    return lambda global_pid: known.get(global_pid) or ""
 
 
 def _format_size(size_bytes: int) -> str:
@@ -622,26 +632,13 @@ def _is_valid_time(start: Int64, end: Int64, open_ended: bool) -> Bool:
     valid = np.empty(len(start), bool)
     for at in range(0, len(start), _ROWS_AT_ONCE):
         part = slice(at, at + _ROWS_AT_ONCE)
-        valid[part] = _is_valid_chunk(start[part], end[part], open_ended)
+        starts, ends = start[part], end[part]
+        ended = (ends >= starts) & (ends < _LATEST_NS)
+        started = (starts > -_LATEST_NS) & (starts < _LATEST_NS)
+        # Of what is out of range the difference may overflow; it is masked by the two conditions above.
+        short = (ends - starts) < _LONGEST_NS
+        valid[part] = started & ((ended & short) | (open_ended & (ends == NULL)))
     return valid
-
-
-def _is_valid_chunk(start: Int64, end: Int64, open_ended: bool) -> Bool:
-    ended = (end >= start) & (end < _LATEST_NS)
-    started = (start > -_LATEST_NS) & (start < _LATEST_NS)
-    # Of what is out of range the difference may overflow; it is masked by the two conditions above.
-    short = (end - start) < _LONGEST_NS
-    valid: Bool = started & ((ended & short) | (open_ended & (end == NULL)))
-    return valid
-
-
-def _geometries(launch: EncodedColumn) -> tuple[Int64, model.Int32]:
-    """Return the distinct launch geometries, one a row, and the row of each kernel; -1 where it has none."""
-    known = np.flatnonzero(launch.values[:, 0] != NULL)
-    known = known[np.lexsort(launch.values[known].T[::-1])]
-    number = np.full(len(launch.values), -1, np.int32)
-    number[known] = np.arange(len(known), dtype=np.int32)
-    return launch.values[known], launch.map_values(number)
 
 
 @dataclass(frozen=True)
@@ -668,39 +665,44 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
             the end of --duration alike). Ranges already open when a collection begins are in no export.
     """
     kind = events["eventType"]
-    text = _texts(events, strings, names)
+    text = _find_texts(events, strings, names)
     scope = _Scope(events.encoded["scope"], kind, text, threads)
     global_tids = events.encoded["scope"].values[:, 0]
     unnamed = names.index("")
     rows: dict[str, Column] = {
         **events.columns,
         "name": text if len(text) and text.min() >= 0 else np.where(text >= 0, text, unnamed).astype(np.int32),
-        "domain": scope.column(scope.domain),
-        "category": scope.column(scope.category),
-        "thread": scope.column(scope.thread),
-        "process": scope.column(to_global_pid(global_tids)),
-        "end_thread": _end_threads(events, threads),
-        "payload": _payload(events["uint64Value"], events["int64Value"]),
+        "domain": scope.expand_to_rows(scope.domain),
+        "category": scope.expand_to_rows(scope.category),
+        "thread": scope.expand_to_rows(scope.thread),
+        "process": scope.expand_to_rows(to_global_pid(global_tids)),
+        "end_thread": _find_end_threads(events, threads),
+        "payload": _merge_payloads(events["uint64Value"], events["int64Value"]),
     }
     is_range, is_mark = np.isin(kind, _PUSH_POPS + _START_ENDS), np.isin(kind, _MARKS)
     is_payload_mark = is_mark & (rows["domain"] == names.find(PAYLOAD_DOMAIN))
     is_sample = is_mark & (rows["domain"] == names.find(COUNTER_DOMAIN))
     of_window = is_range & (rows["domain"] == names.find(WINDOW_DOMAIN))
-    last_ns = _last_ns(events)
-    windows = _windows(_close_ranges(_ranges(_take_rows(rows, of_window), None, names), last_ns, closed_at_ns), names)
-    ranges = _ranges(
-        _take_rows(rows, is_range & ~of_window), _payload_marks(_take_rows(rows, is_payload_mark), names), names
+    # NULL is below every time.
+    last_ns = max(int(events["start"].max()), int(events["end"].max())) if events.count else 0
+    windows = _make_windows(
+        _close_ranges(_make_ranges(_take_rows(rows, of_window), None, names), last_ns, closed_at_ns), names
     )
-    counters = _counters(_take_rows(rows, is_sample), threads)
+    ranges = _make_ranges(
+        _take_rows(rows, is_range & ~of_window), _make_payload_marks(_take_rows(rows, is_payload_mark), names), names
+    )
+    counters = _make_counters(_take_rows(rows, is_sample), threads)
+    names_thread = kind == _THREAD_NAME
+    named_threads = global_tids[events.encoded["scope"].codes[names_thread]].tolist()
+    thread_names = zip(named_threads, text[names_thread].tolist(), strict=True)
+    texts = names.all()
     return Nvtx(
         ranges=_close_ranges(ranges, last_ns, closed_at_ns, windows),
         windows=windows,
-        marks=_marks(_take_rows(rows, is_mark & ~is_payload_mark & ~is_sample)),
+        marks=_make_marks(_take_rows(rows, is_mark & ~is_payload_mark & ~is_sample)),
         counters=counters,
         lost_samples=int(is_sample.sum()) - len(counters),
-        thread_names=_thread_names(
-            global_tids[events.encoded["scope"].codes[kind == _THREAD_NAME]], text[kind == _THREAD_NAME], names
-        ),
+        thread_names={thread: texts[index] for thread, index in thread_names if index >= 0 and texts[index]},
     )
 
 
@@ -711,21 +713,21 @@ class _Scope:
         self._codes = scope.codes
         keys = np.stack([to_global_pid(scope.values[:, 0]), scope.values[:, 1], scope.values[:, 2]])
         of_domain, of_category = np.flatnonzero(kind == _DOMAIN), np.flatnonzero(kind == _CATEGORY)
-        domains = _first_names(text[of_domain], keys[:2, scope.codes[of_domain]])
-        categories = _first_names(text[of_category], keys[:, scope.codes[of_category]])
+        domains = _map_first_names(text[of_domain], keys[:2, scope.codes[of_domain]])
+        categories = _map_first_names(text[of_category], keys[:, scope.codes[of_category]])
         self.domain = _look_up_scopes(domains, keys[:2])
         self.category = _look_up_scopes(categories, keys)
-        self.thread = threads.indices(scope.values[:, 0])
+        self.thread = threads.index_threads(scope.values[:, 0])
 
-    def column(self, of_scope: Column) -> Column:
+    def expand_to_rows(self, of_scope: Column) -> Column:
         """Return the value of each row's scope."""
         return take_values(of_scope, self._codes)
 
 
-def _texts(events: Rows, strings: Strings, names: Names) -> Int32:
+def _find_texts(events: Rows, strings: Strings, names: Names) -> Int32:
     """Return the name index of each row, from its text or else its textId; -1 where it has neither."""
     texts = events.encoded["text"]
-    registered = strings.indices(events.encoded["textId"].values[:, 0])
+    registered = strings.index_ids(events.encoded["textId"].values[:, 0])
     if not texts.values:
         return events.encoded["textId"].map_values(registered)
     text = np.append(names.index_all(texts.values), np.int32(-1))[texts.codes]
@@ -734,19 +736,19 @@ def _texts(events: Rows, strings: Strings, names: Names) -> Int32:
     return text
 
 
-def _end_threads(events: Rows, threads: Threads) -> Int32:
+def _find_end_threads(events: Rows, threads: Threads) -> Int32:
     """Return the number of the thread that closed each range where that is another one than opened it; else -1."""
     closers, openers = events.encoded["closer"], events.encoded["scope"]
-    closer = threads.indices(closers.values[:, 0])
+    closer = threads.index_threads(closers.values[:, 0])
     closer[closers.values[:, 0] == NULL] = -1
     end_threads = closers.map_values(closer)
     if len(closer) == 1 and closer[0] == -1:
         return end_threads
-    opener = openers.map_values(threads.indices(openers.values[:, 0]))
+    opener = openers.map_values(threads.index_threads(openers.values[:, 0]))
     return np.where(end_threads == opener, -1, end_threads).astype(np.int32)
 
 
-def _payload(unsigned: Int64, signed: Int64) -> Int64:
+def _merge_payloads(unsigned: Int64, signed: Int64) -> Int64:
     if is_constant(unsigned):
         return signed if unsigned[0] == NULL else unsigned
     return np.where(unsigned == NULL, signed, unsigned)
@@ -757,11 +759,14 @@ def _take_rows(rows: dict[str, Column], which: Bool) -> dict[str, Column]:
     return {name: select_values(column, which, count) for name, column in rows.items()}
 
 
-def _ranges(rows: dict[str, Column], payload_marks: PayloadMarks | None, names: Names) -> Ranges:
+def _make_ranges(rows: dict[str, Column], payload_marks: PayloadMarks | None, names: Names) -> Ranges:
     """Return the ranges; the end of one that was left open is NULL."""
     payload = rows["payload"]
     style = np.where(np.isin(rows["eventType"], _START_ENDS), START_END, PUSH_POP).astype(np.int8)
     is_segment = is_segment_domain(rows["domain"], names.find) & (style == PUSH_POP)
+    clipped: Bool = rows["end"] == NULL
+    if not (is_constant(rows["traceableClipped"]) and rows["traceableClipped"][0] != 1):
+        clipped |= rows["traceableClipped"] == 1
     identity, fields = np.full(len(style), NULL), np.full(len(style), -1, np.int32)
     if payload_marks is not None:
         identity, fields = match_payload_marks(
@@ -776,18 +781,12 @@ def _ranges(rows: dict[str, Column], payload_marks: PayloadMarks | None, names: 
         thread=rows["thread"],
         end_thread=rows["end_thread"],
         style=fold_constant(style),
-        clipped=_clipped(rows["end"], rows["traceableClipped"]),
+        clipped=clipped,
         payload=payload,
         has_payload=fold_constant((payload != NULL) & (is_segment | ~is_identity(payload))),
         identity=fold_constant(identity),
         fields=fold_constant(fields),
     )
-
-
-def _clipped(end: Column, recorded: Column) -> Bool:
-    """Return which ranges were left open, or are recorded as clipped."""
-    left_open: Bool = end == NULL
-    return left_open if is_constant(recorded) and len(recorded) and recorded[0] != 1 else left_open | (recorded == 1)
 
 
 def _close_ranges(ranges: Ranges, last_ns: int, closed_at_ns: int | None, windows: Windows | None = None) -> Ranges:
@@ -807,7 +806,7 @@ def _close_ranges(ranges: Ranges, last_ns: int, closed_at_ns: int | None, window
     return replace(ranges, end_ns=end_ns, clipped=fold_constant(clipped))
 
 
-def _windows(ranges: Ranges, names: Names) -> Windows:
+def _make_windows(ranges: Ranges, names: Names) -> Windows:
     """Return the windows among the ranges of WINDOW_DOMAIN; the others are nsys's capture ranges."""
     texts = names.all()
     ids = {
@@ -822,30 +821,24 @@ def _windows(ranges: Ranges, names: Names) -> Windows:
     )
 
 
-def _marks(rows: dict[str, Column]) -> Marks:
+def _make_marks(rows: dict[str, Column]) -> Marks:
     return Marks(rows["start"], rows["name"], rows["domain"], rows["category"], rows["thread"])
 
 
-def _payload_marks(rows: dict[str, Column], names: Names) -> PayloadMarks:
+def _make_payload_marks(rows: dict[str, Column], names: Names) -> PayloadMarks:
     identity_only = rows["name"] == names.find(NO_FIELDS)
     return PayloadMarks(rows["start"], rows["name"], identity_only, rows["thread"], rows["process"], rows["payload"])
 
 
-def _counters(rows: dict[str, Column], threads: Threads) -> Counters:
+def _make_counters(rows: dict[str, Column], threads: Threads) -> Counters:
     """Return the samples that hold a finite number; the category of each is the name of its domain."""
     value = np.where(rows["payload"] == NULL, rows["doubleValue"], rows["payload"].astype(np.float64))
     rows = _take_rows({**rows, "value": value}, np.isfinite(value))
-    processes = threads.process_indices(rows["process"])
+    processes = threads.index_processes(rows["process"])
     return Counters(rows["start"], rows["name"], rows["category"], rows["thread"], processes, rows["value"])
 
 
-def _last_ns(events: Rows) -> int:
-    """Return the last time in the table, in ns."""
-    # NULL is below every time.
-    return max(int(events["start"].max()), int(events["end"].max())) if events.count else 0
-
-
-def _first_names(text: Int32, scope: Int64) -> dict[tuple[int, ...], int]:
+def _map_first_names(text: Int32, scope: Int64) -> dict[tuple[int, ...], int]:
     """Return the name index by scope of some rows; of several for one scope the first."""
     keys = [tuple(key) for key in scope.T.tolist()]
     return dict(zip(reversed(keys), reversed(text.tolist()), strict=True))
@@ -854,12 +847,6 @@ def _first_names(text: Int32, scope: Int64) -> dict[tuple[int, ...], int]:
 def _look_up_scopes(known: dict[tuple[int, ...], int], scope: Int64) -> Int32:
     """Return the name index of each column of `scope`; -1 where it has none."""
     return np.array([known.get(tuple(key), -1) for key in scope.T.tolist()], np.int32)
-
-
-def _thread_names(global_tids: Int64, text: Int32, names: Names) -> dict[int, str]:
-    texts = names.all()
-    pairs = zip(global_tids.tolist(), text.tolist(), strict=True)
-    return {thread: texts[index] for thread, index in pairs if index >= 0}
 
 
 def load_mangled_names(path: Path, names: Iterable[str]) -> list[str] | None:

@@ -101,10 +101,10 @@ class _Reader:
             )
         files, threads, processes = (tables[name] for name in (gpu_files.TABLE, gpu_files.THREADS_TABLE, "PROCESSES"))
         self._files = list(
-            zip(files["globalPid"].tolist(), files["clockOffset"].tolist(), files.texts("name"), strict=True)
+            zip(files["globalPid"].tolist(), files["clockOffset"].tolist(), files.list_texts("name"), strict=True)
         )
-        self._process_names = dict(zip(processes["globalPid"].tolist(), processes.texts("name"), strict=True))
-        self._thread_names = dict(zip(threads["globalTid"].tolist(), threads.texts("name"), strict=True))
+        self._process_names = dict(zip(processes["globalPid"].tolist(), processes.list_texts("name"), strict=True))
+        self._thread_names = dict(zip(threads["globalTid"].tolist(), threads.list_texts("name"), strict=True))
         self._threads: dict[int, Threads] = {}
         columns = (threads[name].tolist() for name in ("globalTid", "pthread", "start"))
         for global_tid, pthread, start_ns in zip(*columns, strict=True):

@@ -118,7 +118,7 @@ class Rows:
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
 
-    def texts(self, name: str) -> list[str | None]:
+    def list_texts(self, name: str) -> list[str | None]:
         """Return one column of texts, None for NULL."""
         known = [*self.encoded[name].values, None]
         return [known[code] for code in self.encoded[name].codes.tolist()]

@@ -18,7 +18,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,13 +138,22 @@ class Rows:
     def sort(self, order: Int64) -> None:
         """Bring the rows into `order`. Columns are sorted in place: new ones would leave holes in memory."""
         for name, column in self.columns.items():
-            self.columns[name] = _sorted(column, order)
+            self.columns[name] = _sort_column(column, order)
         for name, one in self.encoded.items():
-            self.encoded[name] = EncodedColumn(_sorted(one.codes, order), one.values)
+            self.encoded[name] = EncodedColumn(_sort_column(one.codes, order), one.values)
 
     def drop_unused_codes(self) -> Rows:
         """Return the same rows, with only the codes and values that some row has."""
-        return Rows(self.count, self.columns, {name: _without_unused(one) for name, one in self.encoded.items()})
+        encoded = {}
+        for name, one in self.encoded.items():
+            used = np.bincount(one.codes[one.codes >= 0], minlength=len(one.values)) > 0
+            number = np.append(np.cumsum(used) - 1, -1).astype(np.int32)
+            if isinstance(one.values, np.ndarray):
+                values: Any = one.values[used]
+            else:
+                values = [one.values[code] for code in np.flatnonzero(used).tolist()]
+            encoded[name] = EncodedColumn(number[one.codes], values)
+        return Rows(self.count, self.columns, encoded)
 
 
 def make_empty_rows(spec: ColumnSpec) -> Rows:
@@ -175,7 +184,7 @@ def to_int32(values: Int64) -> Int32:
     return np.where((values < 0) | (values > np.iinfo(np.int32).max), -1, values).astype(np.int32)
 
 
-def _sorted(column: Column, order: Int64) -> Column:
+def _sort_column(column: Column, order: Int64) -> Column:
     """Return the column in `order`, in its own memory where it can be written to."""
     if is_constant(column) or not column.flags.writeable:
         return select_values(column, order, len(column))
@@ -183,27 +192,11 @@ def _sorted(column: Column, order: Int64) -> Column:
     return column
 
 
-def _without_unused(one: EncodedColumn) -> EncodedColumn:
-    used = np.bincount(one.codes[one.codes >= 0], minlength=len(one.values)) > 0
-    number = np.append(np.cumsum(used) - 1, -1).astype(np.int32)
-    used_codes = np.flatnonzero(used).tolist()
-    values = one.values[used] if isinstance(one.values, np.ndarray) else [one.values[code] for code in used_codes]
-    return EncodedColumn(number[one.codes], values)
-
-
 Prepare: TypeAlias = Callable[[str, Rows], Rows]
 """Processes the rows of a table, by its name, as soon as they are read."""
 
 OnTableStart: TypeAlias = Callable[[Sequence[str]], None]
 """Receives the tables that are being read, each time one is started."""
-
-
-def _as_read(_: str, rows: Rows) -> Rows:
-    return rows
-
-
-def _ignore_tables(_: Sequence[str]) -> None:
-    pass
 
 
 class Database:
@@ -231,11 +224,11 @@ class Database:
                 opened.callback(self._connection.close)
                 # Names in real exports are not always UTF-8 (a Windows capture in a Cyrillic locale): decode by hand.
                 self._connection.text_factory = bytes
-                self._tables = self._layouts()
+                self._tables = self._read_layouts()
             except untrusted.SQLITE_ERRORS as error:
-                raise self._damaged(error) from error
+                raise self._make_damage_error(error) from error
             except OSError as error:
-                raise _unreadable(path, error) from error
+                raise _make_unreadable_error(path, error) from error
             self._close = opened.pop_all().close
 
     def __enter__(self) -> Database:
@@ -244,7 +237,7 @@ class Database:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        changed = self._changed()
+        changed = self._has_changed()
         self._close()
         if changed and (kind is None or issubclass(kind, TraceError)):
             problem = f"{self.path} changed while it was read"
@@ -269,8 +262,8 @@ class Database:
     def read(
         self,
         tables: Mapping[str, ColumnSpec],
-        prepare: Prepare = _as_read,
-        on_table_start: OnTableStart = _ignore_tables,
+        prepare: Prepare = lambda _, rows: rows,
+        on_table_start: OnTableStart = lambda _: None,
     ) -> dict[str, Rows]:
         """Read tables. An absent table reads as an empty one.
 
@@ -305,9 +298,9 @@ class Database:
             # A third thread gained nothing: one table is most of a file.
             return decoding.run(2 if several else 0, on_table_start)
         except DamagedPagesError as error:
-            raise self._damaged(error, decoding.failed) from error
+            raise self._make_damage_error(error, decoding.failed) from error
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise _make_unreadable_error(self.path, error) from error
 
     def _select_rows(self, table: str, spec: ColumnSpec) -> Rows:
         """Return the rows of a table as SQLite reads them."""
@@ -330,15 +323,15 @@ class Database:
                     problem = f"{self.path} is damaged in table {table} (it holds more rows than its size allows)"
                     raise TraceError("too_many_rows", problem, RE_EXPORT)
                 if integers:
-                    chunks.append(self._integers(table, rows, len(integers)))
+                    chunks.append(self._convert_integers(table, rows, len(integers)))
                 for offset, parts in enumerate(floats, start=len(integers)):
-                    parts.append(self._floats(table, rows, offset))
+                    parts.append(self._convert_floats(table, rows, offset))
                 for offset, (seen, parts) in enumerate(
                     zip(known, codes, strict=True), start=len(integers) + len(reals)
                 ):
-                    parts.append(_text_codes(rows, offset, seen))
+                    parts.append(_number_texts(rows, offset, seen))
         except untrusted.SQLITE_ERRORS as error:
-            raise self._damaged(error, table) from error
+            raise self._make_damage_error(error, table) from error
         numbers = np.concatenate(chunks)
         return _assemble_rows(
             spec,
@@ -347,56 +340,63 @@ class Database:
             {name: numbers[:, i] for i, name in enumerate(integers)},
             {name: np.concatenate(parts) for name, parts in zip(reals, floats, strict=True)},
             {
-                name: EncodedColumn(np.concatenate(parts), [str(_text(value)) for value in seen])
+                name: EncodedColumn(np.concatenate(parts), [str(_convert_text(value)) for value in seen])
                 for name, parts, seen in zip(texts, codes, known, strict=True)
             },
         )
 
-    def _floats(self, table: str, rows: list[Any], offset: int) -> NDArray[np.float64]:
+    def _convert_floats(self, table: str, rows: list[Any], offset: int) -> NDArray[np.float64]:
         values = [row[offset] for row in rows]
         if not all(value is None or isinstance(value, float | int) for value in values):
             problem = f"{self.path}: table {table} has a column of numbers with other values"
             raise TraceError("column_not_numeric", problem, RE_EXPORT)
         return np.array(values, np.float64)
 
-    def _integers(self, table: str, rows: list[Any], width: int) -> NDArray[np.int64]:
+    def _convert_integers(self, table: str, rows: list[Any], width: int) -> NDArray[np.int64]:
         try:
             values = np.array(rows if len(rows[0]) == width else [row[:width] for row in rows])
         except ValueError as error:
-            raise self._damaged(error, table) from error
+            raise self._make_damage_error(error, table) from error
         if values.dtype != np.int64:
             problem = f"{self.path}: table {table} has a column of whole numbers with other values"
             raise TraceError("column_not_whole_numbers", problem, RE_EXPORT)
         return values
 
-    def _layouts(self) -> dict[str, Layout]:
+    def _read_layouts(self) -> dict[str, Layout]:
         """Return how each table lies in the file, by name."""
         rows = self._connection.execute("SELECT type, name, tbl_name, rootpage FROM sqlite_master").fetchall()
         # An INTEGER PRIMARY KEY is an alias of the rowid, but one that is DESC has an index of its own and is not.
-        indexed = {table for kind, name, table, _ in rows if kind == b"index" and _is_made_by_sqlite(name)}
+        indexed = {
+            table
+            for kind, name, table, _ in rows
+            if kind == b"index" and isinstance(name, bytes) and name.startswith(b"sqlite_autoindex_")
+        }
         # A quote in a name would end the quoting in our queries; no table of nsys has one.
         quotable = [row for row in rows if isinstance(row[1], bytes) and b'"' not in row[1]]
         tables = [row for row in quotable if row[0] == b"table" and row[3]]
-        self._others = {str(_text(row[1])) for row in quotable if row[0] in (b"table", b"view")}
-        self._others -= {str(_text(row[1])) for row in tables}
-        return {str(_text(name)): self._layout(str(_text(name)), root, name in indexed) for _, name, _, root in tables}
+        self._others = {str(_convert_text(row[1])) for row in quotable if row[0] in (b"table", b"view")}
+        self._others -= {str(_convert_text(row[1])) for row in tables}
+        return {
+            str(_convert_text(name)): self._read_layout(str(_convert_text(name)), root, name in indexed)
+            for _, name, _, root in tables
+        }
 
-    def _layout(self, table: str, root: object, indexed: bool) -> Layout:
+    def _read_layout(self, table: str, root: object, indexed: bool) -> Layout:
         rows = self._connection.execute(f'PRAGMA {_COLUMNS_PRAGMA}("{table}")').fetchall()
         shown = [row for row in rows if not any(row[6:])]
-        types = {str(_text(row[1])): str(_text(row[2]) or "").upper() for row in shown}
-        keys = [str(_text(row[1])) for row in shown if row[5]]
+        types = {str(_convert_text(row[1])): str(_convert_text(row[2]) or "").upper() for row in shown}
+        keys = [str(_convert_text(row[1])) for row in shown if row[5]]
         is_rowid = len(keys) == 1 and types[keys[0]] == "INTEGER"
         return Layout(
             root=root if isinstance(root, int) else 0,
-            positions={str(_text(row[1])): row[0] for row in shown},
+            positions={str(_convert_text(row[1])): row[0] for row in shown},
             types=types,
             rowid=keys[0] if is_rowid else None,
             decodable=isinstance(root, int)
             and 1 < root < 1 << 32
             and len(shown) == len(rows)
             and not (is_rowid and indexed),
-            defaults=frozenset(str(_text(row[1])) for row in shown if row[4] not in (None, b"NULL")),
+            defaults=frozenset(str(_convert_text(row[1])) for row in shown if row[4] not in (None, b"NULL")),
         )
 
     def _get_state(self) -> tuple[int, int]:
@@ -404,7 +404,7 @@ class Database:
         status = os.fstat(self._descriptor)
         return status.st_size, status.st_mtime_ns
 
-    def _changed(self) -> bool:
+    def _has_changed(self) -> bool:
         """Return whether the file is another one than when it was checked."""
         try:
             if self._get_state() != self._opened or self._opened[0] != self.size_bytes:
@@ -414,7 +414,7 @@ class Database:
         except OSError:
             return True
 
-    def _damaged(self, error: Exception, table: str | None = None) -> TraceError:
+    def _make_damage_error(self, error: Exception, table: str | None = None) -> TraceError:
         where = f" in table {table}" if table else ""
         # SQLite quotes the damaged text itself, which may be long and have many lines.
         cause = "".join(c if c.isprintable() else "?" for c in untrusted.format_sqlite_error(error))[:_LONGEST_CAUSE]
@@ -437,9 +437,11 @@ def _check_size(path: Path) -> int:
         size = path.stat().st_size
         with untrusted.open_regular(path, follow=True) as file:
             header = file.read(100)
-        unfinished = [name for name in _journals(path) if name.is_file() and name.stat().st_size]
+        # SQLite's write-ahead log and rollback journal.
+        journals = [path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")]
+        unfinished = [journal for journal in journals if journal.is_file() and journal.stat().st_size]
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _make_unreadable_error(path, error) from error
     if not size:
         remedy = "the export failed or has not started writing; export the report again"
         raise TraceError("file_empty", f"{path} is empty", remedy)
@@ -454,14 +456,9 @@ def _check_size(path: Path) -> int:
     return size
 
 
-def _unreadable(path: Path, error: OSError) -> TraceError:
+def _make_unreadable_error(path: Path, error: OSError) -> TraceError:
     remedy = "check its permissions" if isinstance(error, PermissionError) else "check its disk"
     return TraceError("file_unreadable", f"{path} can't be read ({error.strerror})", remedy)
-
-
-def _journals(path: Path) -> Iterable[Path]:
-    """Return the paths of SQLite's write-ahead log and rollback journal."""
-    return (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
 
 
 def _check_whole(path: Path, size: int, header: bytes) -> None:
@@ -477,10 +474,6 @@ def _check_whole(path: Path, size: int, header: bytes) -> None:
         raise TraceError("file_cut_off", f"{path} is truncated: it has {size} of {stated} bytes", RE_EXPORT)
 
 
-def _is_made_by_sqlite(index: object) -> bool:
-    return isinstance(index, bytes) and index.startswith(b"sqlite_autoindex_")
-
-
 def _assemble_rows(
     spec: ColumnSpec,
     present: frozenset[str],
@@ -494,12 +487,14 @@ def _assemble_rows(
     columns |= {name: integers[name] for name in spec.integers if name in integers}
     columns |= {name: to_int32(integers[name]) for name in spec.small if name in integers}
     columns |= reals
-    encoded = {name: _key([integers.get(member) for member in members], count) for name, members in spec.keys.items()}
+    encoded = {
+        name: _encode_key([integers.get(member) for member in members], count) for name, members in spec.keys.items()
+    }
     encoded |= {name: texts.get(name, EncodedColumn(np.full(count, -1, np.int32), [])) for name in spec.texts}
     return Rows(count, columns, encoded)
 
 
-def _key(members: list[Column | None], count: int) -> EncodedColumn:
+def _encode_key(members: list[Column | None], count: int) -> EncodedColumn:
     """Number the distinct rows of some columns, of which those that are absent hold NULL, in order of appearance."""
     columns = [np.full(count, NULL) if member is None else member for member in members]
     rows = np.stack(columns, axis=1) if columns else np.empty((count, 0), np.int64)
@@ -512,7 +507,7 @@ def _key(members: list[Column | None], count: int) -> EncodedColumn:
     return EncodedColumn(number[inverse.reshape(-1)], rows[first[order]])
 
 
-def _text_codes(rows: list[Any], offset: int, known: dict[object, int]) -> Column:
+def _number_texts(rows: list[Any], offset: int, known: dict[object, int]) -> Column:
     """Number one text column of `rows`, each distinct value in order of appearance; -1 for NULL."""
     values = [row[offset] for row in rows]
     # 12 and 12.0 are equal, their texts are not.
@@ -520,7 +515,7 @@ def _text_codes(rows: list[Any], offset: int, known: dict[object, int]) -> Colum
     return np.array([-1 if key is None else known.setdefault(key, len(known)) for key in keys], np.int32)
 
 
-def _text(value: object) -> str | None:
+def _convert_text(value: object) -> str | None:
     """Turn what SQLite stored in a text column into text; bytes that are not UTF-8 become escapes."""
     if value is None or isinstance(value, str):
         return value
@@ -681,15 +676,14 @@ class Pages:
         page_size = int.from_bytes(header[16:18], "big")
         self._page_size = 65536 if page_size == 1 else page_size
         self._usable = self._page_size - header[20]
-        self._count = self._pages_of(header, size_bytes) if self._page_size else 0
+        self._count = 0
+        if self._page_size:
+            # As SQLite counts them. https://www.sqlite.org/fileformat.html, 1.3.7.
+            stated, whole = int.from_bytes(header[28:32], "big"), size_bytes // self._page_size
+            self._count = stated if 0 < stated <= whole and header[24:28] == header[92:96] else whole
         # Auto-vacuum: SQLite may find overflow pages by another way than the chain.
         plain = header[18:20] == _ROLLBACK and header[52:56] == bytes(4) and header[56:60] == bytes((0, 0, 0, _UTF8))
         self.readable = DECODER_AVAILABLE and plain and self._count > 0 and self._usable >= 480
-
-    def _pages_of(self, header: bytes, size_bytes: int) -> int:
-        """Return the number of pages, as SQLite counts them. https://www.sqlite.org/fileformat.html, 1.3.7."""
-        stated, whole = int.from_bytes(header[28:32], "big"), size_bytes // self._page_size
-        return stated if 0 < stated <= whole and header[24:28] == header[92:96] else whole
 
     def stop(self) -> None:
         """Make `decode_rows` raise `StoppedError`: soon in other threads, and in every later call."""
@@ -720,7 +714,14 @@ class Pages:
         except _pages.UnsupportedError:
             return None
         results = {name: value for (_, name, _), value in zip(requested, decoded, strict=True)}
-        return _assemble_decoded_rows(spec, present, count, results)
+        decoded_columns = make_null_columns(spec, present, count)
+        for names, dtype in ((spec.integers, np.int64), (spec.small, np.int32), (spec.reals, np.float64)):
+            decoded_columns |= {name: _make_column(results[name], count, dtype) for name in names if name in results}
+        encoded = {name: _decode_key(results.get(name), key, present, count) for name, key in spec.keys.items()}
+        for name in spec.texts:
+            codes, texts = results.get(name, (-1, []))
+            encoded[name] = EncodedColumn(_make_column(codes, count, np.int32), texts)
+        return Rows(count, decoded_columns, encoded)
 
 
 def _list_decoder_columns(spec: ColumnSpec, present: frozenset[str]) -> list[tuple[int, str, tuple[str, ...]]]:
@@ -746,19 +747,7 @@ def _is_stored_as_is(layout: Layout, spec: ColumnSpec, read: list[str]) -> bool:
     return all("INT" in layout.types[name] or not layout.types[name] for name in whole)
 
 
-def _assemble_decoded_rows(spec: ColumnSpec, present: frozenset[str], count: int, results: dict[str, Any]) -> Rows:
-    columns = make_null_columns(spec, present, count)
-    columns |= {name: _array(results[name], count, np.int64) for name in spec.integers if name in results}
-    columns |= {name: _array(results[name], count, np.int32) for name in spec.small if name in results}
-    columns |= {name: _array(results[name], count, np.float64) for name in spec.reals if name in results}
-    encoded = {name: _decoded_key(results.get(name), members, present, count) for name, members in spec.keys.items()}
-    for name in spec.texts:
-        codes, texts = results.get(name, (-1, []))
-        encoded[name] = EncodedColumn(_array(codes, count, np.int32), texts)
-    return Rows(count, columns, encoded)
-
-
-def _decoded_key(decoded: Any, members: tuple[str, ...], present: frozenset[str], count: int) -> EncodedColumn:
+def _decode_key(decoded: Any, members: tuple[str, ...], present: frozenset[str], count: int) -> EncodedColumn:
     codes, distinct = decoded or (0, b"")
     present_members = [i for i, member in enumerate(members) if member in present]
     packed = np.frombuffer(distinct, np.int64) if len(memoryview(distinct)) else np.empty(0, np.int64)
@@ -766,10 +755,10 @@ def _decoded_key(decoded: Any, members: tuple[str, ...], present: frozenset[str]
     values = np.full((numbers, len(members)), np.iinfo(np.int64).min)
     if present_members:
         values[:, present_members] = packed.reshape(numbers, len(present_members))
-    return EncodedColumn(_array(codes, count, np.int32), values)
+    return EncodedColumn(_make_column(codes, count, np.int32), values)
 
 
-def _array(values: Any, count: int, dtype: Any) -> Column:
+def _make_column(values: Any, count: int, dtype: Any) -> Column:
     return (
         make_constant_column(values, count, dtype)
         if isinstance(values, int | float)

@@ -38,14 +38,14 @@ def nvtx_events() -> Iterator[NvtxEvents]:
 
     Fails, with the remedy, where nothing could be recorded.
     """
-    events = _events()
+    events = _open_events()
     if isinstance(events, TraceableError):
         pytest.fail(f"nvtx_events can't record: {events}", pytrace=False)
     yield events
     events.close()
 
 
-def _events() -> NvtxEvents | TraceableError:
+def _open_events() -> NvtxEvents | TraceableError:
     """Return the error instead of raising it: pytest shows a chain of errors where one sentence is enough."""
     try:
         return NvtxEvents(LiveRecording(*attachment.find_recording()))

@@ -71,7 +71,7 @@ class _Attachment:
             return
         # A parent that loaded the plugin too (pytest-xdist's controller) left its variables; NVTX reads them at its
         # first call, so this process can still have a directory of its own.
-        self.directory = _temporary_directory()
+        self.directory = _make_temporary_directory()
         os.environ[environment.NVTX_INJECTION] = str(library)
         os.environ[environment.RECORDING_DIR] = str(self.directory)
         os.environ.pop(environment.FLIGHT_RECORDER, None)
@@ -121,7 +121,7 @@ def find_recording() -> tuple[Path, bool]:
     return _state.directory, _state.shared
 
 
-def _temporary_directory() -> Path:
+def _make_temporary_directory() -> Path:
     """Return where to record, removed when this process ends.
 
     One level below the removed directory: a child that outlives this process creates the directory of its environment,
@@ -160,7 +160,7 @@ def _wake_traceable() -> None:
     import traceable
     from traceable.annotation import nvtx_backend, ranges
 
-    holder = _holder_of({id(value) for value in vars(ranges).values() if getattr(value, "__module__", "") == _RANGES})
+    holder = _find_holder({id(value) for value in vars(ranges).values() if getattr(value, "__module__", "") == _RANGES})
     if holder or nvtx_backend._interned:
         where = f" by {holder}" if holder else ""
         problem = f"traceable was imported{where} before traceable.testing was loaded"
@@ -173,7 +173,7 @@ def _wake_traceable() -> None:
 _RANGES = "traceable.annotation.ranges"
 
 
-def _holder_of(objects: set[int]) -> str | None:
+def _find_holder(objects: set[int]) -> str | None:
     """Return the name of a module that is not ours and holds one of the objects, by id."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "traceable":

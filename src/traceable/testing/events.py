@@ -143,15 +143,15 @@ class NvtxEvents:
             name: only those of this name.
             domain: only those of this domain; None for the default domain. All domains by default.
         """
-        return [range_ for range_ in self._read().ranges if _matches(range_, name, domain)]
+        return [range_ for range_ in self._read().ranges if _is_match(range_, name, domain)]
 
     def marks(self, name: str | None = None, *, domain: str | None = _EVERY_DOMAIN) -> list[Mark]:
         """Return the marks in the order of time. Arguments as for `ranges`."""
-        return [mark for mark in self._read().marks if _matches(mark, name, domain)]
+        return [mark for mark in self._read().marks if _is_match(mark, name, domain)]
 
     def counters(self, name: str | None = None, *, domain: str | None = _EVERY_DOMAIN) -> list[Sample]:
         """Return the samples of counters in the order of time. Arguments as for `ranges`."""
-        return [sample for sample in self._read().samples if _matches(sample, name, domain)]
+        return [sample for sample in self._read().samples if _is_match(sample, name, domain)]
 
     def names(self) -> Counter[str]:
         """Return how many ranges there are of each name."""
@@ -193,7 +193,7 @@ class NvtxEvents:
         return self._events
 
 
-def _matches(event: Range | Mark | Sample, name: str | None, domain: str | None) -> bool:
+def _is_match(event: Range | Mark | Sample, name: str | None, domain: str | None) -> bool:
     return (name is None or event.name == name) and (domain is _EVERY_DOMAIN or event.domain == domain)
 
 
@@ -203,29 +203,29 @@ def _build_events(trace: Trace, rows: list[Row]) -> _Events:
     mark_rows = [row for row in rows if row.kind == _MARK_TYPE]
     if [row.start_ns for row in range_rows] != trace.ranges.start_ns.tolist():
         raise AssertionError("the rows of the recording are not in the trace's order")
-    fields = _fields(row for row in mark_rows if row.domain == PAYLOAD_DOMAIN)
+    fields = _read_fields(row for row in mark_rows if row.domain == PAYLOAD_DOMAIN)
     instances = find_instances(trace)
-    first = _first_ranges(trace, instances)
+    first = _find_first_ranges(trace, instances)
     order = np.lexsort((np.arange(len(instances)), instances.start_ns))
     place = np.empty(len(instances), np.int64)
     place[order] = np.arange(len(instances))
     return _Events(
-        tuple(_range(trace, instances, int(i), int(first[i]), range_rows[first[i]], fields) for i in order),
+        tuple(_make_range(trace, instances, int(i), int(first[i]), range_rows[first[i]], fields) for i in order),
         tuple(int(place[instances.parent[i]]) if instances.parent[i] >= 0 else -1 for i in order),
-        tuple(_mark(row, fields) for row in mark_rows if row.domain not in (PAYLOAD_DOMAIN, COUNTER_DOMAIN)),
-        tuple(_sample(row) for row in mark_rows if row.domain == COUNTER_DOMAIN and row.payload is not None),
+        tuple(_make_mark(row, fields) for row in mark_rows if row.domain not in (PAYLOAD_DOMAIN, COUNTER_DOMAIN)),
+        tuple(_make_sample(row) for row in mark_rows if row.domain == COUNTER_DOMAIN and row.payload is not None),
     )
 
 
 _Fields = dict[tuple[int, int | float | None], dict[str, Any]]
 
 
-def _fields(payload_rows: Iterable[Row]) -> _Fields:
+def _read_fields(payload_rows: Iterable[Row]) -> _Fields:
     """Return the named fields by process and identity."""
     return {(row.global_tid >> 24, row.payload): json.loads(row.name) for row in payload_rows}
 
 
-def _payload(row: Row, fields: _Fields) -> Payload:
+def _decode_payload(row: Row, fields: _Fields) -> Payload:
     """Return the user's payload: an identity is ours, and stands for named fields or for nothing."""
     if row.unsigned_payload is not None:
         return row.unsigned_payload & 0xFFFFFFFFFFFFFFFF
@@ -234,7 +234,7 @@ def _payload(row: Row, fields: _Fields) -> Payload:
     return row.payload
 
 
-def _first_ranges(trace: Trace, instances: Instances) -> Any:
+def _find_first_ranges(trace: Trace, instances: Instances) -> Any:
     """Return for each instance its row in `trace.ranges`; for a coroutine without a whole, its first segment's."""
     ranges = trace.ranges
     is_segment = is_segment_domain(ranges.domain, trace.name_index) & (ranges.style == PUSH_POP) & ranges.has_payload
@@ -249,7 +249,7 @@ def _first_ranges(trace: Trace, instances: Instances) -> Any:
     return first
 
 
-def _range(trace: Trace, instances: Instances, i: int, first: int, row: Row, fields: _Fields) -> Range:
+def _make_range(trace: Trace, instances: Instances, i: int, first: int, row: Row, fields: _Fields) -> Range:
     task = bool(instances.task[i])
     orphan = task and trace.ranges.style[first] != START_END
     return Range(
@@ -257,31 +257,31 @@ def _range(trace: Trace, instances: Instances, i: int, first: int, row: Row, fie
         domain=None if orphan else row.domain,
         category=row.category,
         color=row.color,
-        payload=_payload(row, fields),
+        payload=_decode_payload(row, fields),
         start_ns=row.start_ns,
         end_ns=None if instances.clipped[i] else int(instances.end_ns[i]),
         active_ns=int(instances.active_ns[i]) if task else None,
-        thread=_thread(row),
-        process=_process(row),
+        thread=_get_tid(row),
+        process=_get_pid(row),
         path=tuple(trace.names[part] for part in instances.paths[instances.path[i]]),
     )
 
 
-def _mark(row: Row, fields: _Fields) -> Mark:
-    payload = _payload(row, fields)
-    return Mark(row.name, row.domain, row.category, row.color, payload, row.start_ns, _thread(row), _process(row))
+def _make_mark(row: Row, fields: _Fields) -> Mark:
+    payload = _decode_payload(row, fields)
+    return Mark(row.name, row.domain, row.category, row.color, payload, row.start_ns, _get_tid(row), _get_pid(row))
 
 
-def _sample(row: Row) -> Sample:
+def _make_sample(row: Row) -> Sample:
     """Return a sample; the category of its mark is the domain that the user gave."""
     assert row.payload is not None
     domain = None if row.category is None else str(row.category)
-    return Sample(row.name, domain, row.payload, row.start_ns, _thread(row), _process(row))
+    return Sample(row.name, domain, row.payload, row.start_ns, _get_tid(row), _get_pid(row))
 
 
-def _thread(row: Row) -> int:
+def _get_tid(row: Row) -> int:
     return row.global_tid & 0xFFFFFF
 
 
-def _process(row: Row) -> int:
+def _get_pid(row: Row) -> int:
     return row.global_tid >> 24 & 0xFFFFFF

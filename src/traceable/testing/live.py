@@ -81,13 +81,14 @@ class LiveRecording:
     def restart(self) -> None:
         """Read from now on."""
         self._from = self.read_end_offsets()
-        self._dropped = {process.directory: process.dropped for process in self._processes()}
+        processes = rec.read_recording(self._directory).processes
+        self._dropped = {process.directory: process.dropped for process in processes}
 
     def read_end_offsets(self) -> dict[Path, int]:
         """Return how far each thread's file is written, in bytes: the end of its last whole event."""
         for directory in self._process_directories():
             for path in sorted(directory.glob("*.events")):
-                self._offsets[path] = _end_of_events(path, self._offsets.get(path, _HEADER_BYTES))
+                self._offsets[path] = _find_end_of_events(path, self._offsets.get(path, _HEADER_BYTES))
         return dict(self._offsets)
 
     def read(self, offsets: dict[Path, int]) -> tuple[Trace, list[Row]] | None:
@@ -108,14 +109,14 @@ class LiveRecording:
             for directory in self._process_directories():
                 _link(directory, ("process", "names"), part / directory.name)
             recording = rec.read_recording(part)
-            self._check(recording)
+            self._check_dropped(recording)
             if not write_database(recording, database, complete=False).events:
                 return None
             with closing(sqlite3.connect(database)) as connection:
                 rows = [Row(*row) for row in connection.execute(_ROWS)]
             return load(database), rows
 
-    def _check(self, recording: rec.Recording) -> None:
+    def _check_dropped(self, recording: rec.Recording) -> None:
         for process in recording.processes:
             before = self._dropped.get(self._directory / process.directory.name, 0)
             if process.dropped > before:
@@ -125,9 +126,6 @@ class LiveRecording:
                     "free space on that disk, or set TRACEABLE_RECORDING_MAX_BYTES for a longer recording",
                 )
 
-    def _processes(self) -> tuple[rec.ProcessRecording, ...]:
-        return rec.read_recording(self._directory).processes
-
     def _process_directories(self) -> Iterator[Path]:
         if not self._directory.is_dir():
             return
@@ -136,7 +134,7 @@ class LiveRecording:
                 yield directory
 
 
-def _end_of_events(path: Path, begin: int) -> int:
+def _find_end_of_events(path: Path, begin: int) -> int:
     """Return the offset after the last whole event at or after `begin`.
 
     The records before an event that belong to it stay with it: another thread may be writing just now.

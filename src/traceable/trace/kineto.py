@@ -282,15 +282,15 @@ class _TraceTables:
 
     def _build_columns(self, gpus: Mapping[int, int]) -> dict[str, Columns]:
         events, zero_ns = self._file.events, self._file.begin_ns or 0
-        process_of = _process_of_correlations(self._file)
+        process_of = _map_correlations_to_pids(self._file)
         columns_by_kind: dict[str, Columns] = {
-            "calls": _calls(events.calls),
-            "overheads": {"name": _int32(events.overheads, "name")},
+            "calls": _build_call_columns(events.calls),
+            "overheads": {"name": _make_int32_column(events.overheads, "name")},
         }
         for kind, own in OPERATIONS.items():
             table: Table = getattr(events, kind)
-            columns: Columns = {name: _int32(table, name) for name in ("context", "stream", *own)}
-            columns["device"] = renumber_devices(_int32(table, "device"), gpus)
+            columns: Columns = {name: _make_int32_column(table, name) for name in ("context", "stream", *own)}
+            columns["device"] = renumber_devices(_make_int32_column(table, "device"), gpus)
             columns["correlation"] = table.column("correlation")
             columns["graph_node"] = fold_constant(table.column("graph_node"))
             if "size_bytes" in table.columns:
@@ -334,17 +334,17 @@ class _TraceTables:
         return model.Thread(global_id, parse_id(tid), number, within[1] if within else stated)
 
 
-def _calls(table: Table) -> Columns:
+def _build_call_columns(table: Table) -> Columns:
     return {
-        "name": _int32(table, "name"),
-        "thread": _int32(table, "thread"),
+        "name": _make_int32_column(table, "name"),
+        "thread": _make_int32_column(table, "thread"),
         "correlation": table.column("correlation"),
         "driver": table.column("driver").astype(np.int8),
         "return_value": make_constant_column(NULL, len(table), np.int64),
     }
 
 
-def _process_of_correlations(file: File) -> dict[int, Any]:
+def _map_correlations_to_pids(file: File) -> dict[int, Any]:
     """Return the pid whose call has each correlation, if the file has calls of several processes; else nothing.
 
     A correlation that calls of two processes have counts for the main one.
@@ -370,7 +370,7 @@ def _sort_columns(columns: Columns) -> Columns:
     }
 
 
-def _int32(table: Table, name: str) -> Int32:
+def _make_int32_column(table: Table, name: str) -> Int32:
     return table.column(name).astype(np.int32)
 
 
@@ -422,23 +422,23 @@ def build_devices(files: Sequence[File], gpus: Mapping[Path, Mapping[int, int]])
             if type(cuda) is int and (not is_renumbered or cuda in gpus[file.path]):
                 number = gpus[file.path].get(cuda, cuda)
                 if number not in devices_by_number or cuda in gpus[file.path]:
-                    devices_by_number[number] = _device(number, entry)
+                    devices_by_number[number] = _make_device(number, entry)
     return tuple(devices_by_number[number] for number in sorted(devices_by_number))
 
 
-def _device(number: int, properties: dict[str, Any]) -> model.Device:
-    def size(name: str) -> int | None:
+def _make_device(number: int, properties: dict[str, Any]) -> model.Device:
+    def read_number(name: str) -> int | None:
         value = properties.get(name)
         return value if type(value) is int else None
 
-    major, minor, name = size("computeMajor"), size("computeMinor"), properties.get("name")
+    major, minor, name = read_number("computeMajor"), read_number("computeMinor"), properties.get("name")
     return model.Device(
         number=number,
         name=escape_text(name) if isinstance(name, str) else "",
         bus="",
-        memory_bytes=size("totalGlobalMem"),
+        memory_bytes=read_number("totalGlobalMem"),
         memory_bytes_per_s=None,
-        multiprocessors=size("numSms"),
+        multiprocessors=read_number("numSms"),
         compute_capability=None if major is None or minor is None else (major, minor),
     )
 
@@ -462,27 +462,27 @@ def build_annotation_columns(events: FileEvents, zero_ns: int, processes: Int32)
         processes: the number of the process of each of its threads.
     """
     names = events.names
-    rows = _rows(events.ranges, zero_ns, processes)
+    rows = _build_rows(events.ranges, zero_ns, processes)
     clipped = rows.pop("open") == 1
     if events.end_ns is not None:
         # The profiler ends what is still going on when it stops.
         clipped |= rows["end_ns"] >= events.end_ns - zero_ns
     rows["clipped"] = clipped
-    marks = _rows(events.marks, zero_ns, processes)
+    marks = _build_rows(events.marks, zero_ns, processes)
     is_payload_mark = marks["domain"] == names.find(PAYLOAD_DOMAIN)
     is_sample = marks["domain"] == names.find(COUNTER_DOMAIN)
     of_window = rows["domain"] == names.find(WINDOW_DOMAIN)
     return {
-        "ranges": _ranges(_take_rows(rows, ~of_window), _take_rows(marks, is_payload_mark), names),
-        "windows": _windows(_take_rows(rows, of_window), names),
+        "ranges": _build_range_columns(_take_rows(rows, ~of_window), _take_rows(marks, is_payload_mark), names),
+        "windows": _build_window_columns(_take_rows(rows, of_window), names),
         "marks": _select_columns(
             _take_rows(marks, ~is_payload_mark & ~is_sample), ("start_ns", "name", "domain", "category", "thread")
         ),
-        "counters": _counters(_take_rows(marks, is_sample)),
+        "counters": _build_counter_columns(_take_rows(marks, is_sample)),
     }
 
 
-def _rows(table: Table, zero_ns: int, processes: Int32) -> Columns:
+def _build_rows(table: Table, zero_ns: int, processes: Int32) -> Columns:
     columns: Columns = {name: table.column(name) for name in table.columns}
     rows: Columns = {
         name: columns[name].astype(np.int32)
@@ -510,7 +510,7 @@ def _select_columns(rows: Columns, names: tuple[str, ...]) -> Columns:
     return {name: rows[name] for name in names}
 
 
-def _ranges(rows: Columns, marks: Columns, names: Names) -> Columns:
+def _build_range_columns(rows: Columns, marks: Columns, names: Names) -> Columns:
     payload = rows["payload"]
     is_segment = is_segment_domain(rows["domain"], names.find) & (rows["style"] == PUSH_POP)
     identity_only = marks["name"] == names.find(NO_FIELDS)
@@ -527,7 +527,7 @@ def _ranges(rows: Columns, marks: Columns, names: Names) -> Columns:
     }
 
 
-def _windows(rows: Columns, names: Names) -> Columns:
+def _build_window_columns(rows: Columns, names: Names) -> Columns:
     """Return the windows among the ranges of WINDOW_DOMAIN, under their ids."""
     texts = names.all()
     which = np.array([texts[name].startswith(WINDOW_PREFIX) for name in rows["name"].tolist()], np.bool_)
@@ -536,7 +536,7 @@ def _windows(rows: Columns, names: Names) -> Columns:
     return {**windows, "name": np.array(ids, np.int32)}
 
 
-def _counters(rows: Columns) -> Columns:
+def _build_counter_columns(rows: Columns) -> Columns:
     """Return the samples that hold a finite number; the category of each is the name of its domain."""
     whole, real = rows["payload"], rows["real"]
     value = np.where(whole != NULL, whole.astype(np.float64), np.where(real != NULL, real.view(np.float64), np.nan))

@@ -148,7 +148,7 @@ def read_file(path: Path) -> File:
         path=path,
         size_bytes=path.stat().st_size,
         events=events,
-        wall_offset_ns=_to_wall_ns(metadata.get("baseTimeNanoseconds"), events),
+        wall_offset_ns=_find_wall_offset(metadata.get("baseTimeNanoseconds"), events),
         # Kineto has written it as a text, too.
         rank=int(rank) if isinstance(rank, int | str) and str(rank).isdecimal() else None,
         host=host if isinstance(host, str) else "",
@@ -156,7 +156,7 @@ def read_file(path: Path) -> File:
     )
 
 
-def _to_wall_ns(base: Any, events: FileEvents) -> int | None:
+def _find_wall_offset(base: Any, events: FileEvents) -> int | None:
     """Return the offset of a time to ns since 1970. Until 2024 that was 0, and no base was written."""
     times = [time for time in (events.begin_ns, events.first_ns) if time is not None]
     if not times:
@@ -230,20 +230,20 @@ class FileEvents:
         self._ended: dict[int, tuple[int, int]] = {}
         self._metadata_so_far = document.metadata
         self._take: dict[str, Callable[[dict[str, Any], int, int], None]] = {
-            "user_annotation": self._range,
-            "cuda_runtime": self._runtime_call,
-            "runtime": self._runtime_call,
-            "cuda_driver": self._driver_call,
-            "kernel": self._kernel,
-            "gpu_memcpy": self._copy,
-            "memcpy": self._copy,
-            "gpu_memset": self._memset,
-            "memset": self._memset,
-            "cuda_sync": self._synchronization,
-            "overhead": self._overhead,
+            "user_annotation": self._take_range,
+            "cuda_runtime": self._take_runtime_call,
+            "runtime": self._take_runtime_call,
+            "cuda_driver": self._take_driver_call,
+            "kernel": self._take_kernel,
+            "gpu_memcpy": self._take_copy,
+            "memcpy": self._take_copy,
+            "gpu_memset": self._take_memset,
+            "memset": self._take_memset,
+            "cuda_sync": self._take_synchronization,
+            "overhead": self._take_overhead,
         }
-        for event in document.events():
-            self._event(event)
+        for event in document.read_events():
+            self._read_event(event)
         self._pair_pieces()
         self._extend_open_ranges()
         self._pair_starts()
@@ -252,7 +252,7 @@ class FileEvents:
             self._drop_strays()
         self.metadata = document.metadata
 
-    def _event(self, event: dict[str, Any]) -> None:
+    def _read_event(self, event: dict[str, Any]) -> None:
         phase = event.get("ph")
         if phase == "X":
             start = to_nanoseconds(event.get("ts"))
@@ -265,9 +265,9 @@ class FileEvents:
             # Kineto of every version writes a correlation too: these are read again in the rare trace without.
             return
         elif phase == "M":
-            self._metadata(event)
+            self._read_metadata(event)
         elif phase == "i":
-            self._instant(event)
+            self._read_instant(event)
         elif phase in ("B", "E"):
             time = to_nanoseconds(event.get("ts"))
             if time is None:
@@ -279,16 +279,16 @@ class FileEvents:
 
     def _complete(self, event: dict[str, Any], start: int, end: int) -> None:
         # Kineto wrote Kernel, Memcpy, Runtime and Operator until 2022.
-        kind = (text(event.get("cat")) or "no category").lower()
+        kind = (parse_text(event.get("cat")) or "no category").lower()
         take = self._take.get(kind)
         if take is None and kind == "operator" and str(event.get("name"))[:13] == "ProfilerStep#":
-            take = self._range
+            take = self._take_range
         if kind == "trace":
             self.begin_ns = start if self.begin_ns is None else min(self.begin_ns, start)
             return
         if take is None:
             if kind == "gpu_user_annotation":
-                self._launching.add(integer(get_args(event).get("External id")))
+                self._launching.add(parse_integer(get_args(event).get("External id")))
             if kind in _OF_THE_CPU:
                 self.is_kineto = True
                 self._count_process(event)
@@ -301,8 +301,8 @@ class FileEvents:
         if self.last_ns is None or end > self.last_ns:
             self.last_ns = end
 
-    def _range(self, event: dict[str, Any], start: int, end: int) -> None:
-        name = text(event.get("name")) or ""
+    def _take_range(self, event: dict[str, Any], start: int, end: int) -> None:
+        name = parse_text(event.get("name")) or ""
         step = _STEP.fullmatch(name)
         if step is not None:
             decoded = DecodedName(step[1], int(step[2]))
@@ -310,13 +310,13 @@ class FileEvents:
             decoded = decode_name(name)
         else:
             decoded = DecodedName(name)
-        thread = self._thread(event)
+        thread = self._number_thread(event)
         if decoded.kind == START:
             self._begun[decoded.number] = start, decoded, thread
         elif decoded.kind == END:
             self._ended[decoded.number] = start, thread
         elif decoded.kind == MARK:
-            scope = self._optional(decoded.domain), self._optional(decoded.category)
+            scope = self._number_optional(decoded.domain), self._number_optional(decoded.category)
             row = (
                 start,
                 start,
@@ -329,7 +329,7 @@ class FileEvents:
             self.marks.values.extend(row)
         else:
             if start == end:
-                self._momentary.append((len(self.ranges), integer(get_args(event).get("External id"))))
+                self._momentary.append((len(self.ranges), parse_integer(get_args(event).get("External id"))))
             self._add_range(decoded, start, end, thread, "still open" in event, PUSH_POP, -1)
 
     def _add_range(
@@ -337,92 +337,92 @@ class FileEvents:
     ) -> None:
         name, domain, category = (
             self.names.index(decoded.name),
-            self._optional(decoded.domain),
-            self._optional(decoded.category),
+            self._number_optional(decoded.domain),
+            self._number_optional(decoded.category),
         )
         self.ranges.values.extend(
             (start, end, name, thread, decoded.payload, int(still_open), domain, category, style, closer)
         )
 
-    def _optional(self, name: str) -> int:
+    def _number_optional(self, name: str) -> int:
         return self.names.index(name) if name else -1
 
-    def _runtime_call(self, event: dict[str, Any], start: int, end: int) -> None:
-        self._call(event, start, end, 0)
+    def _take_runtime_call(self, event: dict[str, Any], start: int, end: int) -> None:
+        self._add_call(event, start, end, 0)
 
-    def _driver_call(self, event: dict[str, Any], start: int, end: int) -> None:
-        self._call(event, start, end, 1)
+    def _take_driver_call(self, event: dict[str, Any], start: int, end: int) -> None:
+        self._add_call(event, start, end, 1)
 
-    def _call(self, event: dict[str, Any], start: int, end: int, driver: int) -> None:
-        correlation = integer(get_args(event).get("correlation")) or NULL
+    def _add_call(self, event: dict[str, Any], start: int, end: int, driver: int) -> None:
+        correlation = parse_integer(get_args(event).get("correlation")) or NULL
         if correlation == NULL:
             self._flows.await_flow(self.calls, event, start)
-        name = self._name(event)
-        self.calls.values.extend((start, end, name, self._thread(event), correlation, driver))
+        name = self._number_name(event)
+        self.calls.values.extend((start, end, name, self._number_thread(event), correlation, driver))
 
-    def _kernel(self, event: dict[str, Any], start: int, end: int) -> None:
+    def _take_kernel(self, event: dict[str, Any], start: int, end: int) -> None:
         args = get_args(event)
-        operation = self._operation(self.kernels, event, args, start, end)
-        self.kernels.values.extend((*operation, self._name(event), self._geometry(args)))
+        operation = self._read_operation(self.kernels, event, args, start, end)
+        self.kernels.values.extend((*operation, self._number_name(event), self._number_geometry(args)))
 
-    def _copy(self, event: dict[str, Any], start: int, end: int) -> None:
+    def _take_copy(self, event: dict[str, Any], start: int, end: int) -> None:
         args = get_args(event)
-        operation = self._operation(self.copies, event, args, start, end)
+        operation = self._read_operation(self.copies, event, args, start, end)
         kinds = parse_copy_kinds(event.get("name"))
-        devices = small(args.get("fromDevice")), small(args.get("toDevice"))
-        self.copies.values.extend((*operation, size(args.get("bytes")), *kinds, *devices))
+        devices = parse_small(args.get("fromDevice")), parse_small(args.get("toDevice"))
+        self.copies.values.extend((*operation, parse_size(args.get("bytes")), *kinds, *devices))
 
-    def _memset(self, event: dict[str, Any], start: int, end: int) -> None:
+    def _take_memset(self, event: dict[str, Any], start: int, end: int) -> None:
         args = get_args(event)
-        operation = self._operation(self.memsets, event, args, start, end)
-        self.memsets.values.extend((*operation, size(args.get("bytes")), parse_memory_kind(event.get("name"))))
+        operation = self._read_operation(self.memsets, event, args, start, end)
+        self.memsets.values.extend((*operation, parse_size(args.get("bytes")), parse_memory_kind(event.get("name"))))
 
-    def _synchronization(self, event: dict[str, Any], start: int, end: int) -> None:
+    def _take_synchronization(self, event: dict[str, Any], start: int, end: int) -> None:
         args = get_args(event)
-        operation = self._operation(self.synchronizations, event, args, start, end)
+        operation = self._read_operation(self.synchronizations, event, args, start, end)
         kind = parse_synchronization_kind(args.get("cuda_sync_kind", event.get("name")))
         self.synchronizations.values.extend((*operation, kind))
 
-    def _overhead(self, event: dict[str, Any], start: int, end: int) -> None:
-        self.overheads.values.extend((start, end, self._name(event)))
+    def _take_overhead(self, event: dict[str, Any], start: int, end: int) -> None:
+        self.overheads.values.extend((start, end, self._number_name(event)))
 
-    def _instant(self, event: dict[str, Any]) -> None:
+    def _read_instant(self, event: dict[str, Any]) -> None:
         if event.get("name") == "Record Window End":
             self.end_ns = to_nanoseconds(event.get("ts"))
         elif event.get("pid") not in _SPANS:
-            category = text(event.get("cat")) or "no category"
+            category = parse_text(event.get("cat")) or "no category"
             self.excluded[f"instant {category[:40]}"] += 1
 
-    def _metadata(self, event: dict[str, Any]) -> None:
+    def _read_metadata(self, event: dict[str, Any]) -> None:
         args, pid = event.get("args"), event.get("pid")
         if type(args) is not dict or not isinstance(pid, _WORDS):
             return
         if event.get("name") == "process_name":
-            self.process_names[pid] = text(args.get("name")) or ""
+            self.process_names[pid] = parse_text(args.get("name")) or ""
         elif event.get("name") == "process_labels" and args.get("labels") == "CPU":
             self.cpu_pids[pid] += 0
         elif event.get("name") == "thread_name" and isinstance(event.get("tid"), _WORDS):
-            self.thread_names[pid, event["tid"]] = (text(args.get("name")) or "").strip()
+            self.thread_names[pid, event["tid"]] = (parse_text(args.get("name")) or "").strip()
 
-    def _operation(
+    def _read_operation(
         self, table: Table, event: dict[str, Any], args: dict[str, Any], start: int, end: int
     ) -> tuple[int, ...]:
         """Return the columns that every GPU operation has. Kineto shows a GPU as a process, a stream as a thread."""
-        correlation = integer(args.get("correlation")) or NULL
+        correlation = parse_integer(args.get("correlation")) or NULL
         if correlation == NULL and table is not self.synchronizations:
             self._flows.await_flow(table, event, start)
         return (
             start,
             end,
-            small(args.get("device", args.get("inDevice", event.get("pid")))),
-            small(args.get("context", args.get("inContext"))),
-            small(args.get("stream", event.get("tid"))),
+            parse_small(args.get("device", args.get("inDevice", event.get("pid")))),
+            parse_small(args.get("context", args.get("inContext"))),
+            parse_small(args.get("stream", event.get("tid"))),
             correlation,
             # A node of 0 is none.
-            integer(args.get("graph node id")) or NULL,
+            parse_integer(args.get("graph node id")) or NULL,
         )
 
-    def _geometry(self, args: dict[str, Any]) -> int:
+    def _number_geometry(self, args: dict[str, Any]) -> int:
         """Return the number of the launch geometry; -1 where it was not recorded.
 
         Kineto adds static and dynamic shared memory up: their sum is stored as dynamic, the static one is absent.
@@ -432,15 +432,15 @@ class FileEvents:
             dimensions = args.get(name)
             if type(dimensions) is not list or len(dimensions) != 3:
                 return -1
-            sizes += map(size, dimensions)
-        geometry = (*sizes, size(args.get("registers per thread")), NULL, size(args.get("shared memory")))
+            sizes += map(parse_size, dimensions)
+        geometry = (*sizes, parse_size(args.get("registers per thread")), NULL, parse_size(args.get("shared memory")))
         return self.geometries.setdefault(geometry, len(self.geometries))
 
-    def _name(self, event: dict[str, Any]) -> int:
-        name = text(event.get("name"))
+    def _number_name(self, event: dict[str, Any]) -> int:
+        name = parse_text(event.get("name"))
         return -1 if name is None else self.names.index(name)
 
-    def _thread(self, event: dict[str, Any]) -> int:
+    def _number_thread(self, event: dict[str, Any]) -> int:
         pid, tid = self._count_process(event), event.get("tid")
         key = (pid, tid if isinstance(tid, _WORDS) else -1)
         return self.threads.setdefault(key, len(self.threads))
@@ -497,17 +497,17 @@ class FileEvents:
 
     def _drop_strays(self) -> None:
         """Drop events years apart from the rest: CUPTI gives operations that never ran a start of 0."""
-        starts = np.concatenate([table.column("start") for table in self.tables()])
+        starts = np.concatenate([table.column("start") for table in self.list_tables()])
         middle = self.begin_ns if self.begin_ns is not None else int(np.median(starts)) if len(starts) else 0
-        for table in self.tables():
+        for table in self.list_tables():
             near = np.abs(table.column("start") - middle) < _LONGEST_NS
             self.untimed += int((~near).sum())
             table.keep(near)
-        starts = np.concatenate([table.column("start") for table in self.tables()])
-        ends = np.concatenate([table.column("end") for table in self.tables()])
+        starts = np.concatenate([table.column("start") for table in self.list_tables()])
+        ends = np.concatenate([table.column("end") for table in self.list_tables()])
         self.first_ns, self.last_ns = (int(starts.min()), int(ends.max())) if len(starts) else (None, None)
 
-    def tables(self) -> tuple[Table, ...]:
+    def list_tables(self) -> tuple[Table, ...]:
         """Return all tables."""
         operations = (self.kernels, self.copies, self.memsets, self.synchronizations)
         return (self.ranges, self.marks, self.calls, *operations, self.overheads)
@@ -525,14 +525,14 @@ class Table:
 
     def column(self, name: str) -> Int64:
         """Return one column; it may be written as long as no row is added."""
-        return self._rows()[:, self.columns.index(name)]
+        return self._view_rows()[:, self.columns.index(name)]
 
-    def _rows(self) -> Int64:
+    def _view_rows(self) -> Int64:
         return np.asarray(self.values).reshape(-1, len(self.columns))
 
     def keep(self, which: Bool) -> None:
         """Keep only these rows."""
-        self.values = array("q", self._rows()[which].tobytes())
+        self.values = array("q", self._view_rows()[which].tobytes())
 
 
 def get_args(event: dict[str, Any]) -> dict[str, Any]:
@@ -541,22 +541,22 @@ def get_args(event: dict[str, Any]) -> dict[str, Any]:
     return args if type(args) is dict else {}
 
 
-def text(value: Any) -> str | None:
+def parse_text(value: Any) -> str | None:
     """Return a text; None for anything else."""
     return value if type(value) is str else None
 
 
-def integer(value: Any) -> int:
+def parse_integer(value: Any) -> int:
     """Return a whole number of 64 bits; NULL for anything else."""
     return value if type(value) is int and -(1 << 63) < value < 1 << 63 else NULL
 
 
-def size(value: Any) -> int:
+def parse_size(value: Any) -> int:
     """Return a number of bytes or the like; NULL for anything else."""
     return value if type(value) is int and 0 <= value < 1 << 63 else NULL
 
 
-def small(value: Any) -> int:
+def parse_small(value: Any) -> int:
     """Return a number that fits an int32 column; -1 for anything else."""
     return value if type(value) is int and 0 <= value < 1 << 31 else -1
 
@@ -568,20 +568,20 @@ def parse_copy_kinds(name: Any) -> tuple[int, int, int]:
         >>> parse_copy_kinds("Memcpy HtoD (Pageable -> Device)"), parse_copy_kinds("Memcpy PtoP")
         ((1, 0, 2), (10, -1, -1))
     """
-    words = _COPY.fullmatch(text(name) or "")
+    words = _COPY.fullmatch(parse_text(name) or "")
     kind, source, target = words.groups() if words else (None, None, None)
     return _COPY_KINDS.get(kind or "", -1), _MEMORY_KINDS.get(source or "", -1), _MEMORY_KINDS.get(target or "", -1)
 
 
 def parse_memory_kind(name: Any) -> int:
     """Return the kind of memory that a memset sets, from its name; -1 for not known."""
-    words = _MEMSET.fullmatch(text(name) or "")
+    words = _MEMSET.fullmatch(parse_text(name) or "")
     return _MEMORY_KINDS.get(words[1], -1) if words else -1
 
 
 def parse_synchronization_kind(word: Any) -> int:
     """Return the kind of a synchronization; -1 for not known."""
-    return _SYNCHRONIZATIONS.get(text(word) or "", -1)
+    return _SYNCHRONIZATIONS.get(parse_text(word) or "", -1)
 
 
 @dataclass(frozen=True)
@@ -663,32 +663,36 @@ class Flows:
         """
         if not self._unlinked:
             return
-        begins, ends = _flows(path)
+        begins, ends = _read_flows(path)
         correlations = calls.column("correlation")
         for table, row, place in self._unlinked:
             if table is calls and place in begins:
                 correlations[row] = begins[place]
-        known = _correlations_at(begins, calls, threads)
+        known = _map_flows_to_correlations(begins, calls, threads)
         for table, row, place in self._unlinked:
             if table is not calls and place in ends:
                 table.column("correlation")[row] = known.get(ends[place], ends[place])
 
 
-def _flows(path: Path) -> tuple[dict[_Place, int], dict[_Place, int]]:
+def _read_flows(path: Path) -> tuple[dict[_Place, int], dict[_Place, int]]:
     """Return the number of the flow that begins at each place, and of the one that ends there."""
     begins: dict[_Place, int] = {}
     ends: dict[_Place, int] = {}
     with Document(path) as document:
-        for event in document.events():
+        for event in document.read_events():
             if event.get("ph") in ("s", "f") and event.get("cat") in _FLOWS:
-                number, time = integer(event.get("id")), to_nanoseconds(event.get("ts"))
-                place = _Place(integer(event.get("pid")), integer(event.get("tid")), NULL if time is None else time)
+                number, time = parse_integer(event.get("id")), to_nanoseconds(event.get("ts"))
+                place = _Place(
+                    parse_integer(event.get("pid")), parse_integer(event.get("tid")), NULL if time is None else time
+                )
                 if number != NULL:
                     (begins if event["ph"] == "s" else ends)[place] = number
     return begins, ends
 
 
-def _correlations_at(begins: dict[_Place, int], calls: Table, threads: list[tuple[Any, Any]]) -> dict[int, int]:
+def _map_flows_to_correlations(
+    begins: dict[_Place, int], calls: Table, threads: list[tuple[Any, Any]]
+) -> dict[int, int]:
     """Return the correlation of the call that each flow begins at."""
     columns = (calls.column(name).tolist() for name in ("start", "thread", "correlation"))
     correlation_of_flow = {}

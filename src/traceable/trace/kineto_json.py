@@ -70,7 +70,7 @@ class Document:
         path: the file.
         metadata: the members other than the events; complete once all events are read.
         events_read: how many were read so far.
-        has_events: whether the file has a list of events, known when `events` has yielded or returned.
+        has_events: whether the file has a list of events, known when `read_events` has yielded or returned.
 
     Raises:
         TraceError: the file can't be opened or read.
@@ -90,7 +90,7 @@ class Document:
             packed = self._opened.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
             self._opened.seek(0)
         except OSError as error:
-            raise _unreadable(path, error) from None
+            raise _make_unreadable_error(path, error) from None
         self._file: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=self._opened) if packed else self._opened
         self._packed = packed
         self._unpacked_bytes = 0
@@ -107,59 +107,59 @@ class Document:
     def is_trace(self) -> bool:
         """Return whether it is JSON in which a list of events begins, or is cut off or damaged before one can."""
         try:
-            if self._next(_SPACE) not in ("{", "[", "\ufeff"):
+            if self._skip_to_next(_SPACE) not in ("{", "[", "\ufeff"):
                 return False
-            next(self.events(), None)
+            next(self.read_events(), None)
         except TraceError:
             return True
         return self.has_events
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def read_events(self) -> Iterator[dict[str, Any]]:
         """Yield the events in the order of the file; numbers with a fraction are str.
 
         Raises:
             TraceError: it is not JSON, or is truncated or damaged.
         """
-        opening = self._next(_SPACE)
+        opening = self._skip_to_next(_SPACE)
         if opening == "\ufeff":
             self._at += 1
-            opening = self._next(_SPACE)
+            opening = self._skip_to_next(_SPACE)
         if opening == "[":
-            yield from self._list()
+            yield from self._read_list()
         elif opening == "{":
             self._at += 1
-            yield from self._members()
+            yield from self._read_members()
         else:
             raise TraceError("not_json", f"{self.path} is not JSON", "give a trace that torch.profiler exported")
-        if self._next(_SPACE):
-            raise self._damaged(Message("trailing_data", "data follows its end"))
+        if self._skip_to_next(_SPACE):
+            raise self._make_damage_error(Message("trailing_data", "data follows its end"))
 
-    def _members(self) -> Iterator[dict[str, Any]]:
-        while (mark := self._next(_BETWEEN)) != "}":
-            name = self._value()
-            colon = self._next(_SPACE)
+    def _read_members(self) -> Iterator[dict[str, Any]]:
+        while (mark := self._skip_to_next(_BETWEEN)) != "}":
+            name = self._read_value()
+            colon = self._skip_to_next(_SPACE)
             if not colon:
-                raise self._truncated()
+                raise self._make_truncated_error()
             if mark != '"' or colon != ":":
-                raise self._damaged(Message("json_member_malformed", "a name and a colon are expected here"))
+                raise self._make_damage_error(Message("json_member_malformed", "a name and a colon are expected here"))
             self._at += 1
-            if self._next(_SPACE) == "[" and name == "traceEvents":
-                yield from self._list()
+            if self._skip_to_next(_SPACE) == "[" and name == "traceEvents":
+                yield from self._read_list()
             else:
-                self.metadata[name] = self._value()
+                self.metadata[name] = self._read_value()
         self._at += 1
 
-    def _list(self) -> Iterator[dict[str, Any]]:
+    def _read_list(self) -> Iterator[dict[str, Any]]:
         self.has_events = True
         self._at += 1
-        while self._next(_BETWEEN) != "]":
-            event = self._value()
+        while self._skip_to_next(_BETWEEN) != "]":
+            event = self._read_value()
             self.events_read += 1
             if type(event) is dict:
                 yield event
         self._at += 1
 
-    def _next(self, passing: re.Pattern[str]) -> str:
+    def _skip_to_next(self, passing: re.Pattern[str]) -> str:
         """Skip these characters and return the next one; nothing at the end of the file."""
         passed = 0
         while True:
@@ -169,35 +169,33 @@ class Document:
             self._at = match.end()
             if passed > self._blanks_max:
                 problem = f"{passed} blank characters between two values"
-                raise self._rejected(Message("blanks_too_long", problem))
+                raise self._make_rejected_error(Message("blanks_too_long", problem))
             if self._at < len(self._text):
                 return self._text[self._at]
-            if not self._more():
+            if not self._read_more():
                 return ""
 
-    def _value(self) -> Any:
+    def _read_value(self) -> Any:
         """Read the value that begins here."""
         while True:
-            decoded = self._decode_value()
+            decoded = None
+            try:
+                decoded = _DECODER.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                self._repair(error)
+            except RecursionError:
+                raise self._make_damage_error(
+                    Message("json_nested_too_deep", "its values are nested without end")
+                ) from None
+            except ValueError as error:  # A whole number of thousands of digits.
+                raise self._make_damage_error(Message("json_number_too_long", str(error).partition(";")[0])) from None
             if decoded is None and len(self._text) - self._at > self._value_max:
                 problem = f"one value has more than {self._value_max} characters"
-                raise self._rejected(Message("value_too_large", problem))
+                raise self._make_rejected_error(Message("value_too_large", problem))
             # A number may continue in text that was not read yet.
-            if decoded is not None and (decoded[1] < len(self._text) or not self._more()):
+            if decoded is not None and (decoded[1] < len(self._text) or not self._read_more()):
                 self._at = decoded[1]
                 return decoded[0]
-
-    def _decode_value(self) -> tuple[Any, int] | None:
-        """Return the value that begins here and where it ends; None where the text had to be changed first."""
-        try:
-            return _DECODER.raw_decode(self._text, self._at)
-        except json.JSONDecodeError as error:
-            self._repair(error)
-            return None
-        except RecursionError:
-            raise self._damaged(Message("json_nested_too_deep", "its values are nested without end")) from None
-        except ValueError as error:  # A whole number of thousands of digits.
-            raise self._damaged(Message("json_number_too_long", str(error).partition(";")[0])) from None
 
     def _repair(self, error: json.JSONDecodeError) -> None:
         """Read on if the text ends too early, and repair what Kineto is known to write wrongly; or raise."""
@@ -207,10 +205,10 @@ class Document:
         sure = len(self._text) if self._ended else len(self._text) - _NEAR_THE_END
         if wrong is not None and wrong.end() < len(self._text):
 
-            def number(match: re.Match[str]) -> str:
+            def replace_number(match: re.Match[str]) -> str:
                 return match[0] if match[0][0] == '"' or match.end() == len(self._text) else "null"
 
-            self._text = self._text[:at] + _STRING_OR_NO_NUMBER.sub(number, self._text[at:])
+            self._text = self._text[:at] + _STRING_OR_NO_NUMBER.sub(replace_number, self._text[at:])
         elif error.msg.startswith("Invalid \\") and at <= sure:
             # Paths of Windows; of `\users` the error is at the letter.
             at -= self._text[at] != "\\"
@@ -221,16 +219,20 @@ class Document:
 
             self._text = before + _ESCAPE.sub(escape, rest)
         elif error.msg.startswith("Unterminated string") or at + _NEAR_THE_END > len(self._text):
-            if not self._more():
-                raise self._truncated() if self._text_ends_at(error) else self._damaged(_malformed(error), at) from None
+            if not self._read_more():
+                raise (
+                    self._make_truncated_error()
+                    if self._is_at_end_of_text(error)
+                    else self._make_damage_error(_make_malformed_message(error), at)
+                ) from None
         else:
-            raise self._damaged(_malformed(error), at) from None
+            raise self._make_damage_error(_make_malformed_message(error), at) from None
 
-    def _text_ends_at(self, error: json.JSONDecodeError) -> bool:
+    def _is_at_end_of_text(self, error: json.JSONDecodeError) -> bool:
         """Return whether an error only means that the text ends there."""
         return error.msg.startswith("Unterminated") or _BEGUN.fullmatch(self._text, error.pos) is not None
 
-    def _more(self) -> bool:
+    def _read_more(self) -> bool:
         """Read on; False at the end of the file. The chunk grows with the pending text, so that no value is slow."""
         if self._ended:
             return False
@@ -240,34 +242,34 @@ class Document:
         try:
             content = self._file.read(max(_BYTES_AT_ONCE, len(self._text)))
         except EOFError:
-            raise self._truncated() from None
+            raise self._make_truncated_error() from None
         except (gzip.BadGzipFile, zlib.error):
             raise TraceError("file_damaged", f"{self.path} is damaged: gzip can't unpack it", DAMAGED_HINT) from None
         except OSError as error:
-            raise _unreadable(self.path, error) from None
+            raise _make_unreadable_error(self.path, error) from None
         self._ended = not content
         self._unpacked_bytes += len(content)
         many = self._packed and self._unpacked_bytes > self._unpacked_min
         if many and self._unpacked_bytes > self._times_max * self._opened.tell():
             problem = f"it unpacks to more than {self._times_max} times its size"
-            raise self._rejected(Message("unpacks_too_large", problem))
+            raise self._make_rejected_error(Message("unpacks_too_large", problem))
         self._text += self._decode.decode(content, final=self._ended)
         return True
 
-    def _truncated(self) -> TraceError:
+    def _make_truncated_error(self) -> TraceError:
         return TraceError("file_cut_off", f"{self.path} is truncated after {self.events_read} events", TRUNCATED_HINT)
 
-    def _rejected(self, problem: Message) -> TraceError:
+    def _make_rejected_error(self, problem: Message) -> TraceError:
         problem_text = f"{self.path} is not a valid profiler trace: {problem}"
         return TraceError(problem.code, problem_text, untrusted.format_limit_remedy())
 
-    def _damaged(self, problem: Message, at: int | None = None) -> TraceError:
+    def _make_damage_error(self, problem: Message, at: int | None = None) -> TraceError:
         place = self._before + (self._at if at is None else at)
         where = f"after {self.events_read} events, at character {place}"
         return TraceError(problem.code, f"{self.path} is damaged {where}: {problem.lower()}", DAMAGED_HINT)
 
 
-def _malformed(error: json.JSONDecodeError) -> Message:
+def _make_malformed_message(error: json.JSONDecodeError) -> Message:
     return Message("file_damaged", error.msg)
 
 
@@ -288,13 +290,13 @@ def to_nanoseconds(microseconds: Any) -> int | None:
             except ValueError:
                 return None
         else:
-            return _any_nanoseconds(microseconds)
+            return _convert_any_number(microseconds)
     else:
         return None
     return ns if -_LATEST_NS < ns < _LATEST_NS else None
 
 
-def _any_nanoseconds(microseconds: str) -> int | None:
+def _convert_any_number(microseconds: str) -> int | None:
     try:
         value = Decimal(microseconds)
     except ArithmeticError:
@@ -306,5 +308,5 @@ def _any_nanoseconds(microseconds: str) -> int | None:
     return ns if -_LATEST_NS < ns < _LATEST_NS else None
 
 
-def _unreadable(path: Path, error: OSError) -> TraceError:
+def _make_unreadable_error(path: Path, error: OSError) -> TraceError:
     return TraceError("file_unreadable", f"{path} can't be read: {error.strerror or error}", "check its permissions")

@@ -583,7 +583,7 @@ def expand_slices(first: Int64, number: Int64) -> Int64:
 
 def argsort_by_start(start: Int64, end: Int64) -> Int64 | None:
     """Return the order by start, the longer of two first, stable; None if they are in order."""
-    if _in_order(start, end):
+    if _is_in_order(start, end):
         return None
     order = np.argsort(start, kind="stable")  # Fast on long ordered runs, which lexsort is not.
     ordered = start[order]
@@ -597,7 +597,7 @@ def argsort_by_start(start: Int64, end: Int64) -> Int64 | None:
     return order
 
 
-def _in_order(start: Int64, end: Int64) -> bool:
+def _is_in_order(start: Int64, end: Int64) -> bool:
     for at in range(0, len(start), _ROWS_AT_ONCE):
         starts, ends = start[at : at + _ROWS_AT_ONCE + 1], end[at : at + _ROWS_AT_ONCE + 1]
         before, after, keys = starts[:-1], starts[1:], -ends

@@ -418,13 +418,11 @@ class Threads:
         # Kineto may give the system's id of an earlier thread with the same pthread_self.
         pairs = sorted(self._starts.get(self._half_of.get(kineto_id, kineto_id), []))
         if not pairs:
-            return np.full(len(times), self._assign_tid(kineto_id), np.int64)
+            # A thread without a range.
+            tid = kineto_id
+            if not 0 < kineto_id < _SYSTEM_THREADS:
+                tid = self.unknown.setdefault(kineto_id, _THREAD_BITS - len(self.unknown))
+            return np.full(len(times), tid, np.int64)
         # The thread that started last; before all of them, the first.
         starts, tids = np.array([start for start, _ in pairs]), np.array([tid for _, tid in pairs], np.int64)
         return tids[np.maximum(np.searchsorted(starts, times, side="right") - 1, 0)]
-
-    def _assign_tid(self, kineto_id: int) -> int:
-        """Return the id of a thread without a range."""
-        if 0 < kineto_id < _SYSTEM_THREADS:
-            return kineto_id
-        return self.unknown.setdefault(kineto_id, _THREAD_BITS - len(self.unknown))

@@ -445,7 +445,8 @@ class Recording:
                     after.result()
                 return self._query_or_error(*queries[i])
 
-            for i in sorted(range(len(queries)), key=lambda i: _rank_view(queries[i][0])):
+            first = {question: rank for rank, question in enumerate(_FIRST)}
+            for i in sorted(range(len(queries)), key=lambda i: first.get(queries[i][0], len(first))):
                 question = queries[i][0]
                 after = None if question in _UNATTRIBUTED else steps if question == "findings" else attributed
                 results[i] = workers.submit(run, i, after)
@@ -493,15 +494,15 @@ class Recording:
         processes = None if process is None else [str(one) for one in _as_list(process)]
         is_selected = None if ranks is None else partial(has_rank, check_ranks_option(ranks))
         devices = None if device is None else _as_list(device)
-        part = self._part(
+        part = self._make_part(
             select_part(self.trace, processes=processes, ranks=is_selected, devices=devices, time_ns=time_ns)
         )
         part.selection = _merge_selection(self.selection, processes, ranks, devices, time_ns or (None, None), None)
-        return part._steady(step_range, step_kernel) if steady else part
+        return part._select_steady(step_range, step_kernel) if steady else part
 
-    def _part(self, trace: Trace) -> Recording:
+    def _make_part(self, trace: Trace) -> Recording:
         """Return the recording of a part of the trace."""
-        part = self._like(trace, self.names)
+        part = self._copy_with(trace, self.names)
         # Results that the whole has by now need not be computed again for its part.
         part._containing = (self, *self._containing)
         return part
@@ -579,13 +580,13 @@ class Recording:
         callbacks = (Message("short_callbacks_excluded", text),) if short else ()
         return (*self.completeness.notes, *self.trace.source.notes, *callbacks, *find_contradictions(self.context))
 
-    def _steady(self, step_range: str | None, step_kernel: str | None) -> Recording:
+    def _select_steady(self, step_range: str | None, step_kernel: str | None) -> Recording:
         from traceable.analysis.select import select_part
         from traceable.analysis.steps import find_steady_interval
 
         steps = self.steps(range=step_range, kernel=step_kernel)
         first, last = find_steady_interval(steps)
-        part = self._part(select_part(self.trace, time_ns=(first, last)))
+        part = self._make_part(select_part(self.trace, time_ns=(first, last)))
         part.selection = _merge_selection(
             self.selection, None, None, None, (first, last), [note.as_dict for note in steps.notes]
         )
@@ -597,11 +598,11 @@ class Recording:
         if names is self.names:
             return self
         if names_to_keep not in self._unfolded:
-            self._unfolded[names_to_keep] = self._like(self.trace, names)
+            self._unfolded[names_to_keep] = self._copy_with(self.trace, names)
             self._unfolded[names_to_keep].selection = self.selection
         return self._unfolded[names_to_keep]
 
-    def _like(self, trace: Trace, names: RangeNames | None) -> Recording:
+    def _copy_with(self, trace: Trace, names: RangeNames | None) -> Recording:
         """Return a recording of the same run."""
         other = Recording(trace, self._report, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
@@ -625,10 +626,6 @@ class Recording:
             raise MissingDataError(
                 "range_not_found", error.problem, f"did you mean {similar}?" if similar else error.remedy
             ) from None
-
-
-def _rank_view(question: str) -> int:
-    return _FIRST.index(question) if question in _FIRST else len(_FIRST)
 
 
 def _as_list(one_or_more: Any) -> list[Any]:

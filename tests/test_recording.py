@@ -20,7 +20,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return traceable.load(export(tmp_path_factory.mktemp("export") / "made.sqlite", gpu="NVIDIA A100-SXM4-80GB"))
 
 
-def counted(table: Any) -> int:
+def sum_counts(table: Any) -> int:
     return int(table.to_numpy()["count"].sum())
 
 
@@ -45,18 +45,18 @@ def test_a_path_may_be_text(tmp_path: Path) -> None:
 
 
 def test_range_narrows(recording: Recording) -> None:
-    assert counted(recording.kernels(range="forward")) == counted(recording.kernels()) == 4 * STEPS
-    assert counted(recording.api(range="forward")) < counted(recording.api())
+    assert sum_counts(recording.kernels(range="forward")) == sum_counts(recording.kernels()) == 4 * STEPS
+    assert sum_counts(recording.api(range="forward")) < sum_counts(recording.api())
     with pytest.raises(MissingDataError, match=r"'forward'.*\[range_not_found\]"):
         recording.kernels(range="forwards")
 
 
 def test_select_gives_a_recording_of_the_part_and_leaves_the_whole_as_it_is(recording: Recording) -> None:
     one = recording.select(device=1)
-    assert counted(one.kernels()) == 2 * STEPS
-    assert counted(one.select(time_ns=(None, 2_000_000)).kernels()) == 4
-    assert counted(recording.select(process=[70, "*worker1"]).kernels()) == 4 * STEPS
-    assert counted(recording.kernels()) == 4 * STEPS
+    assert sum_counts(one.kernels()) == 2 * STEPS
+    assert sum_counts(one.select(time_ns=(None, 2_000_000)).kernels()) == 4
+    assert sum_counts(recording.select(process=[70, "*worker1"]).kernels()) == 4 * STEPS
+    assert sum_counts(recording.kernels()) == 4 * STEPS
     assert recording.selection is None
     assert one.coverage.total.operations * 2 == recording.coverage.total.operations
 
@@ -76,7 +76,7 @@ def test_what_is_selected_twice_is_said_of_the_part_of_a_part(recording: Recordi
 def test_steady_keeps_the_steps_after_the_warm_up(recording: Recording) -> None:
     steady = recording.select(steady=True, step_range="step")
     steps = recording.steps(range="step").others["summary"].to_numpy()
-    assert counted(steady.kernels()) == 2 * steps["steady"].sum()
+    assert sum_counts(steady.kernels()) == 2 * steps["steady"].sum()
     assert steady.selection is not None
     assert steady.selection["steady"][0]["code"] == "step_is_range"
     with pytest.raises(MissingDataError, match=r"\[range_not_found\]"):

@@ -28,15 +28,15 @@ def gpu_traces(draw: Any) -> Trace:
     trace = draw(st.one_of(traces(), traces(busy=True)))
     apart, longer, linked = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 4])), draw(st.booleans())
 
-    def drawn(events: Any, *choice: int) -> Any:
+    def draw_columns(events: Any, *choice: int) -> Any:
         count = len(events)
         return np.array(draw(st.lists(st.sampled_from(choice), min_size=count, max_size=count)), np.int32)
 
     def ids(events: Any) -> Any:
         """Mostly those of a few calls, where operations are to have launches."""
-        return drawn(events, 0, 1, 2).astype(np.int64) if linked else events.correlation
+        return draw_columns(events, 0, 1, 2).astype(np.int64) if linked else events.correlation
 
-    def spaced(events: Any, **changes: Any) -> Any:
+    def scale_times(events: Any, **changes: Any) -> Any:
         start = events.start_ns * apart
         end = start + events.end_ns - events.start_ns
         return replace(events, start_ns=start, end_ns=end, correlation=ids(events), **changes)
@@ -49,19 +49,22 @@ def gpu_traces(draw: Any) -> Trace:
         cuda_devices=draw(known),
         calls=replace(
             calls,
-            name=drawn(calls, LAUNCH, LAUNCH, WAIT, ALLOCATE, RELEASE, COPY_CALL, LOAD_CALL),
+            name=draw_columns(calls, LAUNCH, LAUNCH, WAIT, ALLOCATE, RELEASE, COPY_CALL, LOAD_CALL),
             start_ns=calls.start_ns * longer,
             end_ns=calls.end_ns * longer,
             correlation=ids(calls),
         ),
-        kernels=spaced(
-            trace.kernels, name=drawn(trace.kernels, 0, 0, OLD_NCCL), short_name=drawn(trace.kernels, 1, 1, NCCL)
+        kernels=scale_times(
+            trace.kernels,
+            name=draw_columns(trace.kernels, 0, 0, OLD_NCCL),
+            short_name=draw_columns(trace.kernels, 1, 1, NCCL),
         ),
-        copies=spaced(trace.copies),
-        memsets=spaced(trace.memsets),
-        graph_launches=spaced(trace.graph_launches),
+        copies=scale_times(trace.copies),
+        memsets=scale_times(trace.memsets),
+        graph_launches=scale_times(trace.graph_launches),
         overheads=replace(
-            trace.overheads, name=drawn(trace.overheads, PROFILER, LOADED, QUEUE_FULL, UNNAMED, UNNAMED, LIBRARY, -1)
+            trace.overheads,
+            name=draw_columns(trace.overheads, PROFILER, LOADED, QUEUE_FULL, UNNAMED, UNNAMED, LIBRARY, -1),
         ),
     )
 
@@ -95,14 +98,14 @@ def loading_overheads(trace: Trace) -> list[dict[str, Any]]:
     overheads = rows_of(trace.overheads)
     names = {row["process"] for row in overheads if row["name"] == LOADED}
 
-    def inferred(row: dict[str, Any]) -> bool:
+    def is_inferred(row: dict[str, Any]) -> bool:
         return any(
             process == row["process"] and call["start_ns"] <= row["start_ns"] and row["end_ns"] <= call["end_ns"]
             for (process, _), call in first.items()
         )
 
     unnamed = [row for row in overheads if row["name"] in (UNNAMED, -1) and row["process"] not in names]
-    return [row for row in overheads if row["name"] == LOADED] + [row for row in unnamed if inferred(row)]
+    return [row for row in overheads if row["name"] == LOADED] + [row for row in unnamed if is_inferred(row)]
 
 
 def is_nccl(operation: dict[str, Any]) -> bool:

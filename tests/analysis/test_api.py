@@ -28,7 +28,7 @@ ranges = st.one_of(st.none(), st.sampled_from(["a", "b", "domain:a"]))
 
 
 @st.composite
-def answered(draw: Any) -> Trace:
+def draw_results(draw: Any) -> Trace:
     """A trace whose calls return this and that."""
     trace: Trace = draw(traces(busy=True))
     number = len(trace.calls)
@@ -89,7 +89,7 @@ def in_range(context: Context, calls: list[dict[str, Any]], range_name: str | No
     return request
 
 
-@given(answered(), ranges)
+@given(draw_results(), ranges)
 @settings(max_examples=scale_examples(80), deadline=None)
 def test_by_call_and_by_kind(trace: Trace, range_name: str | None) -> None:
     context = Context(trace)
@@ -248,17 +248,17 @@ def test_names_of_errors() -> None:
 
 @pytest.mark.parametrize("by", BY)
 def test_without_calls_the_reason_and_what_to_record(by: str) -> None:
-    def said(trace: Trace) -> str:
+    def read_problem(trace: Trace) -> str:
         with pytest.raises(MissingDataError) as error:
             api(Context(trace), by=by)
         return error.value.code
 
     nothing = trace_of()
-    assert said(nothing) == "cuda_not_recorded"
+    assert read_problem(nothing) == "cuda_not_recorded"
     of_gpu = replace(nothing, source=replace(nothing.source, tables=frozenset({"CUPTI_ACTIVITY_KIND_KERNEL"})))
-    assert said(of_gpu) == "gpu_work_without_calls"
+    assert read_problem(of_gpu) == "gpu_work_without_calls"
     part = replace(nothing, source=replace(nothing.source, tables=frozenset({"CUPTI_ACTIVITY_KIND_RUNTIME"})))
-    assert said(part) == "no_calls_selected"
+    assert read_problem(part) == "no_calls_selected"
 
 
 @pytest.mark.parametrize("by", BY)

@@ -29,7 +29,7 @@ def kernel(start: int, end: int, correlation: int) -> dict[str, int]:
     return {**row, "stream": 7, "graph_node": NULL, "name": 0, "short_name": 0, "geometry": -1}
 
 
-def pushed(start: int, end: int, name: int = 0, **other: Any) -> dict[str, Any]:
+def make_range(start: int, end: int, name: int = 0, **other: Any) -> dict[str, Any]:
     row = {"start_ns": start, "end_ns": end, "name": name, "domain": -1, "category": -1, "thread": 0, "end_thread": -1}
     row |= {"style": PUSH_POP, "clipped": True, "payload": NULL, "has_payload": False, "identity": NULL, "fields": -1}
     return {**row, **other}
@@ -72,11 +72,13 @@ def test_early_operations_are_those_that_a_slow_comparison_finds(trace: Trace) -
 
 
 def test_ranges_that_were_pushed_again_and_again_were_never_popped() -> None:
-    trace = with_ranges(*(pushed(at, 100) for at in (0, 10, 20)), pushed(30, 100, 1), pushed(40, 50, 2, clipped=False))
+    trace = with_ranges(
+        *(make_range(at, 100) for at in (0, 10, 20)), make_range(30, 100, 1), make_range(40, 50, 2, clipped=False)
+    )
     (note,) = find_contradictions(Context(trace))
     assert note.code == "ranges_never_popped"
     assert note.startswith("2 ") and " 'a' (2);" in note
-    trace = replace(with_ranges(pushed(0, 90), pushed(5, 90, 1)), names=("step 12", "step 13"))
+    trace = replace(with_ranges(make_range(0, 90), make_range(5, 90, 1)), names=("step 12", "step 13"))
     (note,) = find_contradictions(Context(trace))
     assert note.code == "ranges_never_popped"
     assert note.startswith("1 ") and " 'step 12' (1);" in note
@@ -85,13 +87,13 @@ def test_ranges_that_were_pushed_again_and_again_were_never_popped() -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        [pushed(0, 100), pushed(10, 100, 1)],
-        [pushed(0, 100), pushed(10, 100, thread=1)],
-        [pushed(0, 100), pushed(10, 100, domain=3)],
-        [pushed(0, 100, style=START_END), pushed(10, 100, style=START_END)],
-        [pushed(0, 100, clipped=False), pushed(10, 100)],
+        [make_range(0, 100), make_range(10, 100, 1)],
+        [make_range(0, 100), make_range(10, 100, thread=1)],
+        [make_range(0, 100), make_range(10, 100, domain=3)],
+        [make_range(0, 100, style=START_END), make_range(10, 100, style=START_END)],
+        [make_range(0, 100, clipped=False), make_range(10, 100)],
         # Cut by the ends of two windows.
-        [pushed(0, 40), pushed(60, 100)],
+        [make_range(0, 40), make_range(60, 100)],
     ],
 )
 def test_ranges_that_the_end_of_the_recording_cut_are_no_contradiction(rows: list[dict[str, Any]]) -> None:

@@ -48,7 +48,7 @@ def collector(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("payload", ["", "payload=3"])
 def test_a_coroutine_is_one_row_below_what_ran_it(collector: str, payload: str, tmp_path: Path) -> None:
-    rows = _recorded(collector, PROGRAM.format(payload=payload), tmp_path / "out")
+    rows = _record_program(collector, PROGRAM.format(payload=payload), tmp_path / "out")
     paths = {tuple(row["path"]): row for row in rows}
     assert set(paths) == {
         ("serve",),
@@ -108,7 +108,7 @@ counter("load", 0.25)
 
 
 def test_what_began_in_a_request_stands_below_it_whatever_ran_it(collector: str, tmp_path: Path) -> None:
-    rows = _recorded(collector, TASKS, tmp_path / "out")
+    rows = _record_program(collector, TASKS, tmp_path / "out")
     assert {"/".join(row["path"]): row["count"] for row in rows} == {
         "serve": 1,
         "serve/handle": 4,
@@ -153,7 +153,7 @@ with annotate("serve"):
 
 
 def test_plain_ranges_stand_below_the_block_that_they_began_in(collector: str, tmp_path: Path) -> None:
-    rows = _recorded(collector, PLAIN, tmp_path / "out")
+    rows = _record_program(collector, PLAIN, tmp_path / "out")
     assert {"/".join(row["path"]): row["count"] for row in rows} == {
         "serve": 1,
         "request": 3,
@@ -214,7 +214,7 @@ async def main():
 def test_fastapi_endpoints_stand_below_their_request(loop: str, tmp_path: Path) -> None:
     for needed in ("fastapi", "uvicorn", loop):
         pytest.importorskip(needed)
-    rows = _recorded("recorder", FASTAPI.replace("{loop}", loop), tmp_path / "out")
+    rows = _record_program("recorder", FASTAPI.replace("{loop}", loop), tmp_path / "out")
     assert {"/".join(row["path"]): row["count"] for row in rows} == {
         "request": 8,
         "request/session": 4,
@@ -228,7 +228,7 @@ def test_fastapi_endpoints_stand_below_their_request(loop: str, tmp_path: Path) 
 
 
 def test_the_report_has_fields_and_counters(collector: str, tmp_path: Path) -> None:
-    _recorded(collector, TASKS, tmp_path / "out")
+    _record_program(collector, TASKS, tmp_path / "out")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     fields = {"/".join(row["path"]): row["fields"] for row in report["ranges"] if "fields" in row}
     assert set(fields) == {
@@ -276,13 +276,13 @@ asyncio.run(handle())
 
 
 def test_instances_are_of_one_process(tmp_path: Path) -> None:
-    rows = _recorded("recorder", FORKED, tmp_path / "out")
+    rows = _record_program("recorder", FORKED, tmp_path / "out")
     assert {tuple(row["path"]): row["count"] for row in rows} == {("handle",): 3, ("handle", "child"): 3}
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [(row["samples"], row["mean"]) for row in report["counters"]] == [(2, 2.0)]
 
 
-def _recorded(collector: str, program: str, out: Path) -> list[dict[str, Any]]:
+def _record_program(collector: str, program: str, out: Path) -> list[dict[str, Any]]:
     run = [sys.executable, "-m", "traceable", "run", "--collector", collector, "-o", str(out), "-c", program]
     subprocess.run(run, check=True, capture_output=True)
     return list(profile_ranges(Context(load(next(out.glob("*.sqlite"))))).ranges.rows())

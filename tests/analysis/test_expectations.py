@@ -66,7 +66,7 @@ def add_gpu(connection: sqlite3.Connection, kernels: list[tuple[int, ...]], laun
             connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", call)
 
 
-def judged(profile_: RangeProfile | None, *names: str) -> list[tuple[str, str, int, int | None]]:
+def evaluate(profile_: RangeProfile | None, *names: str) -> list[tuple[str, str, int, int | None]]:
     return [(one.name, one.verdict, one.count, one.gpu_count) for one in evaluate_expectations(names, profile_)]
 
 
@@ -75,7 +75,7 @@ RANGES = ((0, 100, "pack"), (200, 300, "forward"), (400, 500, "forward"), (600, 
 
 def test_without_gpu_work_in_the_trace_nothing_is_said_of_it(made: Made) -> None:
     result = profile_ranges(Context(load(made(*RANGES))))
-    assert judged(result, "pack", "absent", "forward") == [
+    assert evaluate(result, "pack", "absent", "forward") == [
         ("pack", "seen", 1, None),
         ("absent", "never_entered", 0, None),
         ("forward", "seen", 3, None),
@@ -84,7 +84,7 @@ def test_without_gpu_work_in_the_trace_nothing_is_said_of_it(made: Made) -> None
 
 def test_a_range_that_put_nothing_on_the_gpu_is_told_from_one_that_did(made: Made) -> None:
     result = profile_ranges(Context(load(made(*RANGES, kernels=[(210,), (620,), (800,)]))))
-    assert judged(result, "pack", "forward", "absent") == [
+    assert evaluate(result, "pack", "forward", "absent") == [
         ("pack", "without_gpu_work", 1, 0),
         ("forward", "seen", 3, 2),
         ("absent", "never_entered", 0, 0),
@@ -95,12 +95,12 @@ def test_a_range_that_put_nothing_on_the_gpu_is_told_from_one_that_did(made: Mad
 def test_gpu_work_without_launch_calls_is_no_evidence_against_a_range(made: Made) -> None:
     result = profile_ranges(Context(load(made(*RANGES, kernels=[(210,)], launches=False))))
     assert result.coverage.total.operations == 1
-    assert judged(result, "pack", "forward") == [("pack", "seen", 1, None), ("forward", "seen", 3, None)]
+    assert evaluate(result, "pack", "forward") == [("pack", "seen", 1, None), ("forward", "seen", 3, None)]
 
 
 def test_a_name_is_looked_for_in_every_domain_and_with_its_domain_in_one(made: Made) -> None:
     result = profile_ranges(Context(load(made(*RANGES, (800, 900, "server:odd")))))
-    assert judged(result, "forward", "server:forward", "server:odd", "client:forward") == [
+    assert evaluate(result, "forward", "server:forward", "server:odd", "client:forward") == [
         ("forward", "seen", 3, None),
         ("server:forward", "seen", 1, None),
         ("server:odd", "seen", 1, None),
@@ -110,7 +110,7 @@ def test_a_name_is_looked_for_in_every_domain_and_with_its_domain_in_one(made: M
 
 def test_a_callback_of_the_event_loop_does_not_stand_for_the_range_of_its_name(made: Made) -> None:
     result = profile_ranges(Context(load(made((0, 100, "handle", LOOP, 60, 10)))))
-    assert judged(result, "handle", "traceable.loop:handle") == [
+    assert evaluate(result, "handle", "traceable.loop:handle") == [
         ("handle", "never_entered", 0, None),
         ("traceable.loop:handle", "seen", 1, None),
     ]

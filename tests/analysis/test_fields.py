@@ -27,7 +27,7 @@ instances = st.lists(
 )
 
 
-def summed(carried: list[tuple[int, str | None]], groups: int = 3) -> list[Any]:
+def sum_fields(carried: list[tuple[int, str | None]], groups: int = 3) -> list[Any]:
     texts = sorted({text for _, text in carried if text is not None})
     index = np.array([-1 if text is None else texts.index(text) for _, text in carried], np.int32)
     return summarize_fields(texts, index, np.array([group for group, _ in carried], np.int64), groups)
@@ -39,7 +39,7 @@ def is_number(value: Any) -> bool:
 
 @given(instances)
 def test_every_field_equals_the_oracle(carried: list[tuple[int, dict[str, Any] | None]]) -> None:
-    result = summed([(group, None if fields is None else json.dumps(fields)) for group, fields in carried])
+    result = sum_fields([(group, None if fields is None else json.dumps(fields)) for group, fields in carried])
     for group in range(3):
         own = [fields for of, fields in carried if of == group and fields is not None]
         assert (result[group] is None) == (not own)
@@ -69,7 +69,7 @@ def check(field: dict[str, Any], own: list[Any]) -> None:
 
 
 def test_means_of_small_numbers_are_exact() -> None:
-    (result,) = summed([(0, '{"n":1,"x":0.5}'), (0, '{"n":2,"x":0.25}'), (0, '{"n":6,"x":0.75}')], 1)
+    (result,) = sum_fields([(0, '{"n":1,"x":0.5}'), (0, '{"n":2,"x":0.25}'), (0, '{"n":6,"x":0.75}')], 1)
     assert result == {
         "n": {"count": 3, "min": 1, "max": 6, "mean": 3.0},
         "x": {"count": 3, "min": 0.25, "max": 0.75, "mean": 0.5},
@@ -79,7 +79,7 @@ def test_means_of_small_numbers_are_exact() -> None:
 def test_what_is_long_or_too_much_is_cut() -> None:
     many = json.dumps({f"field {n:02}": n for n in range(100)})
     long = json.dumps({"t" * 500: "x" * 500, "list": list(range(500))})
-    (first, second) = summed([(0, many), (1, long)], 2)
+    (first, second) = sum_fields([(0, many), (1, long)], 2)
     assert list(first) == [f"field {n:02}" for n in range(FIELDS_MAX)]
     assert second["t" * TEXT_MAX + "..."]["values"][0]["value"] == "x" * TEXT_MAX + "..."
     assert second["list"]["values"][0]["value"].startswith("[0, 1, 2, ")
@@ -87,12 +87,12 @@ def test_what_is_long_or_too_much_is_cut() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", "[" * 100_000, '{"a":' + "9" * 5000 + "}"])
 def test_what_no_annotation_wrote_is_no_field_that_breaks_the_report(text: str) -> None:
-    (result,) = summed([(0, text)], 1)
+    (result,) = sum_fields([(0, text)], 1)
     json.dumps(result, allow_nan=False)
     assert result is None or list(result) == ["a"]
 
 
 def test_numbers_that_json_can_not_say_are_no_numbers() -> None:
-    (result,) = summed([(0, '{"a":NaN,"b":1e999}')], 1)
+    (result,) = sum_fields([(0, '{"a":NaN,"b":1e999}')], 1)
     assert json.loads(json.dumps(result, allow_nan=False))["a"]["values"] == [{"value": None, "count": 1}]
     assert result["b"]["count"] == 1

@@ -55,7 +55,7 @@ def instants(start: Any, end: Any) -> set[int]:
     return {at for first, last in zip(start.tolist(), end.tolist(), strict=True) for at in range(first, last)}
 
 
-def merged(lane: Any, start: Any, end: Any, which: int) -> list[tuple[int, int]]:
+def merge_touching(lane: Any, start: Any, end: Any, which: int) -> list[tuple[int, int]]:
     """The closed intervals of a lane, joined while any two touch."""
     left = [(int(s), int(e)) for n, s, e in zip(lane, start, end, strict=True) if n == which]
     while True:
@@ -81,7 +81,7 @@ def test_the_union_holds_each_lane_once(found: Any) -> None:
     whole = union_by_lane(start, end, sorted_lanes(lane, start))
     for which in range(LANES):
         starts, ends = whole.lane(which)
-        assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == merged(lane, start, end, which)
+        assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == merge_touching(lane, start, end, which)
     assert whole.total_ns().tolist() == [
         len(instants(start[lane == which], end[lane == which])) for which in range(LANES)
     ]
@@ -93,7 +93,7 @@ def test_gaps_lie_between_the_intervals_of_a_lane(found: Any) -> None:
     gaps = find_gaps(start, end, sorted_lanes(lane, start))
     expected = []
     for which in range(LANES):
-        joined = merged(lane, start, end, which)
+        joined = merge_touching(lane, start, end, which)
         for (_, begin), (until, _) in pairwise(joined):
             here = [i for i in range(len(lane)) if lane[i] == which]
             before = min((i for i in here if end[i] == begin), key=lambda i: (start[i], i))
@@ -152,7 +152,7 @@ def test_extents_are_what_the_union_amounts_to(found: Any) -> None:
     lane, start, end = found
     of = measure_extents(start, end, sorted_lanes(lane, start))
     for which in range(LANES):
-        joined = merged(lane, start, end, which)
+        joined = merge_touching(lane, start, end, which)
         row = [int(column[which]) for column in (of.first_ns, of.last_ns, of.busy_ns, of.sum_ns)]
         assert row == [
             joined[0][0] if joined else NULL,

@@ -81,7 +81,7 @@ class Oracle:
         }
 
 
-def grouped(rows: list[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> dict[Any, list[dict[str, Any]]]:
+def group_rows(rows: list[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> dict[Any, list[dict[str, Any]]]:
     result: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         result[key(row)].append(row)
@@ -116,7 +116,7 @@ def test_by_kernel(ask: Callable[..., Any], trace: Trace, range_name: str | None
     context, oracle = Context(trace), Oracle(trace)
     request = in_range(context, oracle, range_name)
     required = []
-    for name, members in grouped(request, lambda kernel: kernel["short" if names == "short" else "text"]).items():
+    for name, members in group_rows(request, lambda kernel: kernel["short" if names == "short" else "text"]).items():
         streams = {tuple(kernel[k] for k in ("process", "device", "context", "stream")) for kernel in members}
         shapes = Counter(kernel["geometry"] for kernel in members if kernel["geometry"] >= 0)
         shape = min(shapes, key=lambda row: (-shapes[row], row), default=None)
@@ -151,7 +151,7 @@ def test_by_family(ask: Callable[..., Any], trace: Trace, range_name: str | None
             "kernels": len({kernel["text"] for kernel in members}),
             **oracle.times(members, request),
         }
-        for family, members in grouped(request, lambda kernel: FAMILY_OF_LETTER[kernel["text"]]).items()
+        for family, members in group_rows(request, lambda kernel: FAMILY_OF_LETTER[kernel["text"]]).items()
     ]
     assert_same(list(ask(context, by="family", range_name=range_name).rows()), required, "family")
 
@@ -167,7 +167,7 @@ def test_by_geometry(ask: Callable[..., Any], trace: Trace) -> None:
     )
     more = ("registers_per_thread", "static_shared_bytes", "dynamic_shared_bytes")
     required = []
-    for (name, row), members in grouped(oracle.all, lambda kernel: (kernel["text"], kernel["geometry"])).items():
+    for (name, row), members in group_rows(oracle.all, lambda kernel: (kernel["text"], kernel["geometry"])).items():
         values = [None, None, None] if row < 0 else trace.geometries[row, 6:].tolist()
         place = known[row] if row >= 0 else dict.fromkeys(known[0])
         required.append(
@@ -262,8 +262,8 @@ def test_by_range(ask: Callable[..., Any], trace: Trace, range_name: str | None)
         {
             **dict(zip(("range", "domain", "style", "pid", "tid", "name"), key, strict=True)),
             "family": FAMILY_OF_LETTER[key[-1]],
-            **credited("", ours.get(key, []), once=True),
-            **credited("nsys_", theirs.get(key, []), once=False),
+            **sum_kernels("", ours.get(key, []), once=True),
+            **sum_kernels("nsys_", theirs.get(key, []), once=False),
         }
         for key in {**ours, **theirs}
     ]
@@ -278,7 +278,7 @@ def around_call(result: Any, call: dict[str, Any]) -> list[int]:
     return sorted(set(where.owner[inside].tolist()))
 
 
-def credited(prefix: str, members: list[Any], once: bool) -> dict[str, Any]:
+def sum_kernels(prefix: str, members: list[Any], once: bool) -> dict[str, Any]:
     kernels_of = {kernel["index"]: kernel for _, kernel in members}
     times = [kernel["ns"] for kernel in (kernels_of.values() if once else (kernel for _, kernel in members))]
     return {
@@ -450,20 +450,20 @@ def test_a_bad_file_of_families_is_an_error_that_says_where(tmp_path: Path, text
 
 @pytest.mark.parametrize("by", BY)
 def test_without_kernels_the_reason_and_what_to_record(by: str) -> None:
-    def said(trace: Trace) -> str:
+    def read_problem(trace: Trace) -> str:
         with pytest.raises(MissingDataError) as error:
             kernels(Context(trace), by=by)
         return str(error.value)
 
-    assert said(trace_of()).endswith("[cuda_not_recorded]")
-    assert said(trace_of(calls=with_kernel().calls)).endswith("[cuda_without_kernels]")
+    assert read_problem(trace_of()).endswith("[cuda_not_recorded]")
+    assert read_problem(trace_of(calls=with_kernel().calls)).endswith("[cuda_without_kernels]")
     graph = {"start_ns": 3, "end_ns": 4, "graph": 1, **kernel_place()}
     graphs = table(model.GraphLaunches, [graph, graph])
-    whole = said(trace_of(graph_launches=graphs))
+    whole = read_problem(trace_of(graph_launches=graphs))
     assert whole.endswith("[only_whole_graphs]") and " 2 graph launches" in whole
     request = trace_of()
     part = replace(request, source=replace(request.source, tables=frozenset({"CUPTI_ACTIVITY_KIND_KERNEL"})))
-    assert said(part).endswith("[no_kernels_selected]")
+    assert read_problem(part).endswith("[no_kernels_selected]")
 
 
 def kernel_place() -> dict[str, int]:

@@ -122,7 +122,7 @@ class Loop:
 A, B, C = 0, 1, 2
 
 
-def audited(domain: int = ACTIVE) -> Trace:
+def make_trace(domain: int = ACTIVE) -> Trace:
     """Request 1 runs `b` for 40 ms, while `c` of request 2 sleeps; `c` of request 3 wakes up much later."""
     return (
         Loop(domain)
@@ -136,13 +136,13 @@ def audited(domain: int = ACTIVE) -> Trace:
     )
 
 
-def shifted(trace: Trace) -> Trace:
+def shift_ranges(trace: Trace) -> Trace:
     ranges = trace.ranges
     return replace(trace, ranges=replace(ranges, start_ns=ranges.start_ns + 10**7, end_ns=ranges.end_ns + 10**7))
 
 
 def test_what_waits_is_what_goes_on_right_after_the_block() -> None:
-    context = Context(shifted(audited()))
+    context = Context(shift_ranges(make_trace()))
     every = find_blocks(context)
     (long,) = np.flatnonzero(every.end_ns - every.start_ns > 10**7).tolist()
     wait = find_blocked_coroutines(context, every)
@@ -158,16 +158,16 @@ def found_in(trace: Trace, **thresholds: float) -> list[dict[str, Any]]:
 
 
 def test_the_finding_names_the_culprit_and_what_waited() -> None:
-    (row,) = found_in(shifted(audited()))
+    (row,) = found_in(shift_ranges(make_trace()))
     assert (row["range"], row["count"], row["potential_saving_ns"], row["scope"]) == ("b", 1, 41 * 10**6, "recording")
     assert numbers(row["message"]) == numbers("41.00 ms, 1, 3, 41.00 ms")
     assert all(name in row["message"] for name in ("3 a;", "c (once"))
-    assert found_in(shifted(audited()), block=41_000)
-    assert not found_in(shifted(audited()), block=41_001)
+    assert found_in(shift_ranges(make_trace()), block=41_000)
+    assert not found_in(shift_ranges(make_trace()), block=41_001)
 
 
 def test_a_block_is_counted_among_the_ranges_of_its_own_process() -> None:
-    trace = shifted(audited())
+    trace = shift_ranges(make_trace())
     elsewhere = [{**row, "thread": 2} for row in rows_of(trace.ranges) if row["name"] == A and row["domain"] < 0]
     both = replace(trace, ranges=table(model.Ranges, [*rows_of(trace.ranges), *elsewhere]))
     assert len({both.threads[thread].process for thread in both.ranges.thread}) == 2
@@ -177,7 +177,7 @@ def test_a_block_is_counted_among_the_ranges_of_its_own_process() -> None:
 
 def test_plain_generators_hold_no_loop() -> None:
     with pytest.raises(MissingDataError, match=r"\[no_event_loop_recorded\]"):
-        evidence = Evidence(Context(shifted(audited(GENERATOR))), lambda _: pytest.fail("asked"))
+        evidence = Evidence(Context(shift_ranges(make_trace(GENERATOR))), lambda _: pytest.fail("asked"))
         rule_finds(evidence)
 
 

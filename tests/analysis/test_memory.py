@@ -251,7 +251,7 @@ def compare(row: dict[str, Any], expected: dict[str, Any]) -> None:
         assert same, f"{name}: {row[name]} instead of {value}"
 
 
-def keyed(answer: Any, *columns: str) -> dict[Any, dict[str, Any]]:
+def index_rows(answer: Any, *columns: str) -> dict[Any, dict[str, Any]]:
     rows = {tuple(row[name] for name in columns): row for row in answer.rows()}
     assert len(rows) == len(answer)
     return rows
@@ -270,7 +270,7 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
                 memory(context, by=by)
             continue
         result = memory(context, by=by)
-        rows, expected = keyed(result, *key[by], "operation"), oracle.grouped(by)
+        rows, expected = index_rows(result, *key[by], "operation"), oracle.grouped(by)
         assert rows.keys() == expected.keys()
         for at, columns in expected.items():
             compare(rows[at], columns)
@@ -282,7 +282,7 @@ def test_every_column_equals_the_oracle(trace: Trace) -> None:
         ("calls", ("call", "call_mode", "operation", "host_memory"), oracle.by_call()),
         ("processes", ("pid", "device", "operation"), oracle.grouped("process")),
     ):
-        rows = keyed(others[name], *columns)
+        rows = index_rows(others[name], *columns)
         assert rows.keys() == expected.keys()
         for at, values in expected.items():
             compare(rows[at], values)
@@ -416,11 +416,11 @@ def test_memory_in_use_equals_the_oracle(trace: Trace) -> None:
     oracle = UsageOracle(context)
     table_found = summarize_usage(context)
     assert table_found is not None
-    rows, expected = keyed(table_found, *PLACE), oracle.usage()
+    rows, expected = index_rows(table_found, *PLACE), oracle.usage()
     assert rows.keys() == expected.keys()
     for at, columns in expected.items():
         compare(rows[at], columns)
-    by_range, expected = keyed(summarize_usage_by_range(context), "range", "domain", *PLACE), oracle.by_range()
+    by_range, expected = index_rows(summarize_usage_by_range(context), "range", "domain", *PLACE), oracle.by_range()
     assert by_range.keys() == expected.keys()
     for at, columns in expected.items():
         compare(by_range[at], columns)

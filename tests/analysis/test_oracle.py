@@ -74,7 +74,7 @@ class Oracle:
         self._gpu(trace)
         for one in self.instances:
             one["path"] = self._path(one)
-            one.update(self._measured(one))
+            one.update(self._measure(one))
 
     def _fold(self) -> list[dict[str, Any]]:
         stretch = [
@@ -126,10 +126,10 @@ class Oracle:
         return next(one for one in self.instances if any(part is node for part in one["stretches"]))
 
     def _parent(self, one: dict[str, Any]) -> dict[str, Any] | None:
-        nested, by_name = self._nested(one), self._named(one)
+        nested, by_name = self._find_parent(one), self._find_named_parent(one)
         return max(filter(None, (nested, by_name)), key=rank, default=None)
 
-    def _nested(self, one: dict[str, Any]) -> dict[str, Any] | None:
+    def _find_parent(self, one: dict[str, Any]) -> dict[str, Any] | None:
         """The instance that encloses it on its thread."""
         if one["style"] == START_END and not one["task"]:
             return None
@@ -137,7 +137,7 @@ class Oracle:
         parent = self._owner(node) if node else None
         return parent if parent and rank(parent) < rank(one) else None
 
-    def _named(self, one: dict[str, Any]) -> dict[str, Any] | None:
+    def _find_named_parent(self, one: dict[str, Any]) -> dict[str, Any] | None:
         """The instance that its identity names, if it was open when this one began."""
         if one["identity"] == NULL:
             return None
@@ -158,7 +158,7 @@ class Oracle:
     def _path(self, one: dict[str, Any]) -> tuple[str, ...]:
         return (*(self._path(one["parent"]) if one["parent"] else ()), NAMES[one["name"]])
 
-    def _measured(self, one: dict[str, Any]) -> dict[str, Any]:
+    def _measure(self, one: dict[str, Any]) -> dict[str, Any]:
         if one["replay"]:
             return {"duration": 0, "self": None, "active": None, "waited": None}
         nodes = [node for node in one["stretches"] if node["style"] == PUSH_POP]
@@ -198,13 +198,13 @@ class Oracle:
             if owners:
                 rule = "task" if all(one["task"] for one in owners) else "thread"
             else:
-                rule, owners = self._inherited(calls[0]) if calls else self._ordered(operation)
+                rule, owners = self._inherit_owners(calls[0]) if calls else self._order_owners(operation)
             operation["rule"], operation["owners"] = rule, owners
             for one in owners:
                 one["operations"].append((operation, rule if rule in INFERRED else label(one)))
         self._replay(rows_of(trace.graph_nodes))
 
-    def _inherited(self, call: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    def _inherit_owners(self, call: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
         """The rule, or the reason, and the owners of what was launched outside of every range of its thread."""
         open_on = {
             thread: [one for one in self.instances if around(one, thread, call)]
@@ -216,7 +216,7 @@ class Oracle:
             return "inherited", open_on[candidates[0]]
         return "several_threads" if candidates else "outside_ranges", []
 
-    def _ordered(self, operation: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    def _order_owners(self, operation: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
         """The rule, or the reason, and the owners of what has no launch call."""
         if is_before_recording(self.calls, operation):
             return "before_recording", []
@@ -231,7 +231,7 @@ class Oracle:
             if operation["graph_node"] == NULL or not operation["calls"]:
                 continue
             launcher = max(operation["owners"], key=rank, default=None)
-            node, chain = self._captured(created, operation), []
+            node, chain = self._find_capture(created, operation), []
             while node:
                 if not any(node is owner for owner in operation["owners"]):
                     chain.append(node)
@@ -251,7 +251,7 @@ class Oracle:
                 parent = replays[key]
         self.instances += sorted(replays.values(), key=lambda one: one["order"])
 
-    def _captured(self, created: list[dict[str, Any]], operation: dict[str, Any]) -> dict[str, Any] | None:
+    def _find_capture(self, created: list[dict[str, Any]], operation: dict[str, Any]) -> dict[str, Any] | None:
         """The innermost instance that was open when the operation's node was captured."""
         created = [row for row in created if PROCESS_OF_THREAD[row["thread"]] == operation["process"]]
         node = operation["graph_node"]
@@ -280,7 +280,7 @@ class Oracle:
         span = {id(one): span_ns(ran[id(one)]) for one in worked}
         queue = [queue_ns(operation) for operation in flat if queue_ns(operation) is not None]
 
-        def known(values: list[int]) -> int | None:
+        def sum_known(values: list[int]) -> int | None:
             return sum(values) if worked else None
 
         row = {
@@ -294,25 +294,25 @@ class Oracle:
             **spread("active", [one["active"] for one in whole if one["task"]]),
             "sync_wait_total_ns": total_known([one["waited"] for one in group]),
             "gpu_count": len(worked) or None,
-            "cpu_total_with_gpu_ns": known([one["duration"] for one in worked]),
-            "gpu_operations": known([1 for _ in flat]),
-            "kernels": known([operation["kind"] == "kernel" for operation in flat]),
-            "graph_launches": known([operation["kind"] == "graph" for operation in flat]),
-            "launches": known([launches(one, ran[id(one)]) for one in worked]),
-            "gpu_sum_total_ns": known([o["end_ns"] - o["start_ns"] for o in flat]),
-            "gpu_busy_total_ns": known(list(busy.values())),
+            "cpu_total_with_gpu_ns": sum_known([one["duration"] for one in worked]),
+            "gpu_operations": sum_known([1 for _ in flat]),
+            "kernels": sum_known([operation["kind"] == "kernel" for operation in flat]),
+            "graph_launches": sum_known([operation["kind"] == "graph" for operation in flat]),
+            "launches": sum_known([launches(one, ran[id(one)]) for one in worked]),
+            "gpu_sum_total_ns": sum_known([o["end_ns"] - o["start_ns"] for o in flat]),
+            "gpu_busy_total_ns": sum_known(list(busy.values())),
             **spread("gpu_busy", [busy[id(one)] for one in unclipped]),
-            "gpu_span_total_ns": known(list(span.values())),
+            "gpu_span_total_ns": sum_known(list(span.values())),
             **spread("gpu_span", [span[id(one)] for one in unclipped]),
-            "gpu_idle_total_ns": known([span[id(one)] - busy[id(one)] for one in worked]),
-            "queue_count": known([1 for _ in queue]),
+            "gpu_idle_total_ns": sum_known([span[id(one)] - busy[id(one)] for one in worked]),
+            "queue_count": sum_known([1 for _ in queue]),
             "queue_mean_ns": sum(queue) / len(queue) if queue else None,
             "queue_max_ns": max(queue, default=None),
-            **explained(worked),
-            **projected([one for one in group if one["by_nsys"]]),
+            **explain_excess(worked),
+            **project([one for one in group if one["by_nsys"]]),
         }
         for direction in DIRECTIONS:
-            row.update(copied(direction, flat))
+            row.update(sum_copies(direction, flat))
         return row
 
     def grouped(self, *key: str) -> dict[Any, dict[str, Any]]:
@@ -348,7 +348,7 @@ def launches(one: dict[str, Any], operations: list[dict[str, Any]]) -> int:
     return 1 if one["replay"] else len({id(o["calls"][0]) for o in operations if o["calls"]})
 
 
-def explained(worked: list[dict[str, Any]]) -> dict[str, Any]:
+def explain_excess(worked: list[dict[str, Any]]) -> dict[str, Any]:
     """The rule that explains the most time of a row, and the time that each explains."""
     result = {rule: [o for one in worked for o, by in one["operations"] if by == rule] for rule in RULES}
     time = {rule: sum(o["end_ns"] - o["start_ns"] for o in operations) for rule, operations in result.items()}
@@ -357,7 +357,7 @@ def explained(worked: list[dict[str, Any]]) -> dict[str, Any]:
     return {"attribution": best if worked else None, **shares}
 
 
-def projected(listed: list[dict[str, Any]]) -> dict[str, Any]:
+def project(listed: list[dict[str, Any]]) -> dict[str, Any]:
     spans = [span_ns(one["by_nsys"]) for one in listed]
     return {
         "nsys_gpu_count": len(listed) or None,
@@ -384,7 +384,7 @@ def queue_ns(operation: dict[str, Any]) -> int | None:
     return waited if waited >= 0 else None
 
 
-def copied(direction: str, flat: list[dict[str, Any]]) -> dict[str, Any]:
+def sum_copies(direction: str, flat: list[dict[str, Any]]) -> dict[str, Any]:
     result = [o for o in flat if o["kind"] == "copy" and COPY_DIRECTIONS.get(o["kind_of_copy"]) == direction]
     size = sum(o["size_bytes"] for o in result)
     time = sum(o["end_ns"] - o["start_ns"] for o in result)

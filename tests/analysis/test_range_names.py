@@ -59,7 +59,7 @@ def recording(*names: str, fields: Sequence[str | None] = (), expand: Sequence[s
     return one
 
 
-def normalized(names: Sequence[str], rules: NameRules | None = None) -> list[str]:
+def normalize_all(names: Sequence[str], rules: NameRules | None = None) -> list[str]:
     """The normalized name of each name."""
     trace = trace_with(names)
     (result,) = build_range_names([trace], rules or load_name_rules())
@@ -112,8 +112,8 @@ def test_what_machines_put_into_a_name_is_taken_out_and_is_a_field(
 )
 def test_numbers_are_folded_where_more_than_twenty_names_differ_by_them(form: str, name: str, field: str) -> None:
     few, many = [form.format(i) for i in range(20)], [form.format(i) for i in range(21)]
-    assert normalized(few) == few
-    assert set(normalized(many)) == {name}
+    assert normalize_all(few) == few
+    assert set(normalize_all(many)) == {name}
     (result,) = build_range_names([trace_with(many)], load_name_rules())
     assert [result.extract_fields(i) for i in (0, 20)] == [{field: 0}, {field: 20}]
     assert result.folded[name].names == 21
@@ -122,9 +122,9 @@ def test_numbers_are_folded_where_more_than_twenty_names_differ_by_them(form: st
 
 def test_the_number_with_the_most_values_is_folded_first() -> None:
     names = [f"gpu {gpu} step {step}" for gpu in range(8) for step in range(100)]
-    assert set(normalized(names)) == {f"gpu {gpu} step *" for gpu in range(8)}
+    assert set(normalize_all(names)) == {f"gpu {gpu} step *" for gpu in range(8)}
     names = [f"layers.{i}.experts.{j}" for i in range(32) for j in range(32)]
-    assert set(normalized(names)) == {"layers.*.experts.*"}
+    assert set(normalize_all(names)) == {"layers.*.experts.*"}
     (result,) = build_range_names(
         [trace_with([f"layer {i}, layer {7 * i % 31}" for i in range(900)])], load_name_rules()
     )
@@ -181,15 +181,15 @@ def strip_slowly(name: str, rules: NameRules) -> str:
 @given(generated, thresholds)
 def test_names_are_what_a_slow_reading_of_the_rules_gives(names: list[str], above: int) -> None:
     rules = replace(load_name_rules(), fold_above=above)
-    assert dict(zip(names, normalized(names, rules), strict=True)) == read_slowly(names, rules)
+    assert dict(zip(names, normalize_all(names, rules), strict=True)) == read_slowly(names, rules)
 
 
 @settings(max_examples=scale_examples(120), deadline=None)
 @given(generated, thresholds)
 def test_normalizing_normalized_names_changes_nothing(names: list[str], above: int) -> None:
     rules = replace(load_name_rules(), fold_above=above)
-    once = normalized(names, rules)
-    assert normalized(once, rules) == once
+    once = normalize_all(names, rules)
+    assert normalize_all(once, rules) == once
 
 
 ADDITIVE = ("count", "clipped", "cpu_total_ns", "cpu_self_total_ns", "active_total_ns", "sync_wait_total_ns")
@@ -342,8 +342,8 @@ def test_rules_of_a_user_apply_first_and_may_fold_sooner(written: Written) -> No
             """
         )
     )
-    assert normalized(["req-a7", "x, op_id = 1", "s 1", "s 2"], rules) == [r"req\1", "x", "s 1", "s 2"]
-    assert normalized(["s 1", "s 2", "s 3"], rules) == ["s *"] * 3
+    assert normalize_all(["req-a7", "x, op_id = 1", "s 1", "s 2"], rules) == [r"req\1", "x", "s 1", "s 2"]
+    assert normalize_all(["s 1", "s 2", "s 3"], rules) == ["s *"] * 3
     (result,) = build_range_names([trace_with(["req-a7"])], rules)
     assert result.extract_fields(0) == {"request": "a7"}
 

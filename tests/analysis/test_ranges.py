@@ -21,7 +21,7 @@ from traceable.trace.model import Trace
 ADDITIVE = ("count", "clipped", "cpu_total_ns", "gpu_operations", "kernels", "gpu_sum_total_ns", "h2d_bytes")
 
 
-def added(rows: Any, *key: str) -> dict[Any, dict[str, int]]:
+def sum_rows(rows: Any, *key: str) -> dict[Any, dict[str, int]]:
     """The additive columns of rows, summed over what the key does not tell apart; absent counts as 0."""
     sums: dict[Any, dict[str, int]] = defaultdict(lambda: dict.fromkeys(ADDITIVE, 0))
     for row in rows:
@@ -37,12 +37,12 @@ def test_processes_and_threads_add_up_to_the_names(trace: Trace) -> None:
         return
     context = Context(trace)
     key = ("domain", "name", "style")
-    whole = added(ranges(context, by="name").rows(), *key)
-    assert added(ranges(context, by="process").rows(), *key) == whole
-    assert added(ranges(context, by="thread").rows(), *key) == whole
-    assert added(ranges(context, by="path").rows(), *key) == whole
-    by_process = added(ranges(context, by="process").rows(), "pid", *key)
-    assert added(with_process(ranges(context, by="thread").rows()), "pid", *key) == by_process
+    whole = sum_rows(ranges(context, by="name").rows(), *key)
+    assert sum_rows(ranges(context, by="process").rows(), *key) == whole
+    assert sum_rows(ranges(context, by="thread").rows(), *key) == whole
+    assert sum_rows(ranges(context, by="path").rows(), *key) == whole
+    by_process = sum_rows(ranges(context, by="process").rows(), "pid", *key)
+    assert sum_rows(with_process(ranges(context, by="thread").rows()), "pid", *key) == by_process
 
 
 def with_process(rows: Any) -> list[dict[str, Any]]:
@@ -58,8 +58,8 @@ def test_the_work_of_the_devices_adds_up(trace: Trace) -> None:
     if not len(trace.ranges) or not len(context.gpu):
         return
     columns = ("gpu_operations", "kernels", "gpu_sum_total_ns", "h2d_bytes")
-    whole = added(ranges(context, by="name").rows(), "domain", "name", "style")
-    parts = added(ranges(context, by="device").rows(), "domain", "name", "style")
+    whole = sum_rows(ranges(context, by="name").rows(), "domain", "name", "style")
+    parts = sum_rows(ranges(context, by="device").rows(), "domain", "name", "style")
     for key, sums in whole.items():
         for column in columns:
             assert parts.get(key, dict.fromkeys(ADDITIVE, 0))[column] == sums[column]

@@ -42,7 +42,7 @@ def names_of(captures: Path, name: str) -> dict[str, dict[str, Any]]:
     return result
 
 
-def rounded(value: float | int | None, digits: int = 1) -> str | None:
+def round_half_up(value: float | int | None, digits: int = 1) -> str | None:
     """A number as nsys prints it: half away from zero."""
     if value is None:
         return None
@@ -61,14 +61,14 @@ def test_gpu_projection_equals_nsys(captures: Path, name: str) -> None:
         assert row["nsys_cpu_total_ns"] == int(line["Total Range Time (ns)"])
         assert row["nsys_gpu_span_total_ns"] == int(line["Total Proj Time (ns)"])
         assert row["nsys_launches"] == int(line["Total GPU Ops"])
-        assert rounded(row["nsys_launches"] / row["nsys_gpu_count"]) == line["Avg GPU Ops"]
+        assert round_half_up(row["nsys_launches"] / row["nsys_gpu_count"]) == line["Avg GPU Ops"]
         assert row["nsys_gpu_span_min_ns"] == int(line["Proj Min (ns)"])
         assert row["nsys_gpu_span_max_ns"] == int(line["Proj Max (ns)"])
-        assert rounded(row["nsys_gpu_span_mean_ns"]) == line["Proj Avg (ns)"]
-        assert rounded(row["nsys_gpu_span_p50_ns"]) == line["Proj Med (ns)"]
-        assert rounded(row["nsys_gpu_span_stddev_ns"]) == line["Proj StdDev (ns)"]
-        assert rounded(row["nsys_level_mean"]) == line["Avg Range Lvl"]
-        assert rounded(row["nsys_children_mean"]) == line["Avg Num Child"]
+        assert round_half_up(row["nsys_gpu_span_mean_ns"]) == line["Proj Avg (ns)"]
+        assert round_half_up(row["nsys_gpu_span_p50_ns"]) == line["Proj Med (ns)"]
+        assert round_half_up(row["nsys_gpu_span_stddev_ns"]) == line["Proj StdDev (ns)"]
+        assert round_half_up(row["nsys_level_mean"]) == line["Avg Range Lvl"]
+        assert round_half_up(row["nsys_children_mean"]) == line["Avg Num Child"]
         assert STYLES[line["Style"]] == row["style"]
     listed = {row_name for row_name, row in names.items() if row["nsys_gpu_count"]}
     assert listed == {line["Range"] for line in expected}
@@ -121,14 +121,14 @@ def test_cpu_times_equal_nsys(captures: Path, name: str) -> None:
     assert {line["Range"] for line in expected} == set(names)
     for line in expected:
         row = names[line["Range"]]
-        assert rounded(100 * row["nsys_cpu_share"]) == line["Time (%)"]
+        assert round_half_up(100 * row["nsys_cpu_share"]) == line["Time (%)"]
         assert row["count"] == int(line["Instances"])
         assert row["cpu_total_ns"] == int(line["Total Time (ns)"])
         assert row["cpu_min_ns"] == int(line["Min (ns)"])
         assert row["cpu_max_ns"] == int(line["Max (ns)"])
-        assert rounded(row["cpu_mean_ns"]) == line["Avg (ns)"]
-        assert rounded(row["cpu_p50_ns"]) == line["Med (ns)"]
-        assert rounded(row["cpu_stddev_ns"]) == line["StdDev (ns)"]
+        assert round_half_up(row["cpu_mean_ns"]) == line["Avg (ns)"]
+        assert round_half_up(row["cpu_p50_ns"]) == line["Med (ns)"]
+        assert round_half_up(row["cpu_stddev_ns"]) == line["StdDev (ns)"]
 
 
 def test_autograd_is_inherited_and_nsys_says_what_it_says(captures: Path) -> None:

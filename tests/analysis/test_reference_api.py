@@ -25,7 +25,7 @@ def context_of(captures: Path, name: str) -> Context:
     return Context(load(captures / "nsys" / f"{name}.sqlite"))
 
 
-def rounded(value: float) -> str:
+def round_half_up(value: float) -> str:
     """One decimal, half away from zero, as SQLite's round() prints it."""
     return str(Decimal(repr(value)).quantize(Decimal("0.1"), ROUND_HALF_UP))
 
@@ -42,14 +42,14 @@ def test_by_call_equals_cuda_api_sum(captures: Path, name: str) -> None:
     ours = [
         (
             row["name"],
-            rounded(100 * row["api_share"]),
+            round_half_up(100 * row["api_share"]),
             str(row["total_ns"]),
             str(row["count"]),
-            rounded(row["call_mean_ns"]),
-            rounded(row["call_p50_ns"]),
+            round_half_up(row["call_mean_ns"]),
+            round_half_up(row["call_p50_ns"]),
             str(row["call_min_ns"]),
             str(row["call_max_ns"]),
-            rounded(row["call_stddev_ns"]),
+            round_half_up(row["call_stddev_ns"]),
         )
         for row in api(context_of(captures, name)).rows()
     ]

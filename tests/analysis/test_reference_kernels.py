@@ -36,7 +36,7 @@ def context_of(captures: Path, name: str) -> Context:
     return Context(load(captures / "nsys" / f"{name}.sqlite"))
 
 
-def rounded(value: float | None) -> str:
+def round_half_up(value: float | None) -> str:
     """One decimal, half away from zero, as SQLite's round() prints it; nothing for an absent value."""
     return "" if value is None else str(Decimal(repr(float(value))).quantize(Decimal("0.1"), ROUND_HALF_UP))
 
@@ -44,7 +44,7 @@ def rounded(value: float | None) -> str:
 def spread(row: dict[str, Any], prefix: str) -> tuple[str, ...]:
     """Avg, Med, Min, Max and StdDev as nsys prints them."""
     whole = ("" if row[f"{prefix}_{word}_ns"] is None else str(row[f"{prefix}_{word}_ns"]) for word in ("min", "max"))
-    mean, median, deviation = (rounded(row[f"{prefix}_{word}_ns"]) for word in ("mean", "p50", "stddev"))
+    mean, median, deviation = (round_half_up(row[f"{prefix}_{word}_ns"]) for word in ("mean", "p50", "stddev"))
     return (mean, median, *whole, deviation)
 
 
@@ -58,7 +58,7 @@ def test_by_kernel_equals_cuda_gpu_kern_sum(captures: Path, name: str) -> None:
     ours = [
         (
             row["name"],
-            rounded(100 * row["gpu_share"]),
+            round_half_up(100 * row["gpu_share"]),
             str(row["total_ns"]),
             str(row["count"]),
             *spread(row, "kernel"),

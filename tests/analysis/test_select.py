@@ -32,13 +32,13 @@ edges = st.one_of(st.none(), st.integers(-5, 70))
 spans = st.tuples(edges, edges).filter(lambda span: None in span or span[0] < span[1])
 
 
-def named(trace: Trace) -> Trace:
+def name_programs(trace: Trace) -> Trace:
     names = ("/usr/bin/python3", "trainer.exe")
     processes = tuple(replace(p, pid=100 + p.pid, name=name) for p, name in zip(trace.processes, names, strict=True))
     return replace(trace, processes=processes, cuda_devices={(101, 0): 1, (101, 1): 0})
 
 
-def numbered(events: Any) -> list[dict[str, Any]]:
+def number_rows(events: Any) -> list[dict[str, Any]]:
     return [{**row, "row": i} for i, row in enumerate(rows_of(events))]
 
 
@@ -50,7 +50,7 @@ def test_every_table_is_compared() -> None:
     traces(), st.sampled_from([(["100"], {0}), (["python*"], {0}), (["1*", "*.exe"], None), (["101", "py*"], {0, 1})])
 )
 def test_only_what_is_of_the_processes_stays(trace: Trace, asked: tuple[list[str], set[int] | None]) -> None:
-    trace, (patterns, indices) = named(trace), asked
+    trace, (patterns, indices) = name_programs(trace), asked
     if indices is None:
         with pytest.raises(
             MissingDataError, match=r"'1\*'.* 100 \(/usr/bin/python3\), 101 \(trainer.exe\) \[process_not_in_trace\]"
@@ -71,7 +71,8 @@ def test_only_what_is_of_the_processes_stays(trace: Trace, asked: tuple[list[str
 
 @given(traces(busy=True), st.sampled_from([[0], [1], [0, 1]]))
 def test_only_what_is_of_the_gpus_stays(trace: Trace, devices: list[int]) -> None:
-    trace = named(trace)
+    gpus = tuple(model.Device(number, "", "", None, None, None, None) for number in (0, 1))
+    trace = replace(name_programs(trace), devices=gpus)
     part = select_part(trace, devices=devices)
     for name in TABLES:
         expected = rows_of(getattr(trace, name))
@@ -186,7 +187,7 @@ def owners(context: Context, window: Window) -> list[tuple[Any, ...]]:
     correlation = [number for events in kinds for number in events.correlation.tolist()]
     of: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
 
-    def seen(i: int) -> tuple[Any, ...]:
+    def describe_event(i: int) -> tuple[Any, ...]:
         # A replay is told by its launch, whose times are cut as well.
         start, end = int(result.start_ns[i]), int(result.end_ns[i])
         clipped = bool(result.clipped[i]) or (not result.replay[i] and (start < window.first or end > window.last))
@@ -195,7 +196,7 @@ def owners(context: Context, window: Window) -> list[tuple[Any, ...]]:
 
     for instance, operation in context.iter_operation_pairs():
         for i, o in zip(instance.tolist(), operation.tolist(), strict=True):
-            of[o].append(seen(i))
+            of[o].append(describe_event(i))
     rows = []
     for o in range(len(gpu)):
         start, end = int(gpu.start_ns[o]), int(gpu.end_ns[o])
@@ -213,7 +214,7 @@ def owners(context: Context, window: Window) -> list[tuple[Any, ...]]:
                 int(context.attribution.rule[o]),
                 str(launch),
                 queue if start >= window.first else NULL,
-                str(seen(innermost) if innermost >= 0 else None),
+                str(describe_event(innermost) if innermost >= 0 else None),
                 str(sorted(of[o], key=str)),
             )
         )
@@ -289,7 +290,7 @@ def sums(recording: Recording) -> Counter[Any]:
     return Counter({key: value for key, value in result.items() if value})
 
 
-def added(counters: Iterable[Counter[Any]]) -> Counter[Any]:
+def sum_counters(counters: Iterable[Counter[Any]]) -> Counter[Any]:
     """Their sum, negative numbers included: ranges of two domains may cross, and then one's own time is below 0."""
     total: Counter[Any] = Counter()
     for one in counters:
@@ -307,7 +308,7 @@ def parts_of(recording: Recording, edges: list[int]) -> list[Recording]:
 @given(traces(busy=True), st.lists(st.integers(0, 60), min_size=1, max_size=3, unique=True).map(sorted))
 def test_adjoining_times_add_up_to_the_whole(trace: Trace, edges: list[int]) -> None:
     whole = Recording(trace)
-    assert added(map(sums, parts_of(whole, edges))) == sums(whole)
+    assert sum_counters(map(sums, parts_of(whole, edges))) == sums(whole)
 
 
 @settings(max_examples=scale_examples(50), deadline=None)
@@ -315,11 +316,11 @@ def test_adjoining_times_add_up_to_the_whole(trace: Trace, edges: list[int]) -> 
 def test_a_gpu_is_idle_in_adjoining_times_for_as_long_as_in_the_whole(trace: Trace, edges: list[int]) -> None:
     """But where it did nothing all of a time, which has no row then."""
     whole = {row["device"]: row for row in Recording(trace).gaps().rows()}
-    seen: dict[int, list[dict[str, Any]]] = {device: [] for device in whole}
+    events_of: dict[int, list[dict[str, Any]]] = {device: [] for device in whole}
     for part in parts_of(Recording(trace), edges):
         for row in part.gaps().rows() if len(part.context.gpu) else ():
-            seen[row["device"]].append(row)
-    for device, rows in seen.items():
+            events_of[row["device"]].append(row)
+    for device, rows in events_of.items():
         row = whole[device]
         first, last = row["first_start_ns"], row["last_end_ns"]
         for one in rows:
@@ -420,7 +421,7 @@ def test_adjoining_times_of_a_real_capture_add_up_to_the_whole(captures: Path, n
     whole = Recording(trace)
     parts = parts_of(whole, edges)
     assert len(parts) == len(edges) + 1
-    assert added(map(sums, parts)) == sums(whole)
+    assert sum_counters(map(sums, parts)) == sums(whole)
     assert [part.trace.extent_ns() for part in parts] == list(itertools.pairwise([first, *edges, last]))
     idle = Counter({row["device"]: row["idle_ns"] for row in whole.gaps().rows()})
     assert (

@@ -52,11 +52,11 @@ def kernels(*rows: tuple[int, int, int], **more: int) -> Any:
     )
 
 
-def named(trace: Trace, *names: str) -> Trace:
+def with_names(trace: Trace, *names: str) -> Trace:
     return replace(trace, names=(*names, *NAMES[len(names) :]))
 
 
-def found(trace: Trace, range_name: str | None = None, step_kernel: str | None = None) -> Steps:
+def detect(trace: Trace, range_name: str | None = None, step_kernel: str | None = None) -> Steps:
     return detect_steps(Context(trace), range_name, step_kernel)
 
 
@@ -193,9 +193,9 @@ def test_a_boundary_kernel_ends_the_step_of_its_process_and_device(trace: Trace,
             begin = end
     if not expected:
         with pytest.raises(MissingDataError, match=r"\[no_kernel_matches\]"):
-            found(trace, step_kernel=pattern)
+            detect(trace, step_kernel=pattern)
         return
-    steps = found(trace, step_kernel=pattern)
+    steps = detect(trace, step_kernel=pattern)
     lanes = [(int(steps.process[lane]), int(steps.device[lane])) for lane in steps.lane.tolist()]
     edges = steps.clipped.tolist()
     assert [(*lane, *span, edge) for lane, span, edge in zip(lanes, spans(steps), edges, strict=True)] == expected
@@ -216,31 +216,31 @@ def test_a_boundary_kernel_ends_the_step_of_its_process_and_device(trace: Trace,
     ],
 )
 def test_a_range_called_step_is_found_by_its_name(name: str, is_step: bool) -> None:
-    trace = named(trace_of(ranges=ranges(*((i * 100, i * 100 + 1, 0) for i in range(4)))), name)
+    trace = with_names(trace_of(ranges=ranges(*((i * 100, i * 100 + 1, 0) for i in range(4)))), name)
     if is_step:
-        steps = found(trace)
+        steps = detect(trace)
         (rule,) = steps.rules
         assert (steps.kind, rule.code) == (RANGE, "step_range_by_name")
         assert repr(name) in rule
     else:
         with pytest.raises(MissingDataError, match=r"--step-range NAME .*--step-kernel GLOB \[no_steps_found\]"):
-            found(trace)
+            detect(trace)
 
 
 def test_a_number_behind_the_name_is_not_part_of_it() -> None:
     rows = [(100 * i, 100 * i + 60, i) for i in range(3)]
-    trace = named(
+    trace = with_names(
         trace_of(ranges=ranges(*rows, (0, 5, 3), (7, 9, 3), (10, 12, 3))),
         "ProfilerStep#3",
         "ProfilerStep#4",
         "ProfilerStep#5",
         "iter",
     )
-    steps = found(trace)
+    steps = detect(trace)
     assert spans(steps) == [row[:2] for row in rows]
     assert [steps.labels[label] for label in steps.label.tolist()] == list(trace.names[:3])
-    assert spans(found(trace, "ProfilerStep#*")) == spans(steps)
-    assert spans(found(trace, "ProfilerStep#4")) == [rows[1][:2]]
+    assert spans(detect(trace, "ProfilerStep#*")) == spans(steps)
+    assert spans(detect(trace, "ProfilerStep#4")) == [rows[1][:2]]
 
 
 def test_the_outermost_range_that_comes_again_is_the_step() -> None:
@@ -248,8 +248,8 @@ def test_the_outermost_range_that_comes_again_is_the_step() -> None:
     for i in range(5):
         at = 100 + 100 * i
         rows += [(at, at + 80, 0), (at + 5, at + 20, 1), (at + 25, at + 40, 1), (at + 45, at + 60, 1)]
-    trace = named(trace_of(ranges=ranges((0, 1000, 2), *rows)), "request", "layer", "serve")
-    steps = found(trace)
+    trace = with_names(trace_of(ranges=ranges((0, 1000, 2), *rows)), "request", "layer", "serve")
+    steps = detect(trace)
     assert (steps.kind, spans(steps)) == (RANGE, [(100 + 100 * i, 180 + 100 * i) for i in range(5)])
     (rule,) = steps.rules
     assert rule.code == "step_range_by_repetition" and "'request'" in rule
@@ -260,8 +260,8 @@ def test_ranges_that_follow_one_another_make_a_step_from_first_to_first() -> Non
     for i in range(4):
         at = 1000 + 100 * i
         rows += [(at, at + 20, 0), (at + 22, at + 70, 1), (at + 72, at + 90, 2)]
-    trace = named(trace_of(ranges=ranges((0, 900, 3), *rows)), "forward", "backward", "optimizer", "warm up")
-    steps = found(trace)
+    trace = with_names(trace_of(ranges=ranges((0, 900, 3), *rows)), "forward", "backward", "optimizer", "warm up")
+    steps = detect(trace)
     assert (steps.kind, spans(steps)) == (SEQUENCE, [(1000, 1100), (1100, 1200), (1200, 1300), (1300, 1390)])
     assert steps.clipped.tolist() == [False, False, False, True]
     (rule,) = steps.rules
@@ -270,12 +270,12 @@ def test_ranges_that_follow_one_another_make_a_step_from_first_to_first() -> Non
 
 
 def test_ranges_that_take_little_of_the_time_are_no_steps() -> None:
-    trace = named(trace_of(ranges=ranges(*((100 * i, 100 * i + 10, 0) for i in range(6)))), "pack")
+    trace = with_names(trace_of(ranges=ranges(*((100 * i, 100 * i + 10, 0) for i in range(6)))), "pack")
     with pytest.raises(MissingDataError):
-        found(trace)
-    over_one_another = named(trace_of(ranges=ranges(*((10 * i, 10 * i + 100, 0) for i in range(6)))), "request")
+        detect(trace)
+    over_one_another = with_names(trace_of(ranges=ranges(*((10 * i, 10 * i + 100, 0) for i in range(6)))), "request")
     with pytest.raises(MissingDataError):
-        found(over_one_another)
+        detect(over_one_another)
 
 
 def test_both_ranks_are_cut_at_the_same_kernel() -> None:
@@ -291,7 +291,7 @@ def test_both_ranks_are_cut_at_the_same_kernel() -> None:
         rows[device] = listed
     tables = [rows_of(kernels(*rows[device], device=device, process=device)) for device in range(2)]
     trace = trace_of(kernels=table(model.Kernels, tables[0] + tables[1]))
-    steps = found(trace)
+    steps = detect(trace)
     assert (steps.kind, steps.labels) == (BOUNDARY, ("c",))
     assert np.bincount(steps.lane).tolist() == [6, 6]
     assert steps.rules[0].code == "step_by_repetition"
@@ -302,7 +302,7 @@ def test_a_graph_that_is_launched_again_and_again_ends_a_step() -> None:
     base = {**KERNEL, "graph": 9}
     launched = [{**base, "start_ns": 100 * i, "end_ns": 100 * i + 90} for i in range(4)]
     trace = trace_of(graph_launches=table(model.GraphLaunches, launched), kernels=kernels((95, 96, 0)))
-    steps = found(trace)
+    steps = detect(trace)
     assert (steps.kind, spans(steps)) == (BOUNDARY, [(0, 90), (90, 190), (190, 290), (290, 390)])
     assert (steps.labels, steps.source) == (("[CUDA graph]",), "graph")
 
@@ -315,13 +315,13 @@ def test_what_cannot_be_found_is_said_with_what_to_do() -> None:
         ({}, r"\[no_steps_found\]"),
     ):
         with pytest.raises(MissingDataError, match=error):
-            found(trace_of(kernels=kernels((1, 2, 0)), ranges=ranges((0, 5, 1))), **kwargs)
+            detect(trace_of(kernels=kernels((1, 2, 0)), ranges=ranges((0, 5, 1))), **kwargs)
     with pytest.raises(MissingDataError, match=r"\[no_kernels_recorded\]"):
-        found(trace_of(), step_kernel="a")
+        detect(trace_of(), step_kernel="a")
     with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
-        found(trace_of())
+        detect(trace_of())
     with pytest.raises(UsageError, match=r"\[step_options_conflict\]"):
-        found(trace_of(), "a", "a")
+        detect(trace_of(), "a", "a")
 
 
 @given(st.one_of(traces(), traces(busy=True)))
@@ -332,7 +332,7 @@ def test_whatever_the_trace_holds_steps_are_found_or_not_twice_the_same(trace: T
 
 def outcome(trace: Trace) -> Any:
     try:
-        steps = found(trace)
+        steps = detect(trace)
     except MissingDataError as error:
         return str(error)
     assert (steps.end_ns >= steps.start_ns).all()
@@ -357,7 +357,7 @@ def outcome(trace: Trace) -> Any:
 def test_steps_of_real_captures(
     captures: Path, name: str, kind: int, source: str, number: int, code: str, rule: str
 ) -> None:
-    steps = found(load(captures / name))
+    steps = detect(load(captures / name))
     assert (steps.kind, steps.source, len(steps)) == (kind, source, number)
     assert steps.rules[0].code == code and rule in steps.rules[0]
 
@@ -431,7 +431,7 @@ def test_the_passes_of_a_compiled_model_are_steps_and_not_its_layers(
     program = Program().run(*["h2d"] * 290)
     for _ in range(passes):
         program.run(*around[0], *LAYER * layers, *around[1])
-    steps = found(program.trace())
+    steps = detect(program.trace())
     assert (steps.kind, steps.source, len(steps)) == (BOUNDARY, "repetition", passes)
     length = 10 * (10 * layers + len(around[0]) + len(around[1]))
     assert np.diff(steps.end_ns).tolist() == [length] * (passes - 1)
@@ -443,20 +443,20 @@ def test_the_passes_of_a_compiled_model_are_steps_and_not_its_layers(
 def test_a_pass_around_its_layers_is_no_steps() -> None:
     """One pass, of whose operations more than 99.5 % repeat a layer later: the first and the last do not."""
     program = Program().run("embed", *LAYER * 100, "head")
-    steps = found(program.trace())
+    steps = detect(program.trace())
     assert (steps.source, len(steps)) == ("cycle", 100)
     assert [rule.code for rule in steps.rules] == ["cycles_not_steps", "cycle_by_repetition"]
 
 
 def test_two_passes_are_too_few_and_their_layers_are_no_cycle() -> None:
     with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
-        found(Program().run(*["embed", *LAYER * 32, "head"] * 2).trace())
+        detect(Program().run(*["embed", *LAYER * 32, "head"] * 2).trace())
 
 
 def test_one_kernel_again_and_again_is_no_step() -> None:
     for operations in (["gemm"] * 500, ["gemm"] * 500 + ["d2h"], ["h2d"] * 300, ["h2d"] * 300 + ["gemm"]):
         with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
-            found(Program().run(*operations).trace())
+            detect(Program().run(*operations).trace())
 
 
 @pytest.mark.parametrize("kinds", [2, 3, 20])
@@ -464,7 +464,7 @@ def test_noise_has_no_step(kinds: int) -> None:
     random = np.random.default_rng(kinds)
     operations = [f"k{one}" for one in random.integers(0, kinds, 3000).tolist()]
     with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
-        found(Program().run(*operations).trace())
+        detect(Program().run(*operations).trace())
 
 
 def test_an_approximate_repetition_is_a_cycle() -> None:
@@ -473,7 +473,7 @@ def test_an_approximate_repetition_is_a_cycle() -> None:
     for _ in range(60):
         # Which of two kernels attention takes depends on the length so far.
         program.run("embed", f"attention_{random.integers(0, 2)}", "mlp", "norm", "argmax")
-    steps = found(program.trace())
+    steps = detect(program.trace())
     assert (steps.kind, steps.source, len(steps)) == (BOUNDARY, "cycle", 60)
     assert steps.rules[1].code == "cycle_by_repetition"
 
@@ -487,7 +487,7 @@ def by_graph(kind: str, launches: int, per_step: int = 1, *more: str) -> Trace:
 
 @pytest.mark.parametrize("kind", ["graph", "nodes"])
 def test_the_launch_of_a_graph_is_a_step_however_it_was_recorded(kind: str) -> None:
-    steps = found(by_graph(kind, 1001))
+    steps = detect(by_graph(kind, 1001))
     assert (steps.kind, steps.source, len(steps)) == (BOUNDARY, "graph", 1001)
     assert steps.labels == ("[CUDA graph]",)
     length = 10 if kind == "graph" else 50
@@ -496,9 +496,9 @@ def test_the_launch_of_a_graph_is_a_step_however_it_was_recorded(kind: str) -> N
 
 @pytest.mark.parametrize("kind", ["graph", "nodes"])
 def test_several_graphs_may_make_a_step(kind: str) -> None:
-    steps = found(by_graph(kind, 1001, 7))
+    steps = detect(by_graph(kind, 1001, 7))
     assert (steps.source, len(steps)) == ("graph", 143)
-    steps = found(by_graph(kind, 1001, 7, "sample", "d2h"))
+    steps = detect(by_graph(kind, 1001, 7, "sample", "d2h"))
     assert (steps.source, len(steps), steps.labels) == ("repetition", 143, ("[CUDA memcpy Device-to-Host]",))
 
 
@@ -508,7 +508,7 @@ def test_a_graph_that_takes_most_of_the_time_is_a_step_where_nothing_repeats_exa
     program = Program()
     for _ in range(40):
         program.run(f"{kind} 1 9", *(f"k{one}" for one in random.integers(20, 30, random.integers(0, 2))))
-    steps = found(program.trace())
+    steps = detect(program.trace())
     assert (steps.source, len(steps)) == ("graph", 40)
     assert [rule.code for rule in steps.rules] == ["step_ends_with_graph"]
 
@@ -519,7 +519,7 @@ def test_ranges_whose_names_differ_in_numbers_are_one(pattern: str) -> None:
     for i in range(7):
         with program.range(pattern.format(i)):
             program.run(*(f"k{one}" for one in range(i + 2)))
-    steps = found(program.trace())
+    steps = detect(program.trace())
     assert (steps.kind, steps.source, len(steps)) == (RANGE, "range", 7)
 
 
@@ -529,7 +529,7 @@ def test_a_step_is_known_by_its_name_with_numbers_in_it(pattern: str) -> None:
     for i in range(7):
         with program.range(pattern.format(i)):
             program.run("a")
-    steps = found(program.trace())
+    steps = detect(program.trace())
     assert (steps.source, len(steps)) == ("range", 7)
     assert steps.rules[0].code == "step_range_by_name"
 
@@ -544,13 +544,13 @@ def test_a_range_that_holds_little_of_the_gpu_time_is_no_step() -> None:
         return made
 
     # One operation of twelve is 8 %, two of thirteen are 15 %.
-    steps = found(program(1).trace())
+    steps = detect(program(1).trace())
     assert (steps.kind, steps.source, len(steps)) == (BOUNDARY, "repetition", 20)
-    steps = found(program(2).trace())
+    steps = detect(program(2).trace())
     assert (steps.kind, steps.source, len(steps)) == (RANGE, "range", 20)
-    assert len(found(program(1).trace(), "step")) == 20
+    assert len(detect(program(1).trace(), "step")) == 20
     without_gpu = replace(program(1).trace(), kernels=trace_of().kernels)
-    assert found(without_gpu).kind == RANGE
+    assert detect(without_gpu).kind == RANGE
 
 
 def test_a_range_called_as_a_part_of_a_model_is_no_step() -> None:
@@ -560,8 +560,8 @@ def test_a_range_called_as_a_part_of_a_model_is_no_step() -> None:
         with program.range("TransformerBlock"):
             program.run(*(f"k{one}" for one in random.integers(0, 30, 8)))
     with pytest.raises(MissingDataError, match=r"\[no_steps_found\]"):
-        found(program.trace())
-    assert len(found(program.trace(), "TransformerBlock")) == 60
+        detect(program.trace())
+    assert len(detect(program.trace(), "TransformerBlock")) == 60
 
 
 def test_numbered_layers_make_a_step_from_the_first_to_the_next_first() -> None:
@@ -571,7 +571,7 @@ def test_numbered_layers_make_a_step_from_the_first_to_the_next_first() -> None:
             with program.range(f"layer_{layer}"):
                 program.run(*LAYER)
         program.run("argmax")
-    steps = found(program.trace())
+    steps = detect(program.trace())
     assert (steps.kind, steps.source, len(steps)) == (SEQUENCE, "range", 5)
     (rule,) = steps.rules
     assert rule.code == "step_is_sequence"
@@ -586,7 +586,7 @@ def test_ranges_within_what_repeats_exactly_are_no_steps() -> None:
             with program.range("stage"):
                 program.run(*LAYER)
         program.run("argmax")
-    steps = found(program.trace())
+    steps = detect(program.trace())
     assert (steps.source, len(steps), steps.labels) == ("repetition", 5, ("argmax",))
 
 
@@ -594,12 +594,12 @@ def test_what_is_on_other_streams_moves_no_boundary() -> None:
     program = Program()
     for _ in range(30):
         program.run("h2d", *LAYER, "argmax")
-    expected = found(program.trace())
+    expected = detect(program.trace())
     random = np.random.default_rng(7)
     for row in program.tables["copies"]:
         row |= {"stream": 13, "start_ns": row["start_ns"] + int(random.integers(0, 40))}
         row["end_ns"] = row["start_ns"] + 8
-    assert spans(found(program.trace()))[1:] == spans(expected)[1:]
+    assert spans(detect(program.trace()))[1:] == spans(expected)[1:]
 
 
 def test_a_windowed_capture_is_cut_where_the_gpu_waits_longest() -> None:
@@ -609,7 +609,7 @@ def test_a_windowed_capture_is_cut_where_the_gpu_waits_longest() -> None:
         program.at += 100
         program.run("e", "f")
     program.run("a", "a")
-    steps = found(program.trace())
+    steps = detect(program.trace())
     assert (steps.source, len(steps), steps.labels) == ("repetition", 12, ("d",))
 
 
@@ -620,7 +620,7 @@ def test_a_windowed_capture_is_cut_where_the_gpu_waits_longest() -> None:
 def test_whole_periods_are_the_steps(unit: list[str], times: int) -> None:
     """What the definition says of whole repetitions of a unit that begins and ends with a kernel or graph."""
     unit = ["a", *unit, "last"]
-    steps = found(Program().run(*unit * times).trace())
+    steps = detect(Program().run(*unit * times).trace())
     step = 10 * sum(3 if one.startswith("nodes") else 1 for one in unit)
     assert (steps.source, steps.labels) == ("repetition", ("last",))
     assert steps.end_ns.tolist() == [step * (i + 1) - 1 for i in range(times)]

@@ -41,20 +41,20 @@ def waiting_traces(draw: Any) -> Trace:
     random = np.random.default_rng(choice)
     scale = draw(st.sampled_from([1, 1000]))
 
-    def changed(events: Any, **columns: Any) -> Any:
+    def scale_events(events: Any, **columns: Any) -> Any:
         times = {name: getattr(events, name) * scale for name in ("start_ns", "end_ns") if hasattr(events, name)}
         types = {name: getattr(events, name).dtype for name in columns}
         return replace(events, **times, **{name: value.astype(types[name]) for name, value in columns.items()})
 
     def contexts(events: Any) -> Any:
-        return changed(events, context=random.choice([0, 0, 1, -1], len(events)))
+        return scale_events(events, context=random.choice([0, 0, 1, -1], len(events)))
 
     names = [LAUNCH, LAUNCH, WAIT, WAIT, DEVICE, EVENT, COPY, COPY_ASYNC, DRIVER_COPY, SET]
     return replace(
         trace,
         names=(*NAMES, *MORE_NAMES),
-        ranges=changed(trace.ranges),
-        calls=changed(trace.calls, name=random.choice(names, len(trace.calls))),
+        ranges=scale_events(trace.ranges),
+        calls=scale_events(trace.calls, name=random.choice(names, len(trace.calls))),
         kernels=contexts(trace.kernels),
         copies=contexts(trace.copies),
         memsets=contexts(trace.memsets),
@@ -63,9 +63,9 @@ def waiting_traces(draw: Any) -> Trace:
             contexts(trace.synchronizations),
             stream=random.choice([7, 13, -1], len(trace.synchronizations)).astype(np.int32),
         ),
-        graph_nodes=changed(trace.graph_nodes),
-        allocations=changed(trace.allocations),
-        overheads=changed(trace.overheads),
+        graph_nodes=scale_events(trace.graph_nodes),
+        allocations=scale_events(trace.allocations),
+        overheads=scale_events(trace.overheads),
     )
 
 

@@ -22,7 +22,7 @@ ROWS = st.lists(st.tuples(INTEGERS, REALS, TEXTS, LISTS, st.booleans()), max_siz
 COLUMNS = ("count", "mean_ns", "name", "path", "clipped")
 
 
-def made(rows: list[tuple[Any, ...]]) -> Table:
+def make_table(rows: list[tuple[Any, ...]]) -> Table:
     count, mean, name, path, clipped = zip(*rows, strict=True) if rows else [()] * 5
     return Table(
         {
@@ -42,14 +42,14 @@ def dicts(rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
 @settings(deadline=None)
 @given(ROWS)
 def test_rows_are_what_went_in(rows: list[tuple[Any, ...]]) -> None:
-    assert list(made(rows).rows()) == dicts(rows)
-    assert made(rows).columns == COLUMNS
+    assert list(make_table(rows).rows()) == dicts(rows)
+    assert make_table(rows).columns == COLUMNS
 
 
 @settings(deadline=None)
 @given(ROWS)
 def test_numpy_masks_absent_integers_and_has_nan_for_absent_reals(rows: list[tuple[Any, ...]]) -> None:
-    arrays = made(rows).to_numpy()
+    arrays = make_table(rows).to_numpy()
     assert tuple(arrays) == COLUMNS
     assert arrays["count"].tolist() == [row[0] for row in rows]
     assert arrays["count"].dtype == np.int64
@@ -60,14 +60,14 @@ def test_numpy_masks_absent_integers_and_has_nan_for_absent_reals(rows: list[tup
 
 
 def test_a_sum_over_numpy_takes_in_nothing_that_is_absent() -> None:
-    assert made([(3, None, None, None, True), (None, None, None, None, True)]).to_numpy()["count"].sum() == 3
+    assert make_table([(3, None, None, None, True), (None, None, None, None, True)]).to_numpy()["count"].sum() == 3
 
 
 @settings(deadline=None)
 @given(ROWS)
 def test_pandas_has_the_same_rows_with_na_where_absent(rows: list[tuple[Any, ...]]) -> None:
     pandas = pytest.importorskip("pandas")
-    frame = made(rows).to_pandas()
+    frame = make_table(rows).to_pandas()
     assert tuple(frame.columns) == COLUMNS
     assert list(map(str, frame.dtypes)) == ["Int64", "float64", "object", "object", "boolean"]
     plain = [
@@ -81,7 +81,7 @@ def test_pandas_has_the_same_rows_with_na_where_absent(rows: list[tuple[Any, ...
 @given(ROWS)
 def test_arrow_has_the_same_rows_with_null_where_absent(rows: list[tuple[Any, ...]]) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    table = made(rows).to_arrow()
+    table = make_table(rows).to_arrow()
     assert table.to_pylist() == dicts(rows)
     integer, real, text, _, truth = table.schema.types
     assert (integer, real, text, truth) == (pyarrow.int64(), pyarrow.float64(), pyarrow.string(), pyarrow.bool_())

@@ -31,7 +31,7 @@ INSIDE = """
 """
 
 
-def chosen(context: Context, *path: str, **more: object) -> TopKernels:
+def select(context: Context, *path: str, **more: object) -> TopKernels:
     instances = match_instances(context.instances, context.trace.names, path, None)
     options = {"pattern": None, "top": 3, "launches": 5, "skip": 0, **more}
     return find_top_kernels(context, instances, **options)  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ def test_the_top_3_of_a_range_equal_a_query_by_hand(captures: Path, name: str) -
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
         rows = connection.execute(INSIDE, {"range": name}).fetchall()
     assert rows
-    best = chosen(Context(load(path)), name)
+    best = select(Context(load(path)), name)
     assert [(one.name, one.function, one.launches, one.total_ns) for one in best.kernels] == [
         (demangled, short, count, total) for demangled, short, _, count, total in rows[:3]
     ]
@@ -54,11 +54,11 @@ def test_the_top_3_of_a_range_equal_a_query_by_hand(captures: Path, name: str) -
 
 def test_a_path_takes_what_lies_inside_of_both(captures: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-transformer-forward.sqlite"))
-    every = chosen(context, "computing softmax").total_ns
-    parts = [chosen(context, outer, "computing softmax").total_ns for outer in ("warmup", "benchmark_loop")]
+    every = select(context, "computing softmax").total_ns
+    parts = [select(context, outer, "computing softmax").total_ns for outer in ("warmup", "benchmark_loop")]
     assert sum(parts) == every
     assert all(0 < part < every for part in parts)
-    deep = chosen(context, "warmup", "scaled dot product attention", "computing softmax")
+    deep = select(context, "warmup", "scaled dot product attention", "computing softmax")
     assert deep.total_ns == parts[0]
     for path in (("computing softmax", "warmup"), ("absent",), ("warmup", "warmup")):
         assert not match_instances(context.instances, context.trace.names, path, None).any()
@@ -68,7 +68,7 @@ def test_a_path_takes_what_lies_inside_of_both(captures: Path) -> None:
 def test_so_many_launches_are_needed_that_each_kernel_has_its_own(captures: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-transformer-forward.sqlite"))
     for launches, skip in ((1, 0), (5, 0), (5, 7), (1000, 0)):
-        best = chosen(context, "computing softmax", launches=launches, skip=skip)
+        best = select(context, "computing softmax", launches=launches, skip=skip)
         inside = np.zeros(len(context.gpu), np.bool_)
         instances = match_instances(context.instances, context.trace.names, ("computing softmax",), None)
         for instance, operation in context.iter_operation_pairs():
@@ -87,8 +87,8 @@ def test_so_many_launches_are_needed_that_each_kernel_has_its_own(captures: Path
 
 def test_what_autograd_launches_is_not_seen_where_the_range_is_open(captures: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-lm-training.sqlite"))
-    assert chosen(context, "forward").all_visible
-    assert not chosen(context, "backward").all_visible
+    assert select(context, "forward").all_visible
+    assert not select(context, "backward").all_visible
 
 
 def test_kernels_of_nccl_are_left_out_and_counted(captures: Path) -> None:
@@ -102,17 +102,17 @@ def test_kernels_of_nccl_are_left_out_and_counted(captures: Path) -> None:
 
 def test_a_name_narrows_by_function_or_by_the_whole_name(captures: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-transformer-forward.sqlite"))
-    by_function = chosen(context, "computing softmax", pattern="(?:.*::)?reduce_ker.*", top=None)
+    by_function = select(context, "computing softmax", pattern="(?:.*::)?reduce_ker.*", top=None)
     assert by_function.kernels
     assert {one.function for one in by_function.kernels} == {"reduce_kernel"}
-    whole = chosen(context, "computing softmax", pattern="void at::native::reduce_kernel<.*", top=None)
+    whole = select(context, "computing softmax", pattern="void at::native::reduce_kernel<.*", top=None)
     assert whole.kernels == by_function.kernels
 
 
 def test_a_range_without_kernels_and_a_file_without_symbols_say_so(captures: Path, tmp_path: Path) -> None:
     context = Context(load(captures / "nsys" / "a100-transformer-forward.sqlite"))
     with pytest.raises(MissingDataError, match=r"\[no_kernels_in_range\]"):
-        chosen(context, "init_model")
+        select(context, "init_model")
     other = tmp_path / "other.json"
     other.write_text("{}")
     assert load_mangled_names(other, ["f"]) is None

@@ -105,15 +105,15 @@ def _plain(value: Any) -> Any:
     if array.nbytes == 0:
         return None
     if array.dtype.names and array.shape == ():
-        return {name: _listed(array[name]) for name in array.dtype.names}
+        return {name: _to_list(array[name]) for name in array.dtype.names}
     if array.dtype.kind == "S":
         return {"payload": [one.decode() for one in value] if array.shape else value.decode()}
-    return {"payload": [_listed(one) for one in array]}
+    return {"payload": [_to_list(one) for one in array]}
 
 
-def _listed(value: Any) -> Any:
+def _to_list(value: Any) -> Any:
     if getattr(value, "dtype", None) is not None and value.dtype.names:
-        return [_listed(value[name]) for name in value.dtype.names]
+        return [_to_list(value[name]) for name in value.dtype.names]
     return value.tolist()
 
 

@@ -78,7 +78,7 @@ async def run_async(node: Node) -> None:
         elif node["cancel"] is None:
             await annotate(node["name"])(coroutine)(node)
         else:
-            await cancelled(node)
+            await cancel_task(node)
     except BoomError:
         if not node["caught"]:
             raise
@@ -118,7 +118,7 @@ async def take_async(node: Node) -> None:
     await generator.aclose()
 
 
-async def cancelled(node: Node) -> None:
+async def cancel_task(node: Node) -> None:
     task = asyncio.ensure_future(annotate(node["name"])(coroutine)(node))
     for _turn in range(node["cancel"]):
         await asyncio.sleep(0)

@@ -294,7 +294,7 @@ def test_an_invalid_request_harms_neither_program_nor_clients(running, payload):
         talk.sendall(payload)
         if not payload.endswith(b"\n"):
             talk.shutdown(socket.SHUT_WR)
-        answer = b"".join(iter(lambda: _received(talk), b""))
+        answer = b"".join(iter(lambda: _receive(talk), b""))
     if answer:
         assert (json.loads(answer)["event"], json.loads(answer)["code"]) == ("rejected", "request_invalid")
     program.steps(1)
@@ -302,7 +302,7 @@ def test_an_invalid_request_harms_neither_program_nor_clients(running, payload):
     assert program.end() == ""
 
 
-def _received(connection: socket.socket) -> bytes:
+def _receive(connection: socket.socket) -> bytes:
     try:
         return connection.recv(4096)
     except ConnectionResetError:

@@ -12,7 +12,7 @@ from traceable.capture.steps import CHUNK_STEPS, MAX_STEPS, VALUES_PER_STEP, Ste
 CLOCK = "import itertools, time; tick = itertools.count(1); time.perf_counter_ns = lambda: next(tick)\n"
 
 
-def noted(run_dir: Path) -> list[tuple[int, int]]:
+def read_step_times(run_dir: Path) -> list[tuple[int, int]]:
     """Begin and end of each step, by index, up to the last one that is known."""
     (path,) = run_dir.glob("process.*.times")
     values = array("q", path.read_bytes())
@@ -26,7 +26,7 @@ def test_each_step_has_its_begin_and_end(program):
     code = CLOCK + "import traceable\nfor n in traceable.steps(range(3)):\n    for _ in range(n): next(tick)\n"
     ran = program(code, TRACEABLE_STEP_TIMES="1")
     assert ran.done.returncode == 0, ran.done.stderr
-    assert [end - begin for begin, end in noted(ran.run_dir)] == [1, 2, 3]
+    assert [end - begin for begin, end in read_step_times(ran.run_dir)] == [1, 2, 3]
 
 
 def test_how_long_the_thread_waited_for_a_cpu_is_noted_now_and_then(program):
@@ -59,7 +59,7 @@ def test_what_was_noted_survives_a_kill(program):
     )
     ran = program(code, TRACEABLE_STEP_TIMES="1")
     assert ran.done.returncode == -9
-    pairs = noted(ran.run_dir)
+    pairs = read_step_times(ran.run_dir)
     assert len(pairs) == 20
     assert all(0 < begin < end for begin, end in pairs)
     assert pairs == sorted(pairs)
@@ -70,7 +70,7 @@ def test_opening_and_closing_a_window_is_in_no_step(program):
     code = CLOCK + "import traceable\nfor n in traceable.steps(range(6)): pass\n"
     ran = program(code, gated=True, TRACEABLE_STEP_TIMES="1", TRACEABLE_STEPS="2:4")
     assert ran.status["windows"][0]["reason"] == "complete"
-    pairs = noted(ran.run_dir)
+    pairs = read_step_times(ran.run_dir)
     assert [end - begin for begin, end in pairs] == [1] * 6
     between = [after[0] - before[1] for before, after in itertools.pairwise(pairs)]
     assert between[1] > 1 < between[3]
@@ -80,7 +80,7 @@ def test_opening_and_closing_a_window_is_in_no_step(program):
 def test_a_step_whose_beginning_nobody_saw_is_not_known(program):
     code = CLOCK + "import traceable\nfor n in range(3): traceable.step_boundary()\n"
     ran = program(code, TRACEABLE_STEP_TIMES="1")
-    pairs = noted(ran.run_dir)
+    pairs = read_step_times(ran.run_dir)
     assert pairs[0] == (0, 0)
     assert [end - begin for begin, end in pairs[1:]] == [1, 1]
 
@@ -115,12 +115,12 @@ def test_the_file_grows_by_parts_and_has_an_end(tmp_path):
     times.add(MAX_STEPS + 1, 11, 12)
     assert path.stat().st_size == MAX_STEPS * 8 * VALUES_PER_STEP
     values = array("q", path.read_bytes())
-    noted = {
+    step_times = {
         row // VALUES_PER_STEP: list(values[row : row + 2])
         for row in range(0, len(values), VALUES_PER_STEP)
         if values[row]
     }
-    assert noted == {1: [5, 6], CHUNK_STEPS: [7, 8], MAX_STEPS - 1: [9, 10]}
+    assert step_times == {1: [5, 6], CHUNK_STEPS: [7, 8], MAX_STEPS - 1: [9, 10]}
 
 
 def test_a_run_directory_that_is_gone_is_reported_once_and_stops_nothing(program):

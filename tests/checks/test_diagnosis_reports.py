@@ -50,7 +50,7 @@ def changed(captures, tmp_path):
     return make
 
 
-def diagnosed(text: str) -> str:
+def make_diagnostic(text: str) -> str:
     return f"UPDATE DIAGNOSTIC_EVENT SET text = '{text}' WHERE rowid = (SELECT max(rowid) FROM DIAGNOSTIC_EVENT)"
 
 
@@ -140,7 +140,9 @@ def test_a_helper_of_several_threads(changed):
     ],
 )
 def test_what_nsys_says_itself(changed, text, cause):
-    path = changed(FORWARD, diagnosed(text), "DELETE FROM DIAGNOSTIC_EVENT WHERE text LIKE 'Unable to configure%'")
+    path = changed(
+        FORWARD, make_diagnostic(text), "DELETE FROM DIAGNOSTIC_EVENT WHERE text LIKE 'Unable to configure%'"
+    )
     result = causes(path)
     assert next(iter(result)) == cause
     assert text in result[cause].evidence

@@ -30,7 +30,7 @@ from traceable.trace import load, model
 from traceable.trace.model import Trace
 
 
-def launched(made: Made, start: float, end: float, called: float, returned: float, name: str = "c") -> None:
+def add_launch(made: Made, start: float, end: float, called: float, returned: float, name: str = "c") -> None:
     made.kernel(start, end, made.call(LAUNCH, called, returned), name=name)
 
 
@@ -66,7 +66,7 @@ def phases(draw: Any) -> Trace:
         for number, (name, length) in enumerate(kernels):
             start = at + (10 + 20 * number) / 1_000
             took = length + draw(st.sampled_from([0, 0, 1, 3]))
-            launched(made, start, start + took / 1_000, at + number / 1_000, at + (number + 0.5) / 1_000, name=name)
+            add_launch(made, start, start + took / 1_000, at + number / 1_000, at + (number + 0.5) / 1_000, name=name)
     return made.trace()
 
 
@@ -99,10 +99,10 @@ def test_uneven_steps_are_those_that_the_oracle_finds(trace: Trace, fewest: int,
 def loading(overhead: str = "Lazy Function Loading") -> Made:
     """A launch of 252 us, 239 us of which load the kernel, and then a kernel at once."""
     made = Made()
-    launched(made, 5, 10, 0, 4)
-    launched(made, 264, 300, 11, 263, name="a")
+    add_launch(made, 5, 10, 0, 4)
+    add_launch(made, 264, 300, 11, 263, name="a")
     made.overhead(overhead, 20, 259)
-    launched(made, 310, 320, 305, 309, name="a")
+    add_launch(made, 310, 320, 305, 309, name="a")
     return made
 
 
@@ -145,7 +145,7 @@ def turns(lengths: list[float], every: int = 20, names: tuple[str, ...] = ("c",)
     for i in range(every * (len(lengths) + 1)):
         if i and i % every == 0:
             at += lengths[i // every - 1]
-        launched(made, at, at + 100, i, i + 0.5, name=names[i % len(names)])
+        add_launch(made, at, at + 100, i, i + 0.5, name=names[i % len(names)])
         at += 100
     return made
 
@@ -192,14 +192,14 @@ def test_what_waits_is_unsupported_where_launches_or_graphs_were_not_recorded(ru
     row = state(findings(Context(made.trace())), rule)
     assert (row["state"], row["code"]) == ("unsupported", "launches_not_recorded")
     made.call("cudaGraphLaunch_v10000", 1, 2)
-    launched(made, 200, 201, 190, 191)
+    add_launch(made, 200, 201, 190, 191)
     row = state(findings(Context(made.trace())), rule)
     assert (row["state"], row["code"]) == ("unsupported", "graphs_not_recorded")
 
 
 def full_queue() -> Made:
     made = Made()
-    launched(made, 0, 1_000, 0, 5)
+    add_launch(made, 0, 1_000, 0, 5)
     for start in (100, 400, 700):
         made.overhead("Command Buffer Full", start, start + 200)
     return made
@@ -276,8 +276,8 @@ def stepping(slow: float, alone: bool = False, name: str = "c", other: str = "b"
         at, length = 1_000 * i, slow if i % 2 else 100
         made.range("step", at, at + 900)
         first = 100 if alone else length
-        launched(made, at + 100, at + 100 + first, at + 10, at + 15, name=other)
-        launched(made, at + 500, at + 500 + length, at + 20, at + 25, name=name)
+        add_launch(made, at + 100, at + 100 + first, at + 10, at + 15, name=other)
+        add_launch(made, at + 500, at + 500 + length, at + 20, at + 25, name=name)
     return made
 
 
@@ -295,7 +295,7 @@ def test_equal_steps_whose_kernels_differ_in_time_are_said() -> None:
 def test_where_few_kernels_differ_it_is_not_the_clock_and_nccl_waits_for_others() -> None:
     made = stepping(150, alone=True)
     for i in range(20):
-        launched(made, 1_000 * i + 700, 1_000 * i + 800, 1_000 * i + 30, 1_000 * i + 35, name="a")
+        add_launch(made, 1_000 * i + 700, 1_000 * i + 800, 1_000 * i + 30, 1_000 * i + 35, name="a")
     output = made.find("uneven_equal_steps")
     assert output is not None
     assert "1 of 3 kernels " in output["message"] and output["message"].endswith(" c")

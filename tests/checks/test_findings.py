@@ -69,7 +69,7 @@ def device(number: int, name: str) -> model.Device:
 
 
 @st.composite
-def asked(draw: Any, *, apart: bool = True) -> tuple[Trace, dict[str, dict[str, float]]]:
+def draw_trace(draw: Any, *, apart: bool = True) -> tuple[Trace, dict[str, dict[str, float]]]:
     """A trace with GPU work, some of whose ranges are steps, and thresholds; perhaps with time between windows."""
     trace = draw(gpu_traces().filter(has_gpu_work))
     first = "step" if draw(st.sampled_from([True, True, True, False])) else "a"
@@ -118,7 +118,7 @@ def no_steps(question: str) -> Any:
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.needs_gpu], ids=lambda rule: rule.name)
 @SLOWLY
-@given(asked(), st.booleans(), st.sampled_from([20_000, 2]))
+@given(draw_trace(), st.booleans(), st.sampled_from([20_000, 2]))
 @pytest.mark.slow
 def test_each_rule_finds_what_its_oracle_does(rule: Any, drawn: Any, stepping: bool, latency_ns: int) -> None:
     trace, thresholds = drawn
@@ -139,7 +139,7 @@ def test_each_rule_finds_what_its_oracle_does(rule: Any, drawn: Any, stepping: b
 
 
 @SLOWLY
-@given(asked(), st.booleans(), st.data())
+@given(draw_trace(), st.booleans(), st.data())
 def test_the_bound_of_calls_is_what_the_documentation_says(drawn: Any, stepping: bool, data: Any) -> None:
     trace, _ = drawn
     ask = steps_if(stepping, trace)
@@ -153,7 +153,7 @@ def test_the_bound_of_calls_is_what_the_documentation_says(drawn: Any, stepping:
 
 
 @SLOWLY
-@given(asked(apart=False))  # drawn windows leave out time in which there is work
+@given(draw_trace(apart=False))  # drawn windows leave out time in which there is work
 def test_the_most_to_be_won_comes_first_and_nothing_wins_more_than_there_is(drawn: Any) -> None:
     trace, thresholds = drawn
     flat = {f"{rule}.{name}": value for rule, names in thresholds.items() for name, value in names.items()}

@@ -234,7 +234,7 @@ def window(start: int, end: int, name: int, thread: int = 0) -> dict[str, object
     return {"start_ns": start, "end_ns": end, "name": name, "thread": thread, "clipped": False}
 
 
-def held(ranges: list[dict[str, object]], opened: list[dict[str, object]], product: str = "nsys") -> Trace:
+def make_trace(ranges: list[dict[str, object]], opened: list[dict[str, object]], product: str = "nsys") -> Trace:
     """A trace of process 0 (threads 0 and 1) and process 1 (thread 2), with these ranges and windows."""
     trace = trace_of(ranges=table(Ranges, ranges))
     return replace(
@@ -257,22 +257,24 @@ def test_a_window_holds_the_whole_steps_of_its_own_process_that_begin_in_it():
         step(30, 12, clipped=True),
         step(60, 13),
     ]
-    (result,) = find_captured_windows(held(ranges, [window(10, 50, 1)]), "app.nsys-rep")
+    (result,) = find_captured_windows(make_trace(ranges, [window(10, 50, 1)]), "app.nsys-rep")
     assert result == CapturedWindow("7-1", (10, 11), "app.nsys-rep", ("7-1",))
 
 
 def test_windows_of_one_process_in_one_report_of_nsys_are_merged_and_in_a_recording_are_not():
     opened = [window(10, 20, 1), window(30, 40, 2), window(35, 45, 3, thread=2)]
-    merged = {one.id: one.file_window_ids for one in find_captured_windows(held([], opened), "app.nsys-rep")}
+    merged = {one.id: one.file_window_ids for one in find_captured_windows(make_trace([], opened), "app.nsys-rep")}
     assert merged == {"7-1": ("7-1", "7-2"), "7-2": ("7-1", "7-2"), "8-1": ("8-1",)}
-    apart = find_captured_windows(held([], opened, product="traceable embedded recorder"), "app.sqlite")
+    apart = find_captured_windows(make_trace([], opened, product="traceable embedded recorder"), "app.sqlite")
     assert [one.file_window_ids for one in apart] == [("7-1",), ("7-2",), ("8-1",)]
 
 
 def test_the_steps_view_keeps_the_numbers_that_the_program_counts():
     counted = [step(10 * index, index) for index in (5, 6, 20, 21)]
     unnumbered = step(215, 0, has_payload=False)
-    result = steps(Context(held([*counted, unnumbered], [window(50, 70, 1), window(200, 220, 2)])), range_name="step")
+    result = steps(
+        Context(make_trace([*counted, unnumbered], [window(50, 70, 1), window(200, 220, 2)])), range_name="step"
+    )
     assert result.column("index") == [5, 6, 20, 21, None]
     assert result.column("step") == [0, 1, 2, 3, 4]
     (rate,) = result.others["summary"].column("steps_per_s")
@@ -298,7 +300,7 @@ def test_a_gpu_is_not_idle_between_windows():
 
 
 def test_a_trace_without_windows_holds_none():
-    assert find_captured_windows(held([step(1, 1)], []), "app.sqlite") == ()
+    assert find_captured_windows(make_trace([step(1, 1)], []), "app.sqlite") == ()
 
 
 spans = st.tuples(st.integers(0, 60), st.integers(0, 20))
@@ -366,10 +368,10 @@ def test_conditions_that_were_not_met_are_why_a_window_was_never_reached():
 
 def test_a_window_that_its_duration_ended_is_whole_up_to_there():
     ended = COMPLETE._replace(closed_step=20, reason="duration")
-    held = replace(WHOLE, steps=tuple(range(10, 20)))
-    result = evaluate_capture(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [held])
+    captured = replace(WHOLE, steps=tuple(range(10, 20)))
+    result = evaluate_capture(replace(ASKED, duration_s=2.5, processes=(replace(SAID, windows=(ended,)),)), [captured])
     assert format_capture(capture_to_dict(result)) == ["requested steps 10 to 29 for 2.5 s at most, captured 10 of 10"]
-    became, why = outcome(ended, replace(held, steps=tuple(range(10, 19))))
+    became, why = outcome(ended, replace(captured, steps=tuple(range(10, 19))))
     assert (became, why.code) == (windows.MISSING_STEPS, "window_missing_steps")
     assert " 19 " in why
 

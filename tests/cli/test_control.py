@@ -160,7 +160,7 @@ def over(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def asked(control: Any, run: str, count: int = 1) -> None:
+def wait_for_requests(control: Any, run: str, count: int = 1) -> None:
     """Return once `count` processes of a run are asked for a window."""
     while True:
         code, out, _ = over(control("status", "--run", run, "--json"))
@@ -168,7 +168,7 @@ def asked(control: Any, run: str, count: int = 1) -> None:
             return
 
 
-def refused(process: subprocess.Popen[str]) -> str:
+def read_rejection(process: subprocess.Popen[str]) -> str:
     """Return what one line of ours says of why it was refused."""
     code, out, err = over(process)
     assert (code, out) == (2, ""), (code, out, err)
@@ -186,7 +186,7 @@ def test_two_windows_of_a_run_are_captured_and_told(recording, launch, control):
     for before, length in ((3, 2), (4, 3)):
         run.steps(before)
         asking = control("window", "--steps", f"+{length}", "--run", "out", "--json")
-        asked(control, "out")
+        wait_for_requests(control, "out")
         run.steps(length + 1)
         code, out, err = over(asking)
         assert code == 0, err
@@ -223,7 +223,7 @@ def test_start_and_stop_print_what_happened(launch, control):
     run = launch("recorder")
     run.line()
     starting = control("start", "--run", "out")
-    asked(control, "out")
+    wait_for_requests(control, "out")
     run.steps(2)
     code, out, _ = over(starting)
     assert code == 0
@@ -251,7 +251,7 @@ def test_all_processes_of_a_run_answer_together(launch, control, tmp_path):
     with (tmp_path / "feed").open("w") as feed:
         pids = sorted((run.pid, int(run.line().split()[1])))
         asking = control("window", "--steps", "+2", "--run", "out", "--json")
-        asked(control, "out", 2)
+        wait_for_requests(control, "out", 2)
         run.steps(3)
         feed.write("\n\n\n\n")
         feed.flush()
@@ -269,12 +269,12 @@ def test_a_second_controller_is_refused_and_the_first_goes_on(launch, control):
     run = launch("recorder")
     run.line()
     first = control("window", "--steps", "+2", "--run", "out")
-    asked(control, "out")
-    output = refused(control("window", "--steps", "+5", "--run", "out"))
+    wait_for_requests(control, "out")
+    output = read_rejection(control("window", "--steps", "+5", "--run", "out"))
     assert output.endswith("[window_requested]")
     assert f"process {run.pid} " in output and f"traceable control of process {first.pid};" in output
     run.steps(1)
-    output = refused(control("start", "--run", "out"))
+    output = read_rejection(control("start", "--run", "out"))
     assert output.endswith("[window_open]")
     assert f"process {run.pid} since step 0, by traceable control of process {first.pid};" in output
     run.steps(2)
@@ -287,13 +287,13 @@ def test_a_process_that_goes_away_is_said(launch, control):
     run.line()
     pid = run.pid
     asking = control("window", "--steps", "+20", "--run", "out")
-    asked(control, "out")
+    wait_for_requests(control, "out")
     os.kill(pid, signal.SIGKILL)
-    output = refused(asking)
+    output = read_rejection(asking)
     assert output.endswith("[process_gone]") and f"process {pid} " in output
     run.end()
-    assert refused(control("status", "--run", "out")).endswith("[run_over]")
-    output = refused(control("status", "--pid", str(pid)))
+    assert read_rejection(control("status", "--run", "out")).endswith("[run_over]")
+    output = read_rejection(control("status", "--pid", str(pid)))
     assert output.endswith("[no_such_process]") and f"{pid};" in output
     assert not list(run.directory.glob("control.*"))
 
@@ -302,7 +302,7 @@ def test_a_program_that_is_killed_within_an_endless_window_leaves_the_steps_befo
     run = launch("recorder")
     run.line()
     starting = control("start", "--run", "out")
-    asked(control, "out")
+    wait_for_requests(control, "out")
     run.steps(3)
     assert over(starting)[0] == 0
     os.kill(run.pid, signal.SIGKILL)
@@ -331,7 +331,7 @@ def test_a_program_that_ends_within_the_window_is_told_by_its_status_file(launch
     run.line()
     pid = run.pid
     asking = control("window", "--steps", "+20", "--run", "out")
-    asked(control, "out")
+    wait_for_requests(control, "out")
     run.steps(3)
     assert run.end()[0] == 0
     code, out, _ = over(asking)
@@ -343,7 +343,7 @@ def test_a_program_that_ends_within_the_window_is_told_by_its_status_file(launch
 def test_waiting_ends_after_the_time_that_was_said_and_the_window_can_be_withdrawn(recording, launch, control):
     run = launch(recording)
     run.line()
-    output = refused(control("window", "--steps", "+2", "--run", "out", "--timeout", "1"))
+    output = read_rejection(control("window", "--steps", "+2", "--run", "out", "--timeout", "1"))
     assert output.endswith("[not_done_in_time]")
     assert f"process {run.pid} " in output and " 1 s" in output and "`traceable control stop`" in output
     code, out, _ = over(control("stop", "--run", "out"))
@@ -357,10 +357,10 @@ def test_waiting_ends_after_the_time_that_was_said_and_the_window_can_be_withdra
 def test_a_run_without_control_is_told_how_to_start_it(launch, control):
     run = launch("recorder", options=())
     run.line()
-    output = refused(control("status", "--run", "out"))
+    output = read_rejection(control("status", "--run", "out"))
     assert output.endswith("[control_not_enabled]")
     assert str(run.directory) in output and "`traceable run --control`" in output
-    output = refused(control("window", "--steps", "+2", "--pid", str(run.pid)))
+    output = read_rejection(control("window", "--steps", "+2", "--pid", str(run.pid)))
     assert output.endswith("[control_not_enabled]")
     assert f"process {run.pid} " in output and "`traceable run --control`" in output
     assert not list(run.directory.glob("control.*"))
@@ -390,13 +390,13 @@ def test_a_run_without_control_is_told_how_to_start_it(launch, control):
     ],
 )
 def test_bad_input_is_one_line(control, words, code, names):
-    output = Message.parse(refused(control(*words)))
+    output = Message.parse(read_rejection(control(*words)))
     assert output.code == code
     assert names in output
 
 
 def test_the_process_of_nobodys_run_is_said(control):
-    output = refused(control("status", "--pid", str(os.getpid())))
+    output = read_rejection(control("status", "--pid", str(os.getpid())))
     assert output.endswith("[process_without_run]") and f"process {os.getpid()} " in output
 
 
@@ -404,7 +404,7 @@ def test_sigusr2_to_the_launcher_reaches_the_program(launch, control):
     run = launch("recorder", "-c", STEPPING + ASIDE, options=("--sigusr2=2",))
     run.line()
     run.process.send_signal(signal.SIGUSR2)
-    asked(control, "out")
+    wait_for_requests(control, "out")
     run.steps(4)
     code, output = run.end()
     assert code == 0
@@ -429,7 +429,7 @@ def test_the_example_server_is_captured_twice_under_load(recording, launch, cont
     client = [sys.executable, str(EXAMPLES / "client.py"), f"unix:{tmp_path / 's'}", "--concurrency", "8"]
     for _ in range(2):
         asking = control("window", "--steps", "+20", "--run", "out", "--json")
-        asked(control, "out")
+        wait_for_requests(control, "out")
         load = subprocess.run([*client, "--requests", "400"], env=environ, capture_output=True, text=True, timeout=300)
         # The client checks each answer: a request that fails is an exit code.
         assert (load.returncode, load.stderr) == (0, "")

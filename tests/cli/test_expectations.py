@@ -39,11 +39,11 @@ def traceable(tmp_path: Path) -> Command:
     return call
 
 
-def recorded(*options: str) -> tuple[str, ...]:
+def make_command(*options: str) -> tuple[str, ...]:
     return ("run", "--collector", "recorder", "-o", "out", *options)
 
 
-def said(ended: subprocess.CompletedProcess[str]) -> list[str]:
+def read_messages(ended: subprocess.CompletedProcess[str]) -> list[str]:
     """The lines of ours on expectations; of those with a code that, the names and the numbers alone."""
     lines = [line.removeprefix("traceable: ") for line in ended.stderr.splitlines() if line.startswith("traceable: ")]
     return [_essence(line) for line in lines if "expect" in line]
@@ -68,7 +68,7 @@ def test_what_was_expected_and_entered_is_said_and_code_0(collector, traceable, 
     words = ["run", "--collector", collector, "-o", "out", "--strict", "--expect", "pack,forward"]
     ended = traceable(*words, "--expect", "server:forward", "-c", RANGES)
     assert ended.returncode == 0, ended.stderr
-    assert said(ended) == [
+    assert read_messages(ended) == [
         "expected pack: seen 1 time",
         "expected forward: seen 2 times",
         "expected server:forward: seen 2 times",
@@ -81,40 +81,40 @@ def test_what_was_expected_and_entered_is_said_and_code_0(collector, traceable, 
 
 def test_a_typo_is_said_with_the_nearest_name_and_only_strict_makes_it_code_3(traceable):
     words = ["--expect", "forwad", "-c", RANGES]
-    lax = traceable(*recorded(), *words)
-    strict = traceable(*recorded("--force", "--strict"), *words)
+    lax = traceable(*make_command(), *words)
+    strict = traceable(*make_command("--force", "--strict"), *words)
     assert (lax.returncode, strict.returncode) == (0, 3)
-    assert said(lax) == said(strict) == ["never_entered forwad forward", "expectations_not_met 1 1"]
+    assert read_messages(lax) == read_messages(strict) == ["never_entered forwad forward", "expectations_not_met 1 1"]
 
 
 def test_the_programs_own_failure_keeps_its_own_code(traceable, tmp_path):
-    ended = traceable(*recorded("--strict", "--expect", "absent"), "-c", RANGES + "raise SystemExit(7)")
+    ended = traceable(*make_command("--strict", "--expect", "absent"), "-c", RANGES + "raise SystemExit(7)")
     assert ended.returncode == 7
-    assert said(ended)[-1] == "expectations_not_met 1 1"
+    assert read_messages(ended)[-1] == "expectations_not_met 1 1"
     assert json.loads((tmp_path / "out" / "run.json").read_text())["end"]["exit_code"] == 7
 
 
 def test_the_programs_own_success_stays_in_the_manifest(traceable, tmp_path):
-    ended = traceable(*recorded("--strict", "--expect", "absent"), "-c", RANGES)
+    ended = traceable(*make_command("--strict", "--expect", "absent"), "-c", RANGES)
     assert ended.returncode == 3
     assert json.loads((tmp_path / "out" / "run.json").read_text())["end"]["exit_code"] == 0
 
 
 def test_a_program_that_dies_of_a_signal_dies_of_it(traceable):
     code = RANGES + "import os; os.kill(os.getpid(), 15)"
-    ended = traceable(*recorded("--strict", "--expect", "absent"), "-c", code)
+    ended = traceable(*make_command("--strict", "--expect", "absent"), "-c", code)
     assert ended.returncode == -15
-    assert said(ended)[-1] == "expectations_not_met 1 1"
+    assert read_messages(ended)[-1] == "expectations_not_met 1 1"
 
 
 def test_what_the_program_says_is_judged_with_what_the_command_line_says(traceable):
     code = RANGES + "for _ in range(3): expect('forward', 'h2d'); expect('h2d', 'd2h')"
-    ended = traceable(*recorded("--strict", "--json", "--expect", "pack,h2d"), "-c", code)
+    ended = traceable(*make_command("--strict", "--json", "--expect", "pack,h2d"), "-c", code)
     assert ended.returncode == 3
     report = json.loads(ended.stdout)
     assert [one["name"] for one in report["expectations"]] == ["pack", "h2d", "forward", "d2h"]
     assert [one["ok"] for one in report["expectations"]] == [True, False, True, False]
-    assert said(ended)[-1] == "expectations_not_met 2 4"
+    assert read_messages(ended)[-1] == "expectations_not_met 2 4"
 
 
 CHILDREN = {
@@ -128,9 +128,9 @@ CHILDREN = {
 
 @pytest.mark.parametrize("how", CHILDREN)
 def test_what_a_child_says_is_judged_too(how, traceable):
-    ended = traceable(*recorded("--strict"), "-c", RANGES + "expect('pack')\n" + CHILDREN[how])
+    ended = traceable(*make_command("--strict"), "-c", RANGES + "expect('pack')\n" + CHILDREN[how])
     assert ended.returncode == 3
-    assert said(ended) == [
+    assert read_messages(ended) == [
         "expected pack: seen 1 time",
         "never_entered in the child",
         "expectations_not_met 1 2",
@@ -149,20 +149,20 @@ def test_a_spawned_worker_says_and_enters_its_own(traceable, tmp_path):
         "    for worker in workers: worker.start()\n"
         "    for worker in workers: worker.join()\n"
     )
-    ended = traceable(*recorded("--strict"), "app.py")
+    ended = traceable(*make_command("--strict"), "app.py")
     assert ended.returncode == 3
-    assert said(ended)[:2] == ["expected work: seen 2 times", "never_entered absent"]
+    assert read_messages(ended)[:2] == ["expected work: seen 2 times", "never_entered absent"]
 
 
 def test_a_run_that_recorded_nothing_entered_nothing(traceable):
-    ended = traceable(*recorded("--strict", "--expect", "pack"), "-c", "pass")
+    ended = traceable(*make_command("--strict", "--expect", "pack"), "-c", "pass")
     assert ended.returncode == 3
-    assert said(ended) == ["never_entered pack", "expectations_not_met 1 1"]
+    assert read_messages(ended) == ["never_entered pack", "expectations_not_met 1 1"]
 
 
 def test_strict_without_any_expectation_holds_that_all_that_was_emitted_is_there(traceable, tmp_path):
-    ended = traceable(*recorded("--strict"), "-c", RANGES)
-    assert (ended.returncode, said(ended)) == (0, [])
+    ended = traceable(*make_command("--strict"), "-c", RANGES)
+    assert (ended.returncode, read_messages(ended)) == (0, [])
     again = traceable("report", "out", "--strict", "--json")
     assert again.returncode == 0
     (process,) = json.loads(again.stdout)["completeness"]["processes"]
@@ -173,12 +173,12 @@ def test_strict_without_any_expectation_holds_that_all_that_was_emitted_is_there
 
 
 def test_strict_where_nobody_counts_and_nothing_is_expected_is_one_clear_error(traceable):
-    ended = traceable(*recorded("--strict"), "-c", "import nvtx\nwith nvtx.annotate('x'): pass")
+    ended = traceable(*make_command("--strict"), "-c", "import nvtx\nwith nvtx.annotate('x'): pass")
     assert ended.returncode == 2
-    assert said(ended) == ["nothing_expected"]
+    assert read_messages(ended) == ["nothing_expected"]
     again = traceable("report", "out", "--strict")
     assert again.returncode == 2
-    assert said(again) == said(ended)
+    assert read_messages(again) == read_messages(ended)
 
 
 @pytest.mark.parametrize("option", [("--strict",), ("--expect", "pack")], ids=str)
@@ -192,7 +192,7 @@ def test_without_a_recording_nothing_can_be_expected(option, traceable, tmp_path
 
 def test_without_a_recording_what_the_program_says_is_passed_over(traceable):
     ended = traceable("run", "--collector", "none", "-o", "out", "-c", RANGES + "expect('absent')")
-    assert (ended.returncode, said(ended)) == (0, [])
+    assert (ended.returncode, read_messages(ended)) == (0, [])
 
 
 @pytest.mark.parametrize("verb", ["run", "report"])
@@ -205,7 +205,7 @@ def test_an_empty_name_on_the_command_line_is_refused(verb, names, traceable, tm
 
 
 def test_an_old_run_is_judged_again_with_what_is_expected_now(traceable):
-    assert traceable(*recorded("--expect", "pack"), "-c", RANGES + "expect('absent')").returncode == 0
+    assert traceable(*make_command("--expect", "pack"), "-c", RANGES + "expect('absent')").returncode == 0
     lax = traceable("report", "out", "--json", "--expect", "forward", "--expect", "pack")
     assert lax.returncode == 0
     assert verdicts_in(json.loads(lax.stdout)) == [
@@ -213,20 +213,20 @@ def test_an_old_run_is_judged_again_with_what_is_expected_now(traceable):
         ("absent", "never_entered", 0),
         ("forward", "seen", 2),
     ]
-    assert said(lax)[-1] == "expectations_not_met 1 3"
+    assert read_messages(lax)[-1] == "expectations_not_met 1 3"
     assert traceable("report", "out", "--strict").returncode == 3
 
 
 def test_an_old_run_without_any_expectation_reports_none(traceable):
     """Such a run's manifest has no such key at all."""
-    assert traceable(*recorded(), "-c", RANGES).returncode == 0
+    assert traceable(*make_command(), "-c", RANGES).returncode == 0
     manifest = Path("out") / "run.json"
     folder = Path(json.loads(traceable("report", "out", "--json").stdout)["source"]["path"]).parents[1]
     content = json.loads((folder / manifest).read_text())
     del content["expect"]
     (folder / manifest).write_text(json.dumps(content))
     shown = traceable("report", "out", "--json")
-    assert (shown.returncode, said(shown)) == (0, [])
+    assert (shown.returncode, read_messages(shown)) == (0, [])
     assert json.loads(shown.stdout)["expectations"] == []
 
 
@@ -234,11 +234,11 @@ def test_an_old_run_without_any_expectation_reports_none(traceable):
     "content", ["", "[1]", '{"schema": "other", "pid": 1}', '{"schema": "traceable.process/2", "pid": 1, "expect": 3}']
 )
 def test_a_file_that_is_not_ours_is_passed_over(content, traceable, tmp_path):
-    assert traceable(*recorded(), "-c", RANGES).returncode == 0
+    assert traceable(*make_command(), "-c", RANGES).returncode == 0
     for name in ("process.1.2.json", "process.json", "process.mine.json"):
         (tmp_path / "out" / name).write_text(content)
     shown = traceable("report", "out", "--expect", "pack", "--strict")
-    lines = [line for line in said(shown) if not line.startswith("process_records_damaged ")]
+    lines = [line for line in read_messages(shown) if not line.startswith("process_records_damaged ")]
     assert (shown.returncode, lines) == (0, ["expected pack: seen 1 time"])
 
 
@@ -248,7 +248,7 @@ def test_a_real_capture_is_judged_by_its_gpu_work(captures: Path, traceable):
     seen = next(row for row in names if row["gpu_count"])
     ended = traceable("report", path, "--strict", "--expect", f"{seen['name']},computing sofmax")
     assert ended.returncode == 3
-    assert said(ended) == [
+    assert read_messages(ended) == [
         f"expected {seen['name']}: seen {seen['count']} time{'s' * (seen['count'] > 1)}",
         "never_entered computing sofmax computing softmax",
         "expectations_not_met 1 2",

@@ -33,7 +33,7 @@ def document(*words: str | Path) -> dict[str, Any]:
     return read
 
 
-def refused(*words: str | Path) -> str:
+def read_error(*words: str | Path) -> str:
     """The one line on stderr."""
     done = report(*words)
     assert (done.returncode, done.stdout) == (2, "")
@@ -49,7 +49,7 @@ def complete(captures: Path, name: str, category: str) -> list[dict[str, Any]]:
     return [{**one, "ts": int(one["ts"] * 1000), "dur": int(one["dur"] * 1000)} for one in result]
 
 
-def summed(events: list[dict[str, Any]], key: Any) -> dict[Any, tuple[int, int]]:
+def sum_events(events: list[dict[str, Any]], key: Any) -> dict[Any, tuple[int, int]]:
     counts: Counter[Any] = Counter(map(key, events))
     totals: Counter[Any] = Counter()
     for one in events:
@@ -62,7 +62,7 @@ def test_totals_of_kernels_and_calls_equal_a_brute_force_sum_over_the_json(captu
     path = captures / "kineto" / f"{name}.json.gz"
     for view, category in (("kernels", "kernel"), ("api", "cuda_runtime")):
         rows = document(path, "--view", view)[view]["rows"]
-        expected = summed(complete(captures, name, category), lambda one: one["name"])
+        expected = sum_events(complete(captures, name, category), lambda one: one["name"])
         assert {row["name"]: (row["count"], row["total_ns"]) for row in rows} == expected
         assert len(rows) == len(expected) > 3
 
@@ -85,7 +85,7 @@ def test_bytes_of_copies_and_sets_equal_a_brute_force_sum_over_the_json(captures
 def test_ranges_by_name_equal_a_brute_force_sum_over_the_json(captures: Path, name: str) -> None:
     path = captures / "kineto" / f"{name}.json.gz"
     rows = document(path, "--by", "name")["names"]
-    expected = summed(complete(captures, name, "user_annotation"), lambda one: one["name"].partition("#1")[0])
+    expected = sum_events(complete(captures, name, "user_annotation"), lambda one: one["name"].partition("#1")[0])
     steps = {key: value for key, value in expected.items() if key.startswith("ProfilerStep")}
     for key in steps:
         del expected[key]
@@ -164,10 +164,10 @@ def test_what_was_read_is_said(made: Path) -> None:
 def test_two_recordings_of_different_days_are_one_only_where_that_is_requested(captures: Path, tmp_path: Path) -> None:
     for name in ("control", "test"):
         (tmp_path / f"{name}.json.gz").symlink_to((captures / "kineto" / f"trace-diff-{name}.json.gz").resolve())
-    error = refused(tmp_path)
+    error = read_error(tmp_path)
     assert f"{tmp_path}/control.json.gz and {tmp_path}/test.json.gz " in error and " 8 days, 12:10:0" in error
     assert "--allow-unrelated" in error and error.endswith(" [traces_unrelated]\n")
-    assert refused(tmp_path, tmp_path) == error
+    assert read_error(tmp_path, tmp_path) == error
     both = document(tmp_path, "--allow-unrelated")
     assert both["window"]["duration_ns"] > 735_000 * 10**9
 
@@ -197,15 +197,15 @@ def test_any_name_will_do(made: Path, tmp_path: Path) -> None:
 
 def test_what_can_not_be_read_is_one_line(made: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.json.gz").write_bytes(made.read_bytes()[:-100])
-    assert "cut.json.gz " in (cut := refused(tmp_path / "cut.json.gz")) and cut.endswith(" [file_cut_off]\n")
+    assert "cut.json.gz " in (cut := read_error(tmp_path / "cut.json.gz")) and cut.endswith(" [file_cut_off]\n")
     (tmp_path / "other.json").write_text('{"lr": 1}')
-    assert "other.json " in (other := refused(tmp_path / "other.json")) and other.endswith(" [not_a_report]\n")
+    assert "other.json " in (other := read_error(tmp_path / "other.json")) and other.endswith(" [not_a_report]\n")
     (tmp_path / "empty.json").write_text("")
-    assert "empty.json " in (empty := refused(tmp_path / "empty.json")) and empty.endswith(" [file_empty]\n")
+    assert "empty.json " in (empty := read_error(tmp_path / "empty.json")) and empty.endswith(" [file_empty]\n")
     (tmp_path / "browser.json").write_text('{"traceEvents": [{"ph": "X", "cat": "v8", "ts": 1, "dur": 1}]}')
-    assert refused(tmp_path / "browser.json").endswith(" [not_a_torch_trace]\n")
+    assert read_error(tmp_path / "browser.json").endswith(" [not_a_torch_trace]\n")
     (tmp_path / "directory").mkdir()
-    error = refused(tmp_path / "directory")
+    error = read_error(tmp_path / "directory")
     assert f"{tmp_path / 'directory'} " in error and error.endswith(" [not_a_run_dir]\n")
 
 

@@ -35,7 +35,7 @@ def traceable(tmp_path: Path) -> Command:
     return call
 
 
-def recorded(tmp_path: Path) -> dict[str, int]:
+def count_ranges(tmp_path: Path) -> dict[str, int]:
     """How often each range is in the report, by name."""
     document = json.loads((tmp_path / "out" / "report.json").read_text())
     return {row["name"]: row["count"] for row in document["names"]}
@@ -51,7 +51,7 @@ def ours(run: subprocess.CompletedProcess[str]) -> list[str]:
 def test_every_preset_ends_well_and_has_the_ranges(nsys, traceable, tmp_path, preset):
     run = traceable("--collector", "nsys", "--trace-preset", preset, "-o", "out", "-c", PROGRAM + "raise SystemExit(5)")
     assert run.returncode == 5, run.stderr
-    assert recorded(tmp_path) == {"step": 10, "step.wait": 11, "work": 10}
+    assert count_ranges(tmp_path) == {"step": 10, "step.wait": 11, "work": 10}
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
     assert "--kill=none" in manifest["plan"]["argv"]
     for note in manifest["plan"]["notes"]:
@@ -62,7 +62,7 @@ def test_the_users_options_win_and_the_windows_hold(nsys, traceable, tmp_path):
     words = ("--steps", "3:6", "--nsys-args", "-t nvtx,osrt --wait all", "--nsys-args=--stats=true")
     run = traceable("--collector", "nsys", *words, "-o", "out", "-c", PROGRAM)
     assert "requested steps 3 to 5, captured 3 of 3" in run.stderr
-    assert recorded(tmp_path) == {"step": 3, "step.wait": 2, "work": 3}
+    assert count_ranges(tmp_path) == {"step": 3, "step.wait": 2, "work": 3}
     argv = json.loads((tmp_path / "out" / "run.json").read_text())["plan"]["argv"]
     assert [argv[argv.index(word) + 1] for word in ("-t", "--wait")] == ["nvtx,osrt", "all"]
     assert not [word for word in argv if word.startswith(("--trace=", "--wait="))]
@@ -130,4 +130,4 @@ def test_where_there_is_no_nsys_they_have_no_effect(traceable, tmp_path):
     assert run.returncode == 0, run.stderr
     (line,) = [line for line in run.stderr.splitlines() if line.endswith("[option_without_effect]")]
     assert line.startswith("traceable: --trace-preset full ")
-    assert recorded(tmp_path) == {"step": 10, "step.wait": 11, "work": 10}
+    assert count_ranges(tmp_path) == {"step": 10, "step.wait": 11, "work": 10}

@@ -63,7 +63,7 @@ def manifest(tmp_path: Path) -> dict[str, Any]:
     return content
 
 
-def said(ended: subprocess.CompletedProcess[str], *, words: str) -> str:
+def read_message(ended: subprocess.CompletedProcess[str], *, words: str) -> str:
     (line,) = [line for line in ended.stderr.splitlines() if words in line]
     return line
 
@@ -138,7 +138,7 @@ def test_nsys_is_measured_too_and_its_stalls_are_in_no_step(nsys, run):
     assert result["recorded_steps"]["steps"] == 20
     # Closing takes nsys 0.6 s at least, and these steps do nothing.
     assert result["stall_ns"] > 500_000_000 > result["recorded_steps"]["profiled_total_ns"]
-    assert "opening and closing windows" in said(ended, words="profiled run ")
+    assert "opening and closing windows" in read_message(ended, words="profiled run ")
 
 
 def test_without_steps_the_whole_runs_are_compared_and_that_is_said(run, tmp_path):
@@ -146,7 +146,7 @@ def test_without_steps_the_whole_runs_are_compared_and_that_is_said(run, tmp_pat
     result = manifest(tmp_path)["overhead"]
     assert (result["recorded_steps"], result["stepping_processes"]) == (None, 0)
     assert result["run_overhead_share"] == pytest.approx(result["profiled_run_ns"] / result["plain_run_ns"] - 1)
-    line = said(ended, words="profiled run ")
+    line = read_message(ended, words="profiled run ")
     assert "no steps were taken" in line
     assert "profiled step" not in ended.stderr
 
@@ -173,7 +173,7 @@ def test_both_runs_get_the_same_but_what_records(run, tmp_path):
 def test_two_runs_without_a_collector_show_how_far_runs_differ_anyway(run):
     ended = run("-c", PROGRAM, collector="none")
     assert ended.stdout == "plain\nplain\n"
-    line = said(ended, words="profiled step ")
+    line = read_message(ended, words="profiled step ")
     assert line.startswith("traceable: profiled step +0.0 % (between +0.0 % and +0.0 %, not significant)")
 
 

@@ -19,7 +19,7 @@ def report(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
-def recorded(folder: Path, collector: str = "recorder") -> Path:
+def record_run(folder: Path, collector: str = "recorder") -> Path:
     """A run directory with three steps in it."""
     program = "import traceable\nfor _ in range(3):\n    with traceable.annotate('step'): pass"
     run = [sys.executable, "-m", "traceable", "run", "--collector", collector, "-o", str(folder), "-c", program]
@@ -28,7 +28,7 @@ def recorded(folder: Path, collector: str = "recorder") -> Path:
 
 
 def test_a_run_directory_is_reported_as_its_run_was(tmp_path: Path) -> None:
-    out = recorded(tmp_path / "out")
+    out = record_run(tmp_path / "out")
     shown = report(out, "--json")
     assert shown.returncode == 0, shown.stderr
     printed = json.loads(shown.stdout)
@@ -41,13 +41,13 @@ def test_without_a_path_the_latest_run_is_reported(tmp_path: Path) -> None:
     empty = report(cwd=tmp_path)
     assert (empty.returncode, empty.stdout, empty.stderr.count("\n")) == (2, "", 1)
     for name in ("newer", "older"):
-        recorded(tmp_path / "traceable-runs" / name)
+        record_run(tmp_path / "traceable-runs" / name)
     os.utime(tmp_path / "traceable-runs" / "older" / "run.json", ns=(0, 0))
     assert json.loads(report("--json", cwd=tmp_path).stdout)["source"]["path"].endswith("/newer/python.sqlite")
 
 
 def test_a_file_takes_the_json_and_the_tables_are_printed_unless_quiet(tmp_path: Path) -> None:
-    out, file = recorded(tmp_path / "out"), tmp_path / "answer.json"
+    out, file = record_run(tmp_path / "out"), tmp_path / "answer.json"
     file.write_text("of before")
     shown = report(out, f"--json={file}")
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -60,7 +60,7 @@ def test_a_file_takes_the_json_and_the_tables_are_printed_unless_quiet(tmp_path:
 
 
 def test_what_follows_json_is_a_path_to_read_and_never_a_file_to_write(tmp_path: Path) -> None:
-    out = recorded(tmp_path / "out")
+    out = record_run(tmp_path / "out")
     assert json.loads(report("--json", out).stdout)["names"][0]["count"] == 3
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     missing = report("--json", tmp_path / "answer.json", out)
@@ -113,7 +113,7 @@ def test_the_slowest_requests_are_printed_with_their_ids_and_what_they_did(tmp_p
 
 
 def test_without_numpy_a_report_is_one_line(tmp_path: Path) -> None:
-    out = recorded(tmp_path / "out")
+    out = record_run(tmp_path / "out")
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy', name='numpy')")
     command = [sys.executable, "-m", "traceable", "report", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -124,7 +124,7 @@ def test_without_numpy_a_report_is_one_line(tmp_path: Path) -> None:
 
 
 def test_an_nsys_report_is_exported_and_left_as_it_was(nsys: str, tmp_path: Path) -> None:
-    out = recorded(tmp_path / "out", "nsys")
+    out = record_run(tmp_path / "out", "nsys")
     binary = next(out.glob("*.nsys-rep")).rename(tmp_path / "moved.nsys-rep")
     before = sorted(tmp_path.iterdir())
     shown = report(binary, "--json")

@@ -163,7 +163,7 @@ def step_indices(trace: Trace) -> list[int]:
 STRETCHES = ("traceable.active", "traceable.generator")
 
 
-def described(trace: Trace) -> dict[str, Counter[tuple[Any, ...]]]:
+def describe_trace(trace: Trace) -> dict[str, Counter[tuple[Any, ...]]]:
     """All that a trace says of its ranges, marks and samples but for times, threads and numbers of instances."""
 
     def name(index: int) -> str | None:
@@ -215,8 +215,8 @@ def test_a_whole_program_has_the_same_ranges_as_with_the_recorder(run: Runner) -
     ours, recorded = (run(EVERYTHING, collector=collector) for collector in ("torch", "recorder"))
     assert (ours.done.returncode, recorded.done.returncode) == (3, 3), ours.done.stderr
     assert ours.done.stdout == recorded.done.stdout
-    result = described(ours.trace)
-    assert result == described(recorded.trace)
+    result = describe_trace(ours.trace)
+    assert result == describe_trace(recorded.trace)
     assert sum(result["ranges"].values()) > 30
     trace = ours.trace
     name = trace.names.index("in thread")

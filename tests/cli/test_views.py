@@ -34,18 +34,18 @@ def report(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def said(*words: str | Path) -> str:
+def read_output(*words: str | Path) -> str:
     done = report(*words)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def document(*words: str | Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(said(*words, "--json"))
+    read: dict[str, Any] = json.loads(read_output(*words, "--json"))
     return read
 
 
-def refused(*words: str | Path) -> str:
+def read_error(*words: str | Path) -> str:
     """The one line on stderr."""
     done = report(*words)
     assert (done.returncode, done.stdout) == (2, "")
@@ -56,7 +56,7 @@ def refused(*words: str | Path) -> str:
 
 @pytest.mark.parametrize("view", OTHERS)
 def test_a_view_says_what_was_read_and_then_answers(database: Path, view: str) -> None:
-    lines = said(database, "--view", view).splitlines()
+    lines = read_output(database, "--view", view).splitlines()
     assert lines[0] == f"{view} of {database}"
     assert "maker" in lines[1]
     assert lines[2].startswith("GPU: ")
@@ -92,7 +92,7 @@ def test_csv_is_the_table_of_the_json(database: Path, view: str) -> None:
         ((), answer["rows"]),
         *(((("--table", name), other)) for name, other in answer["others"].items()),
     ]:
-        read = list(csv.reader(io.StringIO(said(database, "--view", view, "--csv", *words))))
+        read = list(csv.reader(io.StringIO(read_output(database, "--view", view, "--csv", *words))))
         assert len(read) == 1 + len(rows)
         if rows:
             assert read[0] == list(rows[0])
@@ -107,18 +107,18 @@ def cell(value: Any) -> str:
 
 @pytest.mark.parametrize(("view", "by"), [(view.name, by) for view in VIEWS.values() for by in view.by])
 def test_every_by_that_the_help_offers_is_answered(database: Path, view: str, by: str) -> None:
-    assert said(database, "--view", view, "--by", by).count("\n") > 4
+    assert read_output(database, "--view", view, "--by", by).count("\n") > 4
 
 
 def test_all_is_every_view_and_says_of_the_rest_why_not(database: Path, tmp_path: Path) -> None:
     read = document(database, "--view", ALL)
     assert set(VIEWS) <= set(read)
-    text = said(database, "--view", ALL)
+    text = read_output(database, "--view", ALL)
     assert all(f"\n{view}: {VIEWS[view].help}\n" in text for view in OTHERS)
     cpu_only = tmp_path / "cpu.sqlite"
     cpu_only.write_bytes(b"")
     without_gpu(cpu_only)
-    lines = said(cpu_only, "--view", ALL).splitlines()
+    lines = read_output(cpu_only, "--view", ALL).splitlines()
     assert sum(line.startswith("not available: ") for line in lines) >= 4
     assert document(cpu_only, "--view", ALL)["kernels"]["missing_data"]["code"] == "cuda_not_recorded"
 
@@ -136,14 +136,14 @@ def without_gpu(path: Path) -> None:
 def test_one_view_that_cannot_be_answered_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     path = tmp_path / "cpu.sqlite"
     without_gpu(path)
-    assert "[cuda_not_recorded]" in refused(path, "--view", "kernels")
-    assert refused(path, "--view", "gaps", "--json")
+    assert "[cuda_not_recorded]" in read_error(path, "--view", "kernels")
+    assert read_error(path, "--view", "gaps", "--json")
 
 
 def test_range_narrows_and_a_range_that_is_not_there_names_those_that_may_be_meant(database: Path) -> None:
     whole = document(database, "--view", "memory")["memory"]["rows"]
     assert sum(row["count"] for row in whole) == 2 * STEPS
-    error = refused(database, "--view", "memory", "--range", "Forwad")
+    error = read_error(database, "--view", "memory", "--range", "Forwad")
     result = message(error, "range_not_found")
     assert "'Forwad'" in result and "'forward'?" in result
     kernels = document(database, "--view", "kernels", "--range", "forward")["kernels"]["rows"]
@@ -172,24 +172,26 @@ def test_process_device_and_time_narrow_what_is_read(database: Path) -> None:
 
 
 def test_ranges_by_name_are_the_names_of_the_report(database: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(said(database, "--by", "name", "--csv"))))
+    rows = list(csv.DictReader(io.StringIO(read_output(database, "--by", "name", "--csv"))))
     assert [row["name"] for row in rows] == ["step", "forward"]
-    lines = said(database, "--by", "name").splitlines()
+    lines = read_output(database, "--by", "name").splitlines()
     assert [line.split()[0] for line in lines[5:7]] == ["step", "forward"]
 
 
 def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> None:
     def names(*words: str) -> list[str]:
-        rows = csv.DictReader(io.StringIO(said(database, "--view", "kernels", "--names", "base", "--csv", *words)))
+        rows = csv.DictReader(
+            io.StringIO(read_output(database, "--view", "kernels", "--names", "base", "--csv", *words))
+        )
         return [row["name"] for row in rows]
 
-    ranges = csv.DictReader(io.StringIO(said(database, "--sort", "p99", "--range", "forward", "--csv")))
+    ranges = csv.DictReader(io.StringIO(read_output(database, "--sort", "p99", "--range", "forward", "--csv")))
     assert [row["name"] for row in ranges] == ["forward"]
     assert names() == ["gemm_kernel", "softmax_kernel"]
     assert names("--sort", "name") == ["gemm_kernel", "softmax_kernel"]
     assert names("--sort", "kernel_max", "--top", "1") == ["gemm_kernel"]
     assert names("--match", "soft*") == ["softmax_kernel"]
-    error = refused(database, "--view", "kernels", "--sort", "beauty")
+    error = read_error(database, "--view", "kernels", "--sort", "beauty")
     assert "'beauty'; it has name" in message(error, "no_such_column")
 
 
@@ -259,7 +261,7 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
 def test_what_makes_no_sense_is_refused_in_one_line(
     database: Path, words: tuple[str, ...], code: str, names: str
 ) -> None:
-    assert names in message(refused(database, *words), code)
+    assert names in message(read_error(database, *words), code)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(
 def test_what_is_refused_is_named_with_what_there_is(
     database: Path, words: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
-    error = refused(database, *words)
+    error = read_error(database, *words)
     assert [name for name in names if name not in error] == []
 
 
@@ -300,13 +302,13 @@ def test_numbers_in_the_names_of_several_recordings_are_folded_together(tmp_path
         connection.close()
     assert len(document(files[0])["names"]) == 1 + 2 * STEPS
 
-    def counted(*words: str) -> dict[str, tuple[str, str]]:
-        rows = csv.DictReader(io.StringIO(said(*files, "--by", "name", "--csv", *words)))
+    def count_ranges(*words: str) -> dict[str, tuple[str, str]]:
+        rows = csv.DictReader(io.StringIO(read_output(*files, "--by", "name", "--csv", *words)))
         return {row["name"]: (row["a_count"], row["b_count"]) for row in rows}
 
-    assert counted() == {"step": ("12", "12"), "layers.*": ("12", "12")}
-    assert counted("--range", "layers.2") == {"layers.2": ("1", "")}
-    assert len(counted("--raw-names")) == 1 + 4 * STEPS
+    assert count_ranges() == {"step": ("12", "12"), "layers.*": ("12", "12")}
+    assert count_ranges("--range", "layers.2") == {"layers.2": ("1", "")}
+    assert len(count_ranges("--raw-names")) == 1 + 4 * STEPS
 
 
 def test_fields_of_names_are_what_rows_are_by(tmp_path: Path) -> None:
@@ -320,12 +322,12 @@ def test_fields_of_names_are_what_rows_are_by(tmp_path: Path) -> None:
         *((value, "forward", 4) for value in range(3)),
         (None, "step", 12),
     ]
-    printed = list(csv.DictReader(io.StringIO(said(file, "--by", "field:seq", "--csv"))))
+    printed = list(csv.DictReader(io.StringIO(read_output(file, "--by", "field:seq", "--csv"))))
     assert [(row["value"], row["name"], row["count"]) for row in printed] == [
         *((str(value), "forward", "4") for value in range(3)),
         ("", "step", "12"),
     ]
-    assert said(file, "--by", "field:seq").splitlines()[4].split()[:3] == ["range", "value", "count"]
+    assert read_output(file, "--by", "field:seq").splitlines()[4].split()[:3] == ["range", "value", "count"]
     assert {repr(row["fields"]) for row in load(file).ranges(by="instance", range="forward").rows()} == {
         *("{'seq': 0}", "{'seq': 1}", "{'seq': 2}")
     }

@@ -34,12 +34,12 @@ def traceable(tmp_path: Path) -> Command:
     return call
 
 
-def recorded(traceable: Command, *options: str) -> subprocess.CompletedProcess[str]:
+def record_program(traceable: Command, *options: str) -> subprocess.CompletedProcess[str]:
     return traceable("run", "--collector", "recorder", "-o", "out", *options, "-c", PROGRAM)
 
 
 def test_the_profile_opens_with_it(traceable):
-    run = recorded(traceable, "--steps", "10:30")
+    run = record_program(traceable, "--steps", "10:30")
     lines = run.stderr.splitlines()
     assert lines[lines.index("profile of out") + 1] == WHOLE
     report = traceable("report", "out").stdout.splitlines()
@@ -49,7 +49,7 @@ def test_the_profile_opens_with_it(traceable):
 
 
 def test_a_machine_gets_it_in_the_document_and_people_on_stderr(traceable):
-    run = recorded(traceable, "--steps", "10:30", "--json")
+    run = record_program(traceable, "--steps", "10:30", "--json")
     document = json.loads(run.stdout)
     assert document["capture"]["ok"] is True
     assert f"traceable: {WHOLE}" in run.stderr.splitlines()
@@ -59,13 +59,13 @@ def test_a_machine_gets_it_in_the_document_and_people_on_stderr(traceable):
 
 
 def test_without_steps_there_is_nothing_to_say(traceable):
-    run = recorded(traceable)
+    run = record_program(traceable)
     assert "requested" not in run.stderr
     assert json.loads(traceable("report", "out", "--json").stdout)["capture"] is None
 
 
 def test_report_judges_a_run_again(traceable):
-    recorded(traceable, "--steps", "40:60")
+    record_program(traceable, "--steps", "40:60")
     report = traceable("report", "out", "--strict")
     assert report.returncode == 3
     output = report.stdout.splitlines()
@@ -74,7 +74,7 @@ def test_report_judges_a_run_again(traceable):
 
 
 def test_report_of_a_window_that_was_never_reached_says_that(traceable):
-    recorded(traceable, "--steps", "90:95")
+    record_program(traceable, "--steps", "90:95")
     report = traceable("report", "out")
     assert report.returncode == 2
     *lines, last = report.stderr.splitlines()
@@ -88,7 +88,7 @@ def test_report_of_a_window_that_was_never_reached_says_that(traceable):
 
 
 def test_strict_judges_steps_and_expectations_together(traceable):
-    assert recorded(traceable, "--strict", "--steps", "10:30", "--expect", "work").returncode == 0
+    assert record_program(traceable, "--strict", "--steps", "10:30", "--expect", "work").returncode == 0
     other = traceable(
         *("run", "--collector", "recorder", "-o", "b", "--strict", "--steps", "1:2", "--expect", "nothing"),
         *("-c", PROGRAM),

@@ -71,13 +71,13 @@ def placed(
     calls = [event for event in events if event.get("cat") == "cuda_runtime"]
     origin = min(ns(event["ts"]) for event in calls)
 
-    def moved(event: dict[str, Any]) -> dict[str, Any]:
+    def move_event(event: dict[str, Any]) -> dict[str, Any]:
         event = dict(event, ts=_kineto(begin_ns + ns(event["ts"]) - origin, begin_ns, drift))
         if event.get("cat") in ("cuda_runtime", "cpu_op", "user_annotation"):
             event |= {"pid": process.pid, "tid": threads.get(event["tid"], event["tid"])}
         return event
 
-    selected = [moved(event) for event in events if str(event.get("cat")) in KEPT]
+    selected = [move_event(event) for event in events if str(event.get("cat")) in KEPT]
     end_ns = begin_ns + max(ns(event["ts"]) + ns(event["dur"]) for event in events) - origin
     clock = []
     for number in range(2 * gpu_gate.MARKERS):

@@ -13,7 +13,7 @@ from traceable.collectors.recorder import collector as recorder
 from traceable.errors import CollectorError, Message
 
 
-def made(root: Path, *files: str) -> Path:
+def make_files(root: Path, *files: str) -> Path:
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
@@ -36,7 +36,7 @@ VERSION = "proc/driver/nvidia/version"
     ],
 )
 def test_device_files(tmp_path: Path, files: tuple[str, ...], why: str | None) -> None:
-    result = gpu_device.explain_no_gpu({}, made(tmp_path, *files))
+    result = gpu_device.explain_no_gpu({}, make_files(tmp_path, *files))
     assert (result and result.code) == why
 
 
@@ -44,7 +44,7 @@ def test_device_files(tmp_path: Path, files: tuple[str, ...], why: str | None) -
     ("visible", "hides"), [("", True), ("-1", True), ("NoDevFiles", True), ("0", False), ("1,-1", False)]
 )
 def test_devices_that_the_environment_hides(tmp_path: Path, visible: str, hides: bool) -> None:
-    root = made(tmp_path, "dev/nvidia0", "dev/nvidia1")
+    root = make_files(tmp_path, "dev/nvidia0", "dev/nvidia1")
     result = gpu_device.explain_no_gpu({"CUDA_VISIBLE_DEVICES": visible}, root)
     if hides:
         assert result is not None
@@ -55,7 +55,7 @@ def test_devices_that_the_environment_hides(tmp_path: Path, visible: str, hides:
 
 
 def test_a_device_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = made(tmp_path, "dev/nvidia0")
+    root = make_files(tmp_path, "dev/nvidia0")
     # Root may open any file.
     monkeypatch.setattr(gpu_device.os, "access", lambda *_: False)
     result = gpu_device.explain_no_gpu({}, root)

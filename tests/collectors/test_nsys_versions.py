@@ -89,7 +89,7 @@ def planned_options(install: nsys_install.Install, preset: str, gating: Gating |
 def check_known(words: Asks, version: str) -> None:
     """By the stand-in's own check, which rejects what its file does not have."""
     options = simulator.read(version)["options"]
-    accepted, rest = simulator.parsed([f"{name}={value}" for name, value in words], options)
+    accepted, rest = simulator.parse_words([f"{name}={value}" for name, value in words], options)
     simulator.check(accepted, options)
     assert (accepted, rest) == (words, [])
 

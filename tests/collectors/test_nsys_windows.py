@@ -24,7 +24,7 @@ KNOWN = """
 """
 
 
-def told(tmp_path: Path, help_text: str, windows: int | None) -> list[str]:
+def make_gating_options(tmp_path: Path, help_text: str, windows: int | None) -> list[str]:
     """The gating options for an nsys whose --help says `help_text`."""
     script = tmp_path / "nsys"
     (tmp_path / "help").write_text(help_text)
@@ -38,7 +38,7 @@ def told(tmp_path: Path, help_text: str, windows: int | None) -> list[str]:
 
 @pytest.mark.parametrize(("windows", "end"), [(1, "stop"), (2, "repeat:2"), (None, "repeat")])
 def test_one_window_stops_the_collection_and_several_repeat_it(tmp_path, windows, end):
-    words = told(tmp_path, KNOWN.format(values="'none', 'stop', 'repeat[:N]'"), windows)
+    words = make_gating_options(tmp_path, KNOWN.format(values="'none', 'stop', 'repeat[:N]'"), windows)
     assert words == [
         "--capture-range=nvtx",
         "--nvtx-capture=capture@traceable.window",
@@ -48,14 +48,16 @@ def test_one_window_stops_the_collection_and_several_repeat_it(tmp_path, windows
 
 @pytest.mark.parametrize(("windows", "end"), [(1, "stop"), (2, "repeat:2:sync"), (None, "repeat:sync")])
 def test_an_nsys_that_may_defer_reports_gets_sync(tmp_path, windows, end):
-    words = told(tmp_path, KNOWN.format(values="'stop', 'repeat[:N][:mode]', mode: defer, sync or async"), windows)
+    words = make_gating_options(
+        tmp_path, KNOWN.format(values="'stop', 'repeat[:N][:mode]', mode: defer, sync or async"), windows
+    )
     assert words[-1] == f"--capture-range-end={end}"
 
 
 @pytest.mark.parametrize("help_text", ["", "  --kill=\n", KNOWN.format(values="'none', 'stop-shutdown'")])
 def test_an_nsys_that_can_not_is_refused_with_its_version(tmp_path, help_text):
     with pytest.raises(CollectorError, match=r"nsys 2099\.1\.1 ") as error:
-        told(tmp_path, help_text, 2)
+        make_gating_options(tmp_path, help_text, 2)
     assert error.value.code == "nsys_without_windows"
 
 

@@ -47,7 +47,7 @@ def slowly(recording: rec.Recording) -> list[Row]:
         first_domain = domains.setdefault(process.pid, 0)
         domains[process.pid] += max((name.id for name in process.names if name.kind == rec.DOMAIN), default=0)
         for row in one_process(process, first_domain):
-            shown = clipped(row, process.window)
+            shown = clip_row(row, process.window)
             if shown:
                 start, end, *rest = shown
                 since = process.monotonic_ns - zero - origin
@@ -60,7 +60,7 @@ def one_process(process: rec.ProcessRecording, first_domain: int) -> Iterator[Ro
     starts: dict[int, Row] = {}
     ends: dict[int, tuple[int, int]] = {}
 
-    def ended(row: Row, end: int | None, end_tid: int | None = None) -> Row:
+    def end_row(row: Row, end: int | None, end_tid: int | None = None) -> Row:
         start, kind, tid, name, domain, range_id, category, color, payload = row
         number = domain + first_domain if domain else 0
         return start, end, kind, tid, end_tid, name, number, range_id, category, color, payload
@@ -72,12 +72,12 @@ def one_process(process: rec.ProcessRecording, first_domain: int) -> Iterator[Ro
             kind, time, domain, message, range_id, category, color, payload_type, payload = event
             if kind == rec.POP:
                 if stacks.get(domain):
-                    yield ended(stacks[domain].pop(), time)
+                    yield end_row(stacks[domain].pop(), time)
             elif kind == rec.END:
                 ends[range_id] = time, tid
             elif kind == rec.CUT:
                 for stack in stacks.values():
-                    yield from (ended(row, None) for row in stack)
+                    yield from (end_row(row, None) for row in stack)
                 stacks = {}
             else:
                 number = {rec.PUSH: PUSH_POP_RANGE, rec.START: START_END_RANGE, rec.MARK: 34}[kind]
@@ -93,12 +93,12 @@ def one_process(process: rec.ProcessRecording, first_domain: int) -> Iterator[Ro
                 elif kind == rec.START:
                     starts[range_id] = row
                 else:
-                    yield ended(row, None)
+                    yield end_row(row, None)
         for stack in stacks.values():
-            yield from (ended(row, None) for row in stack)
+            yield from (end_row(row, None) for row in stack)
     for range_id, row in starts.items():
         end, tid = ends.get(range_id, (None, row[2]))
-        yield ended(row, end, tid if tid != row[2] else None)
+        yield end_row(row, end, tid if tid != row[2] else None)
 
 
 def one_by_one(thread: rec.ThreadRecording) -> Iterator[Row]:
@@ -118,7 +118,7 @@ def text_of(thread: rec.ThreadRecording, message: int, strings: dict[int, str]) 
     return rec.decode_text(content[place + 8 : place + 8 + length]) or None
 
 
-def clipped(row: Row, window: Any) -> Row | None:
+def clip_row(row: Row, window: Any) -> Row | None:
     """Cut a row to what a flight recorder shows; the last value says whether it was."""
     start, end, kind, *rest = row
     if window is None:

@@ -26,7 +26,7 @@ def stacks(events: list[tuple[int, bool]]) -> list[int]:
     return partner
 
 
-def paired(events: list[tuple[int, bool]]) -> list[int]:
+def pair_events(events: list[tuple[int, bool]]) -> list[int]:
     domain = np.array([domain for domain, _ in events], np.int64)
     is_push = np.array([is_push for _, is_push in events], np.bool_)
     return pair_push_pop(domain, is_push).tolist()
@@ -35,7 +35,7 @@ def paired(events: list[tuple[int, bool]]) -> list[int]:
 @settings(max_examples=scale_examples(1000), deadline=None)
 @given(EVENTS)
 def test_pairs_are_those_of_a_stack_a_domain(events: list[tuple[int, bool]]) -> None:
-    assert paired(events) == stacks(events)
+    assert pair_events(events) == stacks(events)
 
 
 @settings(max_examples=scale_examples(300), deadline=None)
@@ -44,8 +44,8 @@ def test_a_sequence_may_be_cut_anywhere_when_open_pushes_are_carried_over(
     events: list[tuple[int, bool]], cut: int
 ) -> None:
     first, rest = events[:cut], events[cut:]
-    open_pushes = [place for place, partner in enumerate(paired(first)) if partner < 0 and first[place][1]]
-    second = paired([first[place] for place in open_pushes] + rest)
+    open_pushes = [place for place, partner in enumerate(pair_events(first)) if partner < 0 and first[place][1]]
+    second = pair_events([first[place] for place in open_pushes] + rest)
     where = open_pushes + list(range(len(first), len(events)))
     whole = stacks(events)
     for place, partner in zip(where, second, strict=True):

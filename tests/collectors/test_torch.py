@@ -143,7 +143,7 @@ def test_a_start_end_range_is_two_moments_and_none_where_it_began_unrecorded(tor
     assert torch.taken == [(verb, name) for name in names for verb in ("enter", "leave")]
 
 
-def written(path: Path, events: list[dict[str, Any]], **fields: Any) -> Path:
+def write_trace(path: Path, events: list[dict[str, Any]], **fields: Any) -> Path:
     """Write a trace; what it says of itself stands before the events, as Kineto has it."""
     path.write_text(as_json({"schemaVersion": 1, **fields, "traceEvents": events}))
     return path
@@ -157,7 +157,7 @@ def test_start_end_ranges_end_in_other_threads_and_one_without_end_is_clipped(tm
         annotation("b [~start:3]", EPOCH_NS + 200, 0, tid=1),
         annotation("last", EPOCH_NS + 600, 100, tid=1),
     ]
-    trace = load(written(tmp_path / "t.json", events, traceable={"annotations": 1}))
+    trace = load(write_trace(tmp_path / "t.json", events, traceable={"annotations": 1}))
     ranges = trace.ranges
     rows = [
         (trace.names[name], start, end, clipped, trace.threads[thread].tid, closer)
@@ -172,7 +172,7 @@ def test_start_end_ranges_end_in_other_threads_and_one_without_end_is_clipped(tm
 
 
 def test_the_same_names_in_a_trace_of_another_stand_as_they_are(tmp_path: Path) -> None:
-    trace = load(written(tmp_path / "t.json", [annotation("step [#4]", EPOCH_NS, 10)]))
+    trace = load(write_trace(tmp_path / "t.json", [annotation("step [#4]", EPOCH_NS, 10)]))
     assert [trace.names[index] for index in trace.ranges.name] == ["step [#4]"]
     assert not trace.ranges.has_payload[0]
 

@@ -63,7 +63,7 @@ def end(process: subprocess.Popen[str], signum: int = signal.SIGTERM) -> tuple[i
     return process.returncode, out, err
 
 
-def served(out: str) -> tuple[int, int]:
+def parse_served(out: str) -> tuple[int, int]:
     match = re.search(r"^served (\d+) requests in (\d+) batches$", out, re.MULTILINE)
     assert match, out
     return int(match[1]), int(match[2])
@@ -72,7 +72,7 @@ def served(out: str) -> tuple[int, int]:
 def test_serves_the_requests_of_a_client_of_its_own_and_stops(example: Any, backend: str) -> None:
     done = example("inference_server", "--requests", "60", "--concurrency", "5", "--backend", backend)
     assert (done.returncode, done.stderr) == (0, "")
-    requests, batches = served(done.stdout)
+    requests, batches = parse_served(done.stdout)
     assert requests == 60
     assert 60 / 5 <= batches <= 60  # five connections ask for five answers at once at most
     assert re.search(r"^60 answers, latency p50 \d+\.\d\d ms, p99 \d+\.\d\d ms$", done.stdout, re.MULTILINE)
@@ -93,7 +93,7 @@ def test_an_answer_is_that_of_the_prompt_alone_whatever_batch_it_was_in(serve: A
     code, out, err = end(process)
     assert (code, err) == (0, "")
     # Each of the b prompts of a batch was told b: their shares add up to the number of batches.
-    assert served(out) == (24, sum(Fraction(1, answer["batch"]) for answer in answers))
+    assert parse_served(out) == (24, sum(Fraction(1, answer["batch"]) for answer in answers))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -107,7 +107,7 @@ def test_a_signal_lets_the_waiting_request_finish(serve: Any, signum: int) -> No
         code, out, err = end(process, signum)
         assert answer.result(TIMEOUT_S)["batch"] == 1
     assert (code, err) == (0, "")
-    assert served(out) == (1, 1)
+    assert parse_served(out) == (1, 1)
     assert not Path(path).exists()
 
 
@@ -142,7 +142,7 @@ def test_a_bad_request_is_refused_and_the_next_one_served(
     assert refused[0] == status
     assert says in refused[1]["error"]
     assert predict(address, "next")["batch"] == 1
-    assert served(end(process)[1]) == (1, 1)
+    assert parse_served(end(process)[1]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_request_harms_nobody(serve: Any
     assert predict(path, "next")["batch"] == 1
     code, out, err = end(process)
     assert (code, err) == (0, "")
-    assert served(out) == (1, 1)
+    assert parse_served(out) == (1, 1)
 
 
 def test_a_port_in_use_is_said_in_one_line(example: Any) -> None:
@@ -232,7 +232,7 @@ def test_under_nsys_each_batch_is_one_range_of_each_stage(nsys: str, examples: P
     query = """SELECT coalesce(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON StringIds.id = textId
                WHERE eventType IN (59, 60)"""
     counts = Counter(name for (name,) in sqlite3.connect(f"{tmp_path}/server.sqlite").execute(query))
-    requests, batches = served(done.stdout)
+    requests, batches = parse_served(done.stdout)
     assert requests == 40
     assert {name: counts[name] for name in ("pack", "h2d", "forward", "d2h")} == dict.fromkeys(
         ("pack", "h2d", "forward", "d2h"), batches

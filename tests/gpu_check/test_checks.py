@@ -102,7 +102,9 @@ def test_grids_tell_steps_only_where_they_grow_evenly():
 # ---- cudaProfilerStart and Stop
 
 
-def profiled(start_in: int = 9, stop_in: int = 19, category: str = "cuda_runtime", control: bool = True) -> list[Event]:
+def make_recording(
+    start_in: int = 9, stop_in: int = 19, category: str = "cuda_runtime", control: bool = True
+) -> list[Event]:
     """A recording of `programs.profiled`: the gate calls after the bodies of these steps."""
     names = {"cuda_runtime": "cudaProfiler", "cuda_driver": "cuProfiler"}[category]
     events = [sample_kineto.annotation("control", 0, 50 * US)]
@@ -118,18 +120,21 @@ def evaluate(tmp_path: Path, events: list[Event]) -> str:
 
 @pytest.mark.parametrize("category", ["cuda_runtime", "cuda_driver"])
 def test_the_two_calls_at_the_boundaries_are_right(tmp_path, category):
-    evidence = evaluate(tmp_path, profiled(category=category))
+    evidence = evaluate(tmp_path, make_recording(category=category))
     assert evidence == "cudaProfilerStart between steps 9 and 10, Stop between 19 and 20, once each"
 
 
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
-        (profiled(start_in=10), "cudaProfilerStart was not called between steps 9 and 10"),
-        (profiled(stop_in=18), "cudaProfilerStop was not called between steps 19 and 20"),
-        ([one for one in profiled() if one["ts"] != 2080], "calls of cudaProfilerStop by the gate: 0, expected 1"),
+        (make_recording(start_in=10), "cudaProfilerStart was not called between steps 9 and 10"),
+        (make_recording(stop_in=18), "cudaProfilerStop was not called between steps 19 and 20"),
         (
-            [*profiled(), sample_kineto.event("cuda_runtime", "cudaProfilerStart", 3000 * US, US)],
+            [one for one in make_recording() if one["ts"] != 2080],
+            "calls of cudaProfilerStop by the gate: 0, expected 1",
+        ),
+        (
+            [*make_recording(), sample_kineto.event("cuda_runtime", "cudaProfilerStart", 3000 * US, US)],
             "by the gate: 2, expected 1",
         ),
     ],
@@ -142,7 +147,7 @@ def test_a_call_too_late_too_early_never_or_twice_has_failed(tmp_path, events, r
 
 def test_where_calls_by_hand_are_not_recorded_nothing_is_known_of_the_gates(tmp_path):
     with pytest.raises(NotPossible, match="not even the program's own call"):
-        evaluate(tmp_path, profiled(control=False))
+        evaluate(tmp_path, make_recording(control=False))
 
 
 # ---- attribution

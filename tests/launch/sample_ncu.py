@@ -45,11 +45,11 @@ class Profiled:
 
 def write_report(path: Path, launches: Sequence[Profiled]) -> Path:
     strings = list(dict.fromkeys(metric for one in launches for metric in one.metrics))
-    body = b"".join(_sized(_result(one, strings)) for one in launches)
+    body = b"".join(_prefix_size(_result(one, strings)) for one in launches)
     table = b"".join(_bytes(1, name) for name in strings)
     process = _number(1, 42) + _bytes(2, "host") + _bytes(3, "app")
     head = _number(1, 0) + _number(2, len(launches)) + _bytes(4, table) + _number(5, len(body)) + _bytes(6, process)
-    path.write_bytes(b"NVR\0" + _sized(_number(1, 7)) + _sized(head) + body)
+    path.write_bytes(b"NVR\0" + _prefix_size(_number(1, 7)) + _prefix_size(head) + body)
     return path
 
 
@@ -100,7 +100,7 @@ def _bytes(tag: int, content: bytes | str) -> bytes:
     return _varint(tag << 3 | 2) + _varint(len(content)) + content
 
 
-def _sized(message: bytes) -> bytes:
+def _prefix_size(message: bytes) -> bytes:
     return struct.pack("<I", len(message)) + message
 
 

@@ -109,20 +109,20 @@ def test_a_real_ncu_finds_kernels_by_symbol_and_by_function(tmp_path: Path) -> N
         ],
     )
 
-    def left(base: str, expression: str, *more: str) -> list[str]:
+    def list_names_left(base: str, expression: str, *more: str) -> list[str]:
         return names_left(executable, report, "--kernel-name-base", base, "--kernel-name", expression, *more)
 
     symbols = make_kernel_regex([escape_regex("_ZN2ns4normILi8EEvPf"), escape_regex("rms_norm_kernel")])
     both = ["void ns::norm<8>(float *)", "rms_norm_kernel", "void ns::norm<8>(float *)"]
-    assert left("mangled", symbols) == both
-    assert left("mangled", symbols, "--launch-skip", "1", "--launch-count", "1") == ["rms_norm_kernel"]
-    assert left("function", make_kernel_regex([convert_glob("rms_norm*")[0]])) == ["rms_norm_kernel"]
-    assert left("function", make_kernel_regex([convert_glob("norm")[0]])) == [
+    assert list_names_left("mangled", symbols) == both
+    assert list_names_left("mangled", symbols, "--launch-skip", "1", "--launch-count", "1") == ["rms_norm_kernel"]
+    assert list_names_left("function", make_kernel_regex([convert_glob("rms_norm*")[0]])) == ["rms_norm_kernel"]
+    assert list_names_left("function", make_kernel_regex([convert_glob("norm")[0]])) == [
         both[0].replace("8", "4"),
         both[0],
         both[0],
     ]
-    assert left("demangled", make_kernel_regex([escape_regex("void ns::norm<4>(float *)")])) == [
+    assert list_names_left("demangled", make_kernel_regex([escape_regex("void ns::norm<4>(float *)")])) == [
         "void ns::norm<4>(float *)"
     ]
 

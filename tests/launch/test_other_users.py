@@ -37,7 +37,7 @@ def traceable(prefix: list[str], *words: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def held(directory: Path) -> dict[str, tuple[int, int, int]]:
+def list_files(directory: Path) -> dict[str, tuple[int, int, int]]:
     """Return what lies below a directory, with what changes when it is written."""
     result = {path: path.lstat() for path in directory.rglob("*")}
     return {str(path): (one.st_ino, one.st_size, one.st_mtime_ns) for path, one in result.items()}
@@ -62,10 +62,10 @@ def test_a_run_of_another_user_that_goes_on_is_not_over(tmp_path, as_nobody, sta
 def test_a_run_of_another_user_is_read_and_nothing_is_made_in_it(tmp_path, as_nobody, run) -> None:
     run("recorder", "import traceable\nwith traceable.annotate('pack'): pass", "--name", "app")
     (tmp_path / "out" / "app.sqlite").unlink()
-    before = held(tmp_path / "out")
+    before = list_files(tmp_path / "out")
     ended = traceable(as_nobody, "report", str(tmp_path / "out"))
     assert (ended.returncode, "pack" in ended.stdout) == (0, True), ended.stderr
-    assert held(tmp_path / "out") == before
+    assert list_files(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize("kind", ["link", "directory"])

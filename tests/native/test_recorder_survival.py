@@ -107,7 +107,7 @@ def test_every_range_entered_before_kill_9_is_found(session: Session, emitter: s
 def test_a_signal_handler_may_call_nvtx_at_any_moment(session: Session, emit: Emit) -> None:
     pairs, handled = map(int, emit("signals", 300).stdout.split())
     rows = dict(session.rows("SELECT name, count(*) FROM named WHERE eventType = 34 OR end IS NOT NULL GROUP BY name"))
-    dropped = _dropped(session)
+    dropped = _count_dropped(session)
     assert rows["main"] == pairs, "the interrupted event is never the one that is dropped"
     assert rows["handler"] + dropped == handled
 
@@ -128,7 +128,7 @@ def test_a_program_that_closes_every_descriptor_keeps_its_own_files(
 # ---- no room
 
 
-def _dropped(session: Session) -> int:
+def _count_dropped(session: Session) -> int:
     output = session.rows("SELECT text FROM DIAGNOSTIC_EVENT WHERE text LIKE '%[events_dropped]'")
     return sum(int(str(text).split()[0]) for (text,) in output)
 
@@ -146,7 +146,7 @@ def test_the_size_cap_holds_and_what_it_dropped_is_counted_exactly(session: Sess
     else:
         ((remaining,),) = session.rows("SELECT count(*) FROM named")
         assert 0 < remaining < 200_000
-        assert remaining + _dropped(session) == 200_000
+        assert remaining + _count_dropped(session) == 200_000
         assert lost.startswith(f"{200_000 - remaining} ")
         assert sum(sizes) > cap * 0.8, "the cap is used"
 
@@ -155,14 +155,14 @@ def test_threads_share_the_cap(session: Session, emit: Emit) -> None:
     emit("threads", 8, 20_000, TRACEABLE_RECORDING_MAX_BYTES="2000000")
     assert sum(file.stat().st_size for file in (session.run_dir / "recording").rglob("*.*")) <= 2_000_000
     ((opened, closed),) = session.rows("SELECT count(*), count(end) FROM named")
-    assert opened + closed + _dropped(session) == 8 * 20_000 * 4
+    assert opened + closed + _count_dropped(session) == 8 * 20_000 * 4
 
 
 def test_a_file_size_limit_does_not_kill_the_program(session: Session, emit: Emit) -> None:
     emit("file-size", 200_000, 100_000)  # SIGXFSZ would
     ((remaining,),) = session.rows("SELECT count(*) FROM named")
     assert 0 < remaining < 100_000
-    assert remaining + _dropped(session) == 100_000
+    assert remaining + _count_dropped(session) == 100_000
 
 
 def test_a_full_disk_costs_events_and_nothing_else(
@@ -176,7 +176,7 @@ def test_a_full_disk_costs_events_and_nothing_else(
     shutil.copytree(full_disk / "recording", elsewhere.run_dir / "recording")
     ((remaining,),) = elsewhere.rows("SELECT count(*) FROM named")
     assert 0 < remaining < 300_000
-    assert remaining + _dropped(elsewhere) == 300_000
+    assert remaining + _count_dropped(elsewhere) == 300_000
 
 
 # ---- nothing can be recorded

@@ -102,7 +102,7 @@ def help_text(known: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def parsed(words: Sequence[str], options: dict[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
+def parse_words(words: Sequence[str], options: dict[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
     """Split the words after `profile` into options and the program.
 
     Raises:
@@ -150,7 +150,7 @@ def check(options_given: Sequence[tuple[str, str]], options: dict[str, Any]) -> 
             raise RefusedError(f"Illegal {name} argument: {wrong[0]}.")
 
 
-def translated(options_given: Sequence[tuple[str, str]], options: dict[str, Any]) -> list[str]:
+def translate_options(options_given: Sequence[tuple[str, str]], options: dict[str, Any]) -> list[str]:
     """The options as the real one takes them."""
     base = read(BASE)["options"]
     words = ["--sample=none", "--cpuctxsw=none"]
@@ -167,7 +167,7 @@ def translated(options_given: Sequence[tuple[str, str]], options: dict[str, Any]
 
 def profile(settings: dict[str, Any], known: dict[str, Any], words: Sequence[str]) -> int:
     """Answer `nsys profile`, or have the real one record."""
-    result, command = parsed(words, known["options"] | {name: {} for name in settings["unlisted"]})
+    result, command = parse_words(words, known["options"] | {name: {} for name in settings["unlisted"]})
     given = dict(result)
     if "--help" in given:
         print(help_text(known))
@@ -181,7 +181,7 @@ def profile(settings: dict[str, Any], known: dict[str, Any], words: Sequence[str
         library = settings["hide_proc_environ"]
         os.environ["LD_PRELOAD"] = ":".join(filter(None, (os.environ.get("LD_PRELOAD"), library)))
         command = ["sh", "-c", WITHOUT + 'exec "$@"', "sh", library, *command]
-    words = [settings["real"], "profile", *translated(result, known["options"]), *command]
+    words = [settings["real"], "profile", *translate_options(result, known["options"]), *command]
     suffix = known["behavior"]["report_suffix"]
     if suffix == ".nsys-rep":
         os.execv(words[0], words)

@@ -27,7 +27,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return load(export(tmp_path_factory.mktemp("export") / "made.sqlite"))
 
 
-def explained(view: str) -> set[str]:
+def list_documented_words(view: str) -> set[str]:
     """The words in backticks of the view's section; `*` stands for what is said of every spread."""
     section = re.search(rf"^## {view}$(.*?)(?=^## |\Z)", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     assert section, f"docs/report.md has no section {view}"
@@ -45,22 +45,22 @@ def tables(table: Table) -> Iterator[Table]:
 def test_every_column_is_explained(recording: Recording, view: str, by: str | None) -> None:
     answer = recording.query(view, **({"by": by} if by else {}))
     columns = {column for table in tables(answer) for column in table.columns}
-    assert columns - explained(view) == set()
+    assert columns - list_documented_words(view) == set()
 
 
 def test_every_column_of_the_document_of_the_ranges_is_explained() -> None:
-    assert {*RANGE_COLUMNS, *NAME_COLUMNS} - explained("ranges") == set()
+    assert {*RANGE_COLUMNS, *NAME_COLUMNS} - list_documented_words("ranges") == set()
 
 
 def test_every_view_and_everything_that_its_rows_may_be_by_is_in_the_list_of_views() -> None:
-    listed = explained("Views")
+    listed = list_documented_words("Views")
     assert {*VIEWS, ALL, *(by for _, by in ASKED if by)} - listed == set()
 
 
 def test_every_further_table_is_named(recording: Recording) -> None:
     for view, by in ASKED:
         answer = recording.query(view, **({"by": by} if by else {}))
-        assert set(answer.others) - explained(view) == set()
+        assert set(answer.others) - list_documented_words(view) == set()
 
 
 def test_the_causes_of_gaps_stand_in_the_order_in_which_they_are_tried() -> None:

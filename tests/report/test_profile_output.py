@@ -33,7 +33,7 @@ from traceable.trace.model import NULL
 NESTED = ((0, 1000, "step"), (100, 400, "load"), (150, 250, "read"), (500, 900, "compute"), (2000, 2100, "other"))
 
 
-def printed(database: Path, *options: str, stream: Any = None, **more: Any) -> str:
+def print_report(database: Path, *options: str, stream: Any = None, **more: Any) -> str:
     parser = argparse.ArgumentParser()
     add_view_arguments(parser)
     stream = stream or io.StringIO()
@@ -51,19 +51,19 @@ def table(text: str) -> list[str]:
 
 
 def test_the_table_shows_what_lies_inside_what(made: Any) -> None:
-    text = printed(made(*NESTED))
+    text = print_report(made(*NESTED))
     assert text.splitlines()[0] == "the title"
     assert "maker | 2.100 us recorded | process 0 | 5 ranges" in text
     assert table(text) == ["step", "  compute", "  load", "    read", "other"]
 
 
 def test_a_name_shorter_than_its_heading_costs_no_other_column_a_digit(made: Any) -> None:
-    text = printed(made((0, 6_743_000, "gc")))
+    text = print_report(made((0, 6_743_000, "gc")))
     assert text.splitlines()[-2].split()[-2:] == ["6.743", "ms"]
 
 
 def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
-    report = json.loads(printed(made(*NESTED), "--json"))
+    report = json.loads(print_report(made(*NESTED), "--json"))
     assert report["schema"] == "traceable.report/2"
     assert set(report) == {
         "schema",
@@ -100,7 +100,7 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
 
 def test_inferred_attribution_is_printed_and_saved_apart(captures: Path, tmp_path: Path) -> None:
     saved = tmp_path / "report.json"
-    text = printed(captures / "nsys" / "a100-lm-training.sqlite", save_to=saved)
+    text = print_report(captures / "nsys" / "a100-lm-training.sqlite", save_to=saved)
     assert (
         "GPU: 63 074 operations, 1.183 s; 51.5 % of GPU time attributed by launch, 32.4 % inherited; of kernel time "
         "61.6 % by launch, 38.4 % inferred; unattributed: 114 operations launched by threads that had no range open\n"
@@ -111,7 +111,7 @@ def test_inferred_attribution_is_printed_and_saved_apart(captures: Path, tmp_pat
 
 
 def test_what_was_launched_before_the_recording_is_not_attributed(captures: Path) -> None:
-    text = printed(captures / "nsys" / "h100x2-torchrun-before.sqlite")
+    text = print_report(captures / "nsys" / "h100x2-torchrun-before.sqlite")
     assert (
         "GPU: 5 299 operations, 541.1 ms; 96.5 % of GPU time attributed by launch; of kernel time 96.5 % by launch; "
         "unattributed: 31 operations launched before the recording began\n"
@@ -119,7 +119,7 @@ def test_what_was_launched_before_the_recording_is_not_attributed(captures: Path
 
 
 def test_csv_has_every_column_and_row(made: Any) -> None:
-    rows = list(csv.DictReader(io.StringIO(printed(made(*NESTED), "--csv"))))
+    rows = list(csv.DictReader(io.StringIO(print_report(made(*NESTED), "--csv"))))
     assert tuple(rows[0]) == RANGE_COLUMNS
     assert [json.loads(row["path"])[-1] for row in rows] == ["step", "compute", "load", "read", "other"]
     assert rows[0]["cpu_total_ns"] == "1000"
@@ -128,7 +128,7 @@ def test_csv_has_every_column_and_row(made: Any) -> None:
 
 def test_filters_narrow_what_is_printed_and_not_what_is_saved(made: Any, tmp_path: Path) -> None:
     saved = tmp_path / "report.json"
-    text = printed(made(*NESTED), "--match", "rea*", save_to=saved)
+    text = print_report(made(*NESTED), "--match", "rea*", save_to=saved)
     assert table(text) == ["step / load / read"]
     assert len(json.loads(saved.read_text())["ranges"]) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made.sqlite", "report.json"]
@@ -136,10 +136,10 @@ def test_filters_narrow_what_is_printed_and_not_what_is_saved(made: Any, tmp_pat
 
 def test_top_keeps_the_largest_in_the_tree(made: Any) -> None:
     database = made(*NESTED)
-    text = printed(database, "--top", "3")
+    text = print_report(database, "--top", "3")
     assert table(text)[:3] == ["step", "  compute", "  load"]
     assert "and 2 more: --top 0" in text
-    assert table(printed(database, "--top", "0")) == table(printed(database))
+    assert table(print_report(database, "--top", "0")) == table(print_report(database))
 
 
 MANY = (
@@ -152,25 +152,25 @@ MANY = (
 
 def test_small_ranges_inside_others_are_folded_into_the_line_of_those(made: Any) -> None:
     database = made(*MANY)
-    text = printed(database)
+    text = print_report(database)
     assert table(text) == [
         *("step ... and 26 below", "  forward ... and 2 below", "  save", "after a", "after b", "after c"),
     ]
     assert "\nand 28 more: --top 0 shows all, --match and --domain narrow\n" in text
-    everything = table(printed(database, "--top", "0"))
+    everything = table(print_report(database, "--top", "0"))
     assert len(everything) == 34
     assert not any("below" in line for line in everything)
-    assert len(json.loads(printed(database, "--json"))["ranges"]) == 34
-    assert len(table(printed(database, "--match", "stage*"))) == 26
-    assert len(table(printed(database, "--sort", "self"))) == 34
+    assert len(json.loads(print_report(database, "--json"))["ranges"]) == 34
+    assert len(table(print_report(database, "--match", "stage*"))) == 26
+    assert len(table(print_report(database, "--sort", "self"))) == 34
 
 
 def test_few_ranges_are_all_shown_however_small(made: Any) -> None:
-    assert len(table(printed(made(*MANY[:5])))) == 5
+    assert len(table(print_report(made(*MANY[:5])))) == 5
 
 
 def test_a_terminal_shows_the_fifty_largest_ranges_and_counts_the_rest(made: Any) -> None:
-    text = printed(made(*((100 * i, 100 * i + i + 1, f"range {'x' * i}") for i in range(80))))
+    text = print_report(made(*((100 * i, 100 * i + i + 1, f"range {'x' * i}") for i in range(80))))
     assert len(table(text)) == 50
     assert "\nand 30 more: --top 0" in text
 
@@ -181,26 +181,26 @@ def test_the_saved_report_is_bounded_and_says_what_it_leaves_out(
     database = made(
         (0, 9000, "step"), *((10 * i, 10 * i + i + 1, f"range {'x' * i}") for i in range(9)), (9500, 9501, "a")
     )
-    everything = json.loads(printed(database, "--json"))
+    everything = json.loads(print_report(database, "--json"))
     assert everything["omitted"] == {}
     monkeypatch.setattr("traceable.report.document.MAX_ROWS", 4)
-    shown = json.loads(printed(database, "--json", save_to=tmp_path / "report.json"))
+    shown = json.loads(print_report(database, "--json", save_to=tmp_path / "report.json"))
     assert shown == everything, "what is printed is not bounded"
     saved = json.loads((tmp_path / "report.json").read_text())
     assert saved["omitted"] == {"ranges": 7, "names": 7}
     largest = ["step", *(f"range {'x' * i}" for i in (8, 7, 6))]
     assert [row["name"] for row in saved["ranges"]] == [row["name"] for row in saved["names"]] == largest
     assert saved["ranges"] == [row for row in everything["ranges"] if row["name"] in largest]
-    top = json.loads(printed(database, "--json", "--top", "10"))
+    top = json.loads(print_report(database, "--json", "--top", "10"))
     assert top["omitted"] == {"ranges": 1, "names": 1}
 
 
 def test_folded_names_are_explained_below_the_table(made: Any) -> None:
     database = made(*((100 * i, 100 * i + 9, f"layers.{i}") for i in range(25)))
-    text = printed(database)
+    text = print_report(database)
     assert table(text)[0] == "layers.*"
     assert "layers.* stands for 25 names: --expand 'layers.*' or --by field:layer" in text
-    report = json.loads(printed(database, "--json"))
+    report = json.loads(print_report(database, "--json"))
     assert report["folded_names"] == [{"name": "layers.*", "names": 25, "fields": ["layer"]}]
     assert [(row["name"], row["count"]) for row in report["ranges"]] == [("layers.*", 25)]
 
@@ -247,7 +247,7 @@ def test_what_is_more_than_what_it_lies_in_carries_a_mark_and_the_reason(tmp_pat
 
 def test_a_p99_of_a_hundred_carries_no_mark(made: Any) -> None:
     ranges = [(100 * i, 100 * i + 9, "few" if i % 2 else "enough") for i in range(199)]
-    text = printed(made(*ranges))
+    text = print_report(made(*ranges))
     assert [(line.split()[0], "~" in line) for line in text.split("\n\n")[1].splitlines()[-3:]] == [
         ("enough", False),
         ("few", True),
@@ -285,7 +285,7 @@ def test_a_table_has_no_empty_columns_and_says_which_process_where_there_are_sev
 
 
 def test_sort_lists_whole_paths(made: Any) -> None:
-    assert table(printed(made(*NESTED), "--sort", "self")) == [
+    assert table(print_report(made(*NESTED), "--sort", "self")) == [
         "step / compute",
         "step",
         "step / load",
@@ -296,45 +296,45 @@ def test_sort_lists_whole_paths(made: Any) -> None:
 
 def test_domain_and_match_that_find_nothing_say_so(made: Any) -> None:
     database = made(*NESTED)
-    assert "[no_range_matches]" in printed(database, "--domain", "none")
-    assert "[no_range_matches]" in printed(database, "--match", "STEP")
-    assert len(table(printed(database, "--domain", ""))) == 5
+    assert "[no_range_matches]" in print_report(database, "--domain", "none")
+    assert "[no_range_matches]" in print_report(database, "--match", "STEP")
+    assert len(table(print_report(database, "--domain", ""))) == 5
 
 
 def test_a_trace_without_ranges_says_what_to_do(made: Any) -> None:
-    assert "[no_ranges_recorded]" in printed(made())
+    assert "[no_ranges_recorded]" in print_report(made())
 
 
 @pytest.mark.parametrize("options", [("--sort", "beauty"), ("--top", "-1"), ("--top", "all"), ("--csv", "--json")])
 def test_wrong_options_are_refused(made: Any, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        printed(made(*NESTED), *options)
+        print_report(made(*NESTED), *options)
     assert stopped.value.code == 2
     assert options[0] in capsys.readouterr().err
 
 
 def test_names_cannot_steer_the_terminal(made: Any) -> None:
-    text = printed(made((0, 9, "\x1b[31mred\nline"), (10, 18, "[bold]markup[/bold]"), (20, 27, "")))
+    text = print_report(made((0, 9, "\x1b[31mred\nline"), (10, 18, "[bold]markup[/bold]"), (20, 27, "")))
     assert table(text) == ["\\x1b[31mred\\nline", "[bold]markup[/bold]", "(no name)"]
 
 
 def test_long_names_are_cut_in_the_table_alone(made: Any) -> None:
     database = made((0, 9, "x" * 100_000))
-    assert max(map(len, printed(database).splitlines())) < 400
-    assert json.loads(printed(database, "--json"))["names"][0]["name"] == "x" * 100_000
+    assert max(map(len, print_report(database).splitlines())) < 400
+    assert json.loads(print_report(database, "--json"))["names"][0]["name"] == "x" * 100_000
 
 
 @pytest.mark.parametrize("options", [(), ("--csv",), ("--json",)])
 def test_what_a_stream_cannot_encode_is_escaped(made: Any, options: tuple[str, ...]) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, "ascii")
-    printed(made((0, 9, "\u03bb")), *options, stream=stream)
+    print_report(made((0, 9, "\u03bb")), *options, stream=stream)
     assert b"\\u03bb" in raw.getvalue()
 
 
 def test_an_unwritable_report_is_one_line(made: Any, tmp_path: Path) -> None:
     with pytest.raises(TraceableError, match=r"\[file_not_written\]"):
-        printed(made(*NESTED), save_to=tmp_path / "absent" / "report.json")
+        print_report(made(*NESTED), save_to=tmp_path / "absent" / "report.json")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
@@ -388,21 +388,21 @@ def sampled(made: Any) -> Path:
 
 
 def test_counters_stand_in_a_table_of_their_own_below_the_ranges(sampled: Path) -> None:
-    lines = printed(sampled).splitlines()
+    lines = print_report(sampled).splitlines()
     below = lines[lines.index("", lines.index("") + 1) + 1 :]
     assert [line.split() for line in below] == [
         ["counter", "samples", "first", "last", "min", "max", "mean", "time", "mean"],
         ["load", "1", "0.25", "0.25", "0.25", "0.25", "0.25", "0.25"],
         ["server:depth", "2", "2", "6", "2", "6", "4", "4"],
     ]
-    report = json.loads(printed(sampled, "--json"))
+    report = json.loads(print_report(sampled, "--json"))
     assert (report["counters"][1]["name"], report["counters"][1]["time_mean"]) == ("depth", 4.0)
     assert report["source"]["marks"] == 0
 
 
 def test_filters_narrow_counters_too_and_csv_has_none(sampled: Path) -> None:
-    assert [row["name"] for row in json.loads(printed(sampled, "--json", "--domain", "server"))["counters"]] == [
+    assert [row["name"] for row in json.loads(print_report(sampled, "--json", "--domain", "server"))["counters"]] == [
         "depth"
     ]
-    assert "depth" not in printed(sampled, "--match", "s*")
-    assert "depth" not in printed(sampled, "--csv")
+    assert "depth" not in print_report(sampled, "--match", "s*")
+    assert "depth" not in print_report(sampled, "--csv")

@@ -52,13 +52,13 @@ def run(tmp_path: Path, backend: str) -> Run:
     return pytest_on
 
 
-def passed(done: subprocess.CompletedProcess[str], count: int) -> None:
+def assert_passed(done: subprocess.CompletedProcess[str], count: int) -> None:
     assert f"{count} passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
     assert "traceable: " not in done.stdout + done.stderr
 
 
-def refused(done: subprocess.CompletedProcess[str], code: str, names: str, when_loaded: bool = True) -> None:
+def assert_rejected(done: subprocess.CompletedProcess[str], code: str, names: str, when_loaded: bool = True) -> None:
     """The fixture fails with this code, and pytest's header has the line where that is known when it is loaded."""
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 error" in done.stdout
@@ -91,7 +91,7 @@ def test_it(nvtx_events):
     import os, threading
     assert (found.process, found.thread) == (os.getpid(), threading.get_native_id())
 """)
-    passed(done, 1)
+    assert_passed(done, 1)
 
 
 def test_a_test_hears_what_came_since_it_began_and_can_forget(run: Run) -> None:
@@ -117,7 +117,7 @@ def test_first(nvtx_events):
 def test_second(nvtx_events):
     assert nvtx_events.ranges() == []
 """)
-    passed(done, 2)
+    assert_passed(done, 2)
 
 
 def test_nesting_is_a_tree_and_an_open_range_has_no_end(run: Run) -> None:
@@ -140,7 +140,7 @@ def test_it(nvtx_events):
     assert [found.name for found in nvtx_events.ranges(domain=None)] == ["step", "forward", "attention", "step"]
     assert nvtx_events.ranges("mlp", domain=None) == []
 """)
-    passed(done, 1)
+    assert_passed(done, 1)
 
 
 def test_a_coroutine_and_a_generator_are_one_range_each_with_wall_and_active_time(run: Run) -> None:
@@ -193,7 +193,7 @@ def test_one_that_began_before(nvtx_events):
     rest, = nvtx_events.ranges()
     assert rest.name == "tokens" and rest.open and rest.active_ns > 0
 """)
-    passed(done, 3)
+    assert_passed(done, 3)
 
 
 def test_other_threads_and_child_processes_are_heard_too(run: Run) -> None:
@@ -216,7 +216,7 @@ def test_it(nvtx_events):
     assert here.start_ns <= found[0].start_ns < found[1].start_ns < found[2].start_ns < found[3].start_ns
 """)
     # A fork beside other threads is warned about from Python 3.12 on; there is none left here.
-    passed(done, 1)
+    assert_passed(done, 1)
 
 
 def test_other_libraries_are_heard(run: Run) -> None:
@@ -231,7 +231,7 @@ def test_it(nvtx_events):
     found, = nvtx_events.ranges("theirs")
     assert (found.domain, found.payload) == ("library", 0.5)
 """)
-    passed(done, 1)
+    assert_passed(done, 1)
 
 
 def test_every_payload_arrives_as_it_was_given(run: Run, emitter: str) -> None:  # noqa: F811
@@ -248,7 +248,7 @@ def test_it(nvtx_events):
     assert theirs["uint32"] == 2**32 - 1 and theirs["int32"] == -7 and theirs["float"] == 1.5
     assert theirs["unknown"] is None
 """)
-    passed(done, 1)
+    assert_passed(done, 1)
 
 
 def test_named_fields_and_counters_arrive_as_they_were_given(run: Run) -> None:
@@ -278,13 +278,13 @@ def test_it(nvtx_events):
     assert [one.value for one in nvtx_events.counters("load", domain=None)] == [0.5]
     assert len(nvtx_events.marks()) == 1
 """)
-    passed(done, 1)
+    assert_passed(done, 1)
 
 
 def test_the_example_of_the_documentation_runs(run: Run) -> None:
     text = (REPOSITORY / "docs" / "testing.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    passed(run(example), 2)
+    assert_passed(run(example), 2)
 
 
 def test_a_test_that_expects_something_else_fails(run: Run) -> None:
@@ -316,24 +316,24 @@ def test_a_plugin_that_comes_too_late_says_so(run: Run, backend: str, early: str
     # Whether the native core has called NVTX is known only when nothing arrives.
     when_loaded = (backend, early) != ("native", "entered")
     code = TOO_EARLY.get((backend, early), "annotated_too_early")
-    refused(run(IT, conftest=EARLY[early] + PLUGIN), code, "`pytest -p traceable.testing`", when_loaded)
+    assert_rejected(run(IT, conftest=EARLY[early] + PLUGIN), code, "`pytest -p traceable.testing`", when_loaded)
     # The remedy works.
-    passed(run(IT, "-p", "traceable.testing", conftest=EARLY[early]), 1)
+    assert_passed(run(IT, "-p", "traceable.testing", conftest=EARLY[early]), 1)
 
 
 def test_an_import_that_annotated_nothing_is_not_too_late(run: Run) -> None:
     nvtx_log = "def test_it(nvtx_events):\n    with annotate('x'): pass\n    assert nvtx_events.names() == {'x': 1}\n"
-    passed(run(nvtx_log, conftest="import traceable\n" + PLUGIN), 1)
+    assert_passed(run(nvtx_log, conftest="import traceable\n" + PLUGIN), 1)
 
 
 def test_another_listener_is_named(run: Run) -> None:
     done = run(IT, NVTX_INJECTION64_PATH="/opt/nsys/libToolsInjection64.so")
-    refused(done, "other_listener", "/opt/nsys/libToolsInjection64.so")
+    assert_rejected(done, "other_listener", "/opt/nsys/libToolsInjection64.so")
 
 
 @pytest.mark.parametrize("variable", ["TRACEABLE_DISABLE", "NVTX_DISABLE"])
 def test_annotation_that_is_switched_off_is_named(run: Run, variable: str) -> None:
-    refused(run(IT, **{variable: "1"}), "annotations_off", variable)
+    assert_rejected(run(IT, **{variable: "1"}), "annotations_off", variable)
 
 
 def test_events_without_room_are_an_error_and_not_missing(run: Run) -> None:
@@ -351,7 +351,7 @@ def test_it(nvtx_events):
 """,
         TRACEABLE_RECORDING_MAX_BYTES=str(1 << 20),
     )
-    passed(done, 1)
+    assert_passed(done, 1)
 
 
 def test_a_worker_process_that_loads_the_plugin_too_hears_itself_alone(run: Run, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_it(nvtx_events):
     assert [worker.wait() for worker in workers] == [0, 0]
     assert nvtx_events.names() == {{"controller": 1}}
 """)
-    passed(done, 1)
+    assert_passed(done, 1)
 
 
 def test_under_a_recorded_run_the_recording_is_left_whole(run: Run, tmp_path: Path) -> None:
@@ -386,13 +386,13 @@ def test_under_a_recorded_run_the_recording_is_left_whole(run: Run, tmp_path: Pa
         TRACEABLE_RECORDING_DIR=str(recording),
         TRACEABLE_RUN_DIR=str(recording.parent),
     )
-    passed(done, 1)
+    assert_passed(done, 1)
     assert list(recording.glob("*/*.events"))
 
 
 def test_nothing_is_left_behind(run: Run, tmp_path: Path) -> None:
     done = run("def test_it(nvtx_events):\n    with annotate('x'): pass\n    assert nvtx_events.names()\n")
-    passed(done, 1)
+    assert_passed(done, 1)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.trace.equality import differences
-from tests.trace.mutations import mutated
+from tests.trace.mutations import mutate
 
 from traceable.errors import TraceableError, TraceError
 from traceable.recording import Recording
@@ -40,8 +40,8 @@ def main(folder: Path, first: int, stop: int, step: int) -> None:
         name = random_.choice(large if large and number % ONE_LARGE_IN == 0 else little)
         print(f"trying {number} {name}", flush=True)
         faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
-        damaged.write_bytes(mutated(whole[name], random_))
-        outcome = _tried(damaged, ask=number % ONE_ASKED_IN == 0)
+        damaged.write_bytes(mutate(whole[name], random_))
+        outcome = _try_file(damaged, ask=number % ONE_ASKED_IN == 0)
         seen[outcome.split(":")[0]] += 1
         if outcome.startswith("wrong"):
             print(f"{outcome} ({number} {name})", flush=True)
@@ -49,12 +49,12 @@ def main(folder: Path, first: int, stop: int, step: int) -> None:
     print("seen", *(f"{outcome}={count}" for outcome, count in seen.items()))
 
 
-def _tried(path: Path, ask: bool) -> str:
+def _try_file(path: Path, ask: bool) -> str:
     """Return `read`, `refused`, or what is wrong."""
     try:
         trace = _read(path, True)
         if not isinstance(trace, Trace):
-            return _refused(path, trace)
+            return _describe_rejection(path, trace)
         other = _read(path, False)
         if not isinstance(other, Trace):
             return f"wrong: SQLite refuses it: {other}"
@@ -76,7 +76,7 @@ def _read(path: Path, decode: bool) -> Trace | str:
         return str(error)
 
 
-def _refused(path: Path, why: str) -> str:
+def _describe_rejection(path: Path, why: str) -> str:
     one_line = "\n" not in why and why.startswith(str(path))
     return "refused" if one_line else f"wrong: not one line about the file: {why}"
 

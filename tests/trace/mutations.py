@@ -22,7 +22,7 @@ HEADER_FIELDS = (
 INTERIOR, LEAF = 0x05, 0x0D
 
 
-def mutated(whole: bytes, random_: random.Random) -> bytes:
+def mutate(whole: bytes, random_: random.Random) -> bytes:
     """Return the file with one to three kinds of damage."""
     data = bytearray(whole)
     for _ in range(random_.choice([1, 1, 1, 2, 3])):

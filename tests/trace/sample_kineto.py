@@ -132,7 +132,7 @@ def plainly_read(document: dict[str, Any]) -> dict[str, Counter[Row]]:
     launching = {e["args"]["External id"] for e in events if e.get("cat") == "gpu_user_annotation"}
     marks = [one for one in document["traceEvents"] if isinstance(one, dict) and one.get("ph") == "i"]
     window_end = [base + _ns(one["ts"]) for one in marks if one["name"] == "Record Window End"]
-    timed = [e for e in events if _timed(e) and e.get("cat") != "Trace"]
+    timed = [e for e in events if _has_times(e) and e.get("cat") != "Trace"]
     last = max([base + _ns(e["ts"]) + _ns(e["dur"]) for e in timed] + window_end, default=0)
     pid = next(
         (e["pid"] for e in timed if e["cat"] in ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")), -1
@@ -189,7 +189,7 @@ def _not_negative(number: int) -> int:
     return max(number, -1)
 
 
-def _timed(e: Event) -> bool:
+def _has_times(e: Event) -> bool:
     return all(isinstance(e.get(key), int | Decimal) for key in ("ts", "dur")) and e["dur"] >= 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.trace.equality import differences
-from tests.trace.mutations import mutated
+from tests.trace.mutations import mutate
 from tests.trace.sample_databases import WANTED, make
 
 from traceable.errors import TraceError
@@ -35,7 +35,7 @@ def read(path: Path, decode: bool, expected: ColumnSpec = WANTED) -> Rows | Trac
         return error
 
 
-def decoded(path: Path, expected: ColumnSpec = WANTED) -> Rows | None:
+def decode_rows(path: Path, expected: ColumnSpec = WANTED) -> Rows | None:
     """Return the rows as the decoder alone reads them; None where it leaves the table to SQLite."""
     with Database(path) as database:
         return database._pages.decode_rows(database._tables["events"], expected)
@@ -61,11 +61,11 @@ def test_made_and_damaged_databases_are_read_as_sqlite_reads_them(tmp_path: Path
         result = agree(made.path)
         if made.usual:
             assert result == "read", seed
-            assert decoded(made.path) is not None, f"seed {seed}: a usual table was left to SQLite"
+            assert decode_rows(made.path) is not None, f"seed {seed}: a usual table was left to SQLite"
             seen["usual"] += 1
         whole, random_ = made.path.read_bytes(), random.Random(seed)
         for _ in range(5):
-            made.path.write_bytes(mutated(whole, random_))
+            made.path.write_bytes(mutate(whole, random_))
             seen[agree(made.path)] += 1
         made.path.unlink()
     assert seen["usual"] >= 10
@@ -92,14 +92,14 @@ def test_values_in_the_last_bytes_of_the_file(tmp_path: Path, width: int, page_s
     path = write(tmp_path / "a", "start INTEGER", [(v,) for v in values], f"PRAGMA page_size = {page_size}")
     last = path.read_bytes()[-width:]
     assert int.from_bytes(last, "big", signed=True) == values[0]
-    rows = decoded(path, ColumnSpec(integers=("start",)))
+    rows = decode_rows(path, ColumnSpec(integers=("start",)))
     assert rows is not None
     assert rows["start"].tolist() == values
 
 
 def test_the_least_int64_is_read_as_null_is(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "start INTEGER", [(NULL,), (NULL + 1,), (None,)])
-    rows = decoded(path, ColumnSpec(integers=("start",)))
+    rows = decode_rows(path, ColumnSpec(integers=("start",)))
     assert rows is not None
     assert rows["start"].tolist() == [NULL, NULL + 1, NULL]
 
@@ -107,14 +107,14 @@ def test_the_least_int64_is_read_as_null_is(tmp_path: Path) -> None:
 def test_names_of_100_kb_are_decoded(tmp_path: Path) -> None:
     names = [("a" * 100_000,), ("short",), ("b" * 100_001,), (None,), ("a" * 100_000,)]
     path = write(tmp_path / "a", "text_ TEXT", names * 40)
-    rows = decoded(path, ColumnSpec(texts=("text_",)))
+    rows = decode_rows(path, ColumnSpec(texts=("text_",)))
     assert rows is not None
     assert rows.list_texts("text_") == [name for (name,) in names] * 40
 
 
 def test_a_column_that_is_the_same_in_all_rows_takes_no_memory(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "start, kind, left_", [(5, 1, i) for i in range(3000)])
-    rows = decoded(path, ColumnSpec(("start",), ("kind",), keys={"pair": ("left_", "gone")}))
+    rows = decode_rows(path, ColumnSpec(("start",), ("kind",), keys={"pair": ("left_", "gone")}))
     assert rows is not None
     assert rows["start"].strides == rows["kind"].strides == (0,)
     assert rows.encoded["pair"].values.tolist() == [[i, NULL] for i in range(3000)]
@@ -123,7 +123,7 @@ def test_a_column_that_is_the_same_in_all_rows_takes_no_memory(tmp_path: Path) -
 
 def test_deep_trees_are_decoded(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "start, text_", [(i, "x" * 90) for i in range(20_000)], "PRAGMA page_size = 512")
-    rows = decoded(path, ColumnSpec(integers=("start",)))
+    rows = decode_rows(path, ColumnSpec(integers=("start",)))
     assert rows is not None
     assert rows["start"].tolist() == list(range(20_000))
 
@@ -138,7 +138,7 @@ def test_deep_trees_are_decoded(tmp_path: Path) -> None:
 )
 def test_unusual_tables_are_left_to_sqlite(tmp_path: Path, columns: str, why: str) -> None:
     path = write(tmp_path / "a", columns, [(1,), (2,)])
-    assert decoded(path, ColumnSpec(integers=("start",))) is None
+    assert decode_rows(path, ColumnSpec(integers=("start",))) is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_unusual_tables_are_left_to_sqlite(tmp_path: Path, columns: str, why: st
 def test_unusual_files_are_left_to_sqlite(tmp_path: Path, setting: str) -> None:
     path = write(tmp_path / "a", "start INTEGER, text_ TEXT", [(1, "\u00d6")], setting)
     expected = ColumnSpec(integers=("start",), texts=("text_",))
-    assert decoded(path, expected) is None
+    assert decode_rows(path, expected) is None
     rows = read(path, True, expected)
     assert not isinstance(rows, TraceError)
     assert (rows["start"].tolist(), len(rows.list_texts("text_"))) == ([1], 1)

@@ -31,7 +31,7 @@ PAGE = 4096
 START = ColumnSpec(integers=("start",))
 
 
-def written(path: Path, columns: str, rows: Sequence[tuple[object, ...]], tables: str = "a") -> Path:
+def write_file(path: Path, columns: str, rows: Sequence[tuple[object, ...]], tables: str = "a") -> Path:
     """Write a file with equal tables, each named by a letter."""
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA page_size = {PAGE}")
@@ -69,7 +69,7 @@ def cells(data: bytes, page: int) -> list[int]:
 def test_rows_that_share_overflow_pages_are_refused(tmp_path: Path) -> None:
     """Else a small file is gigabytes of text, as each of its rows holds most of it."""
     # 16 867 bytes with their header: 499 in the cell, behind its length (3 bytes) and row id (1), and 4 pages of 4092.
-    path = written(tmp_path / "a", "text_ TEXT", [("a" * 16_863,), ("b" * 16_863,)])
+    path = write_file(tmp_path / "a", "text_ TEXT", [("a" * 16_863,), ("b" * 16_863,)])
     data = bytearray(path.read_bytes())
     first, second = (cell + 3 + 1 + 499 for cell in cells(data, PAGE))
     assert (data[first - 1], data[second - 1]) == (ord("a"), ord("b"))
@@ -79,7 +79,7 @@ def test_rows_that_share_overflow_pages_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_overflow_chain_that_is_a_circle_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", "text_ TEXT", [("a" * 60_000,)])
+    path = write_file(tmp_path / "a", "text_ TEXT", [("a" * 60_000,)])
     data = bytearray(path.read_bytes())
     # The chain is the pages behind the table's: let the second lead to the first.
     assert data[2 * PAGE : 2 * PAGE + 4] == (4).to_bytes(4, "big")
@@ -90,7 +90,7 @@ def test_an_overflow_chain_that_is_a_circle_is_refused(tmp_path: Path) -> None:
 
 def test_rows_that_share_bytes_are_refused(tmp_path: Path) -> None:
     """Else two bytes of a file, a pointer to one and the same cell, are a row of a hundred."""
-    path = written(tmp_path / "a", "start INTEGER", [(1 << 60,)])
+    path = write_file(tmp_path / "a", "start INTEGER", [(1 << 60,)])
     data = bytearray(path.read_bytes())
     (cell,) = cells(data, PAGE)
     pointers = 1500
@@ -102,7 +102,7 @@ def test_rows_that_share_bytes_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", [0, 1, 1 << 20, (1 << 32) - 1])
 def test_a_pointer_to_a_page_that_is_none_is_refused(tmp_path: Path, page: int) -> None:
-    path = written(tmp_path / "a", "start INTEGER", [(i,) for i in range(5000)])
+    path = write_file(tmp_path / "a", "start INTEGER", [(i,) for i in range(5000)])
     data = bytearray(path.read_bytes())
     assert data[PAGE] == 0x05
     data[PAGE + 8 : PAGE + 12] = page.to_bytes(4, "big")
@@ -112,7 +112,7 @@ def test_a_pointer_to_a_page_that_is_none_is_refused(tmp_path: Path, page: int) 
 
 @pytest.mark.parametrize("payload", [b"\xff\xff\xff\xff\x7f", b"\xff" * 9, b"\xc0\x80\x00"])
 def test_a_row_that_claims_to_be_huge_takes_no_memory(tmp_path: Path, payload: bytes) -> None:
-    path = written(tmp_path / "a", "start INTEGER, text_ TEXT", [(1, "x" * 40)])
+    path = write_file(tmp_path / "a", "start INTEGER, text_ TEXT", [(1, "x" * 40)])
     data = bytearray(path.read_bytes())
     (cell,) = cells(data, PAGE)
     data[cell : cell + len(payload)] = payload
@@ -129,7 +129,7 @@ def test_a_disk_that_fails_is_said_to(tmp_path: Path) -> None:
     with Path("/proc/self/mem").open("rb") as broken, pytest.raises(OSError) as caught:
         sqlite._pages.decode_table(broken.fileno(), PAGE, PAGE, 9, 2, -1, expected, bytearray(1))
     assert caught.value.errno == errno.EIO
-    path = written(tmp_path / "a", "start INTEGER", [(1,)])
+    path = write_file(tmp_path / "a", "start INTEGER", [(1,)])
     with Database(path) as database, Path("/proc/self/mem").open("rb") as broken:
         whole = os.dup(database._descriptor)
         os.dup2(broken.fileno(), database._descriptor)
@@ -141,7 +141,7 @@ def test_a_disk_that_fails_is_said_to(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    path, other = (written(tmp_path / name, "start INTEGER", [(1,)]) for name in "ab")
+    path, other = (write_file(tmp_path / name, "start INTEGER", [(1,)]) for name in "ab")
     with pytest.raises(TraceError) as refused, Database(path) as database:
         other.replace(path)
         database.read({"a": START})
@@ -149,7 +149,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_deleted_while_it_is_read_is_read(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", "start INTEGER", [(17,)])
+    path = write_file(tmp_path / "a", "start INTEGER", [(17,)])
     with Database(path) as database:
         path.unlink()
         assert database.read({"a": START})["a"]["start"].tolist() == [17]
@@ -183,7 +183,7 @@ def test_an_endless_view_in_the_place_of_a_table_is_not_read(tmp_path: Path, nam
 def test_a_statement_takes_no_more_steps_than_a_file_of_its_size_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(tmp_path / "a", "start INTEGER", [(i,) for i in range(3000)])
+    path = write_file(tmp_path / "a", "start INTEGER", [(i,) for i in range(3000)])
     monkeypatch.setattr(untrusted, "_STEPS_MIN", 1_000_000)
     with closing(untrusted.open_database(path)) as connection:
         assert connection.execute("SELECT count(*) FROM a").fetchone() == (3000,)
@@ -204,7 +204,7 @@ def leading_to(page: bytes, child: int) -> bytes:
 
 def test_a_table_may_hold_no_more_rows_than_fit_into_its_file(tmp_path: Path) -> None:
     """Four pages, which SQLite reads as half a million rows: of each of the levels one leads to the next many times."""
-    path = written(tmp_path / "a", "start INTEGER", [(i,) for i in range(300_000)])
+    path = write_file(tmp_path / "a", "start INTEGER", [(i,) for i in range(300_000)])
     data = path.read_bytes()
     pages = [data[at : at + PAGE] for at in range(0, len(data), PAGE)]
     inner = next(page for page in pages[2:] if page[0] == 0x05)
@@ -219,7 +219,7 @@ def test_a_table_may_hold_no_more_rows_than_fit_into_its_file(tmp_path: Path) ->
 
 def test_an_error_that_quotes_what_is_not_utf8_is_one_line(tmp_path: Path) -> None:
     """sqlite3 can't raise it then, and raises a UnicodeDecodeError."""
-    path = written(tmp_path / "abcd.sqlite", "start INTEGER", [(1,)])
+    path = write_file(tmp_path / "abcd.sqlite", "start INTEGER", [(1,)])
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE efgh (x)")
     connection.commit()
@@ -238,7 +238,7 @@ def readers() -> list[threading.Thread]:
 
 
 def test_ctrl_c_ends_the_reading_of_all_tables(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
+    path = write_file(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
     begun: list[Sequence[str]] = []
 
     def interrupted(tables: Sequence[str]) -> None:
@@ -255,7 +255,7 @@ def test_ctrl_c_ends_the_reading_of_all_tables(tmp_path: Path) -> None:
 
 
 def test_what_preparing_a_table_raises_is_raised(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
+    path = write_file(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
 
     def prepare(table: str, rows: Any) -> Any:
         if table == "c":
@@ -304,7 +304,7 @@ def test_progress_says_what_is_read(export: Any, nvtx: Any, decode: bool) -> Non
 
 
 def test_progress_is_said_in_the_thread_that_asks(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
+    path = write_file(tmp_path / "a", "start, filler", [(i, "x" * 90) for i in range(20_000)], "abcdef")
     nvtx_log: list[tuple[str, threading.Thread]] = []
 
     def begun(tables: Sequence[str]) -> None:

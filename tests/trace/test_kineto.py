@@ -491,7 +491,7 @@ def test_memory_is_that_of_the_columns_and_not_of_the_json(tmp_path: Path) -> No
 # Several ranks
 
 
-def ranked(path: Path, rank: int | str, host: str | None, pid: int, events: list[Event], base: int = 0) -> Path:
+def write_ranked(path: Path, rank: int | str, host: str | None, pid: int, events: list[Event], base: int = 0) -> Path:
     more = {} if host is None else {"host_name": host}
     for one in events:
         if one["cat"] not in ("kernel", "gpu_memcpy"):
@@ -505,7 +505,7 @@ def test_the_files_of_several_ranks_are_one_trace_on_one_clock(tmp_path: Path) -
     for rank, base in ((0, 0), (1, T)):
         at = T + rank * 100 - base
         work = [annotation("forward", at, 50), call("cudaLaunchKernel", at + 5, 5, 3), kernel("k", at + 20, 10, 3)]
-        ranked(tmp_path / f"rank{rank}.json.gz", rank, None, 500 + rank, work, base)
+        write_ranked(tmp_path / f"rank{rank}.json.gz", rank, None, 500 + rank, work, base)
     (tmp_path / "config.json").write_text('{"lr": 1e-3}')
     trace = load(tmp_path)
     assert [(process.pid, process.name) for process in trace.processes] == [
@@ -526,7 +526,7 @@ def test_ranks_of_two_machines_have_gpus_of_their_own(tmp_path: Path) -> None:
     for rank, host in ((0, "a"), (1, "a"), (2, "b"), (3, "b")):
         events = [annotation("forward", T, 50), kernel("k", T + 20 + rank, 10, device=rank % 2)]
         # Containers have equal pids.
-        ranked(tmp_path / f"rank{rank}.json", str(rank) if rank else rank, host, 67, events)
+        write_ranked(tmp_path / f"rank{rank}.json", str(rank) if rank else rank, host, 67, events)
     trace = load(tmp_path)
     assert [process.pid for process in trace.processes] == [67] * 4
     assert len({thread.global_id for thread in trace.threads}) == 4
@@ -542,7 +542,7 @@ def test_ranks_of_two_machines_have_gpus_of_their_own(tmp_path: Path) -> None:
 def test_windows_of_one_process_are_one_process(tmp_path: Path) -> None:
     for number in (0, 1):
         at = T + number * 1000
-        ranked(tmp_path / f"window{number}.json", 0, "a", 67, [annotation("f", at, 50), kernel("k", at + 20, 10)])
+        write_ranked(tmp_path / f"window{number}.json", 0, "a", 67, [annotation("f", at, 50), kernel("k", at + 20, 10)])
     trace = load(tmp_path)
     assert (len(trace.processes), len(trace.threads), trace.kernels.device.tolist()) == (1, 1, [0, 0])
     assert trace.ranges.thread.tolist() == [0, 0]
@@ -556,7 +556,7 @@ def test_files_with_nothing_recorded_between_them_for_over_a_minute_are_refused(
     # Times in the file are in us.
     for number, at in enumerate((T, last + 60 * 10**9, last + 60 * 10**9 + 50 + 60 * 10**9 + 1)):
         process = (0, "a", 67) if same_process else (number, "a", 67 + number)
-        ranked(tmp_path / f"{number}.json", *process, [annotation("f", at, 50)])
+        write_ranked(tmp_path / f"{number}.json", *process, [annotation("f", at, 50)])
     refused = refusal(tmp_path)
     assert refused.code == "traces_unrelated"
     assert (
@@ -570,15 +570,15 @@ def test_files_with_nothing_recorded_between_them_for_over_a_minute_are_refused(
 
 
 def test_a_file_that_lasts_through_the_others_holds_them_together(tmp_path: Path) -> None:
-    ranked(tmp_path / "0.json", 0, "a", 67, [annotation("f", T, 300 * 10**9)])
+    write_ranked(tmp_path / "0.json", 0, "a", 67, [annotation("f", T, 300 * 10**9)])
     for number, at in ((1, T + 10), (2, T + 200 * 10**9)):
-        ranked(tmp_path / f"{number}.json", number, "a", 67 + number, [annotation("f", at, 50)])
+        write_ranked(tmp_path / f"{number}.json", number, "a", 67 + number, [annotation("f", at, 50)])
     assert len(load(tmp_path).ranges) == 3
 
 
 def test_a_copy_of_a_file_beside_it_is_refused(tmp_path: Path) -> None:
     for name in ("t.json", "t.json.gz"):
-        ranked(tmp_path / name, 0, "a", 67, [annotation("forward", T, 50)])
+        write_ranked(tmp_path / name, 0, "a", 67, [annotation("forward", T, 50)])
     refused = refusal(tmp_path)
     assert refused.code == "traces_overlap"
     assert "t.json and " in refused.problem
@@ -586,19 +586,19 @@ def test_a_copy_of_a_file_beside_it_is_refused(tmp_path: Path) -> None:
 
 def test_files_without_a_wall_clock_can_not_be_put_together(tmp_path: Path) -> None:
     for rank in (0, 1):
-        ranked(tmp_path / f"rank{rank}.json", rank, "a", rank + 5, [annotation("forward", 50, 50)])
+        write_ranked(tmp_path / f"rank{rank}.json", rank, "a", rank + 5, [annotation("forward", 50, 50)])
     assert refusal(tmp_path).code == "wall_clock_unknown"
 
 
 def test_files_of_torchs_own_handlers_go_before_other_json(tmp_path: Path) -> None:
-    ranked(tmp_path / "host_67.123.pt.trace.json", 0, "a", 67, [annotation("forward", T, 50)])
-    ranked(tmp_path / "summary.json", 0, "a", 67, [annotation("forward", T, 50)])
+    write_ranked(tmp_path / "host_67.123.pt.trace.json", 0, "a", 67, [annotation("forward", T, 50)])
+    write_ranked(tmp_path / "summary.json", 0, "a", 67, [annotation("forward", T, 50)])
     assert len(load(tmp_path).ranges) == 1
 
 
 def test_one_file_of_several_that_is_cut_off_is_named(tmp_path: Path) -> None:
     for rank in (0, 1):
-        path = ranked(tmp_path / f"rank{rank}.json", rank, "a", rank + 5, [annotation("forward", T, 50)])
+        path = write_ranked(tmp_path / f"rank{rank}.json", rank, "a", rank + 5, [annotation("forward", T, 50)])
     path.write_bytes(path.read_bytes()[:-40])
     refused = refusal(tmp_path)
     assert refused.code == "file_cut_off"

@@ -19,7 +19,7 @@ PAYLOAD, COUNTER, ACTIVE = 3, 4, 5
 DOMAINS = {PAYLOAD: "traceable.payload", COUNTER: "traceable.counter", ACTIVE: "traceable.active"}
 
 
-def packed(number: int, parent: int = 0) -> int:
+def pack(number: int, parent: int = 0) -> int:
     return 1 << 62 | parent << 32 | number
 
 
@@ -76,7 +76,7 @@ def test_samples_without_a_finite_number_are_left_out_with_a_note(export: Any) -
 
 
 def test_fields_are_of_the_range_with_the_identity(export: Any) -> None:
-    one, two = packed(1), packed(2, parent=1)
+    one, two = pack(1), pack(2, parent=1)
     push: dict[str, Any] = {"eventType": 59, "text": "r"}
     trace = read(
         export,
@@ -101,16 +101,16 @@ def test_what_is_announced_is_the_next_range_of_its_thread(export: Any) -> None:
     trace = read(
         export,
         {**block, "start": 4, "end": 20},
-        mark(5, "{}", domainId=PAYLOAD, int64Value=packed(3)),
+        mark(5, "{}", domainId=PAYLOAD, int64Value=pack(3)),
         {**block, "start": 6, "end": 20, "globalTid": OTHER},
-        {"eventType": 59, "text": "stretch", "start": 7, "end": 9, "domainId": ACTIVE, "int64Value": packed(2)},
+        {"eventType": 59, "text": "stretch", "start": 7, "end": 9, "domainId": ACTIVE, "int64Value": pack(2)},
         {**block, "start": 8, "end": 20},
         {**block, "start": 9, "end": 20},
-        mark(10, "{}", domainId=PAYLOAD, int64Value=packed(4)),
+        mark(10, "{}", domainId=PAYLOAD, int64Value=pack(4)),
         {"eventType": 59, "text": "push", "start": 11, "end": 12, "int64Value": 7},
     )
     result = dict(zip(trace.ranges.start_ns.tolist(), trace.ranges.identity.tolist(), strict=True))
-    assert result == {4: NULL, 6: NULL, 7: packed(2), 8: packed(3), 9: NULL, 11: packed(4)}
+    assert result == {4: NULL, 6: NULL, 7: pack(2), 8: pack(3), 9: NULL, 11: pack(4)}
     assert texts(trace) == [None] * 6
     assert trace.ranges.payload[trace.ranges.has_payload & (trace.ranges.start_ns != 7)].tolist() == [7] * 5
     assert len(trace.marks) == 0
@@ -138,7 +138,7 @@ def test_absent_is_no_identity() -> None:
     assert not is_identity(np.array([NULL, 0, -1, 1 << 62])).any()
 
 
-payloads = st.one_of(st.just(NULL), st.just(5), st.integers(1, 3).map(packed))
+payloads = st.one_of(st.just(NULL), st.just(5), st.integers(1, 3).map(pack))
 places = st.tuples(st.integers(0, 12), st.integers(0, 2), payloads, st.booleans())
 
 

@@ -17,7 +17,7 @@ from traceable.trace.model import START_END, Trace
 THREAD = (7 << 24) | 70
 
 
-def named(trace: Trace) -> list[str]:
+def list_names(trace: Trace) -> list[str]:
     return [trace.names[name] for name in trace.ranges.name]
 
 
@@ -28,19 +28,19 @@ def domains(trace: Trace) -> list[str | None]:
 def test_names_come_from_text_or_from_string_ids(export: Any, nvtx: Any) -> None:
     events = nvtx((1, 2, "plain"), (3, 4, None), (5, 6, None), (7, 8, None), textId=[None, 11, 12, None])
     trace = load(export(NVTX_EVENTS=events, StringIds={"id": [11], "value": ["registered"]}))
-    assert named(trace) == ["plain", "registered", "", ""]
+    assert list_names(trace) == ["plain", "registered", "", ""]
 
 
 def test_names_that_are_not_utf8_are_kept_apart(export: Any, nvtx: Any) -> None:
     trace = load(export(NVTX_EVENTS=nvtx((1, 2, b"\xd6a"), (3, 4, b"\xd7a"), (5, 6, 12), (7, 8, "\u00d6"))))
-    assert named(trace) == ["\\xd6a", "\\xd7a", "12", "\u00d6"]
+    assert list_names(trace) == ["\\xd6a", "\\xd7a", "12", "\u00d6"]
 
 
 def test_row_order_does_not_matter(export: Any, nvtx: Any) -> None:
     rows = [(10 * i, 10 * i + 5, f"r{i}") for i in range(1, 50)]
     shuffled = random.Random(1).sample(rows, len(rows))
     trace = load(export(NVTX_EVENTS=nvtx(*shuffled)))
-    assert named(trace) == [row[2] for row in rows]
+    assert list_names(trace) == [row[2] for row in rows]
     assert trace.ranges.start_ns.tolist() == [row[0] for row in rows]
 
 
@@ -84,7 +84,7 @@ def test_a_range_left_open_ends_with_the_last_event_and_is_clipped(export: Any, 
 def test_a_range_that_nsys_closed_at_the_end_of_the_capture_is_clipped(export: Any, nvtx: Any) -> None:
     events = nvtx((0, 5, "first"), (5, 99, "whole"), (6, 100, "cut"))
     trace = load(export(NVTX_EVENTS=events, ANALYSIS_DETAILS={"duration": [100]}))
-    assert dict(zip(named(trace), trace.ranges.clipped.tolist(), strict=True)) == {
+    assert dict(zip(list_names(trace), trace.ranges.clipped.tolist(), strict=True)) == {
         "first": False,
         "whole": False,
         "cut": True,
@@ -97,7 +97,7 @@ def test_real_nsys_closes_ranges_left_open_at_the_end_of_the_capture(nsys: str, 
     run = [sys.executable, "-m", "traceable", "run", "--collector", "nsys", "-o", str(out), "-c", program]
     subprocess.run(run, check=True, capture_output=True)
     trace = load(next(out.glob("*.sqlite")))
-    clipped = dict(zip(named(trace), trace.ranges.clipped.tolist(), strict=True))
+    clipped = dict(zip(list_names(trace), trace.ranges.clipped.tolist(), strict=True))
     assert clipped == {"whole": False, "cut": True, "cut too": True}
 
 
@@ -120,7 +120,7 @@ def test_marks_and_payloads_are_read(export: Any, nvtx: Any) -> None:
 
 def test_rows_outside_time_are_left_out_with_a_note(export: Any, nvtx: Any) -> None:
     trace = load(export(NVTX_EVENTS=nvtx((9, 3, "backwards"), (None, 5, "never"), (1, 2, "good"), (1, 2**62, "late"))))
-    assert named(trace) == ["good"]
+    assert list_names(trace) == ["good"]
     (note,) = trace.source.notes
     assert note.code == "rows_outside_time"
     assert note.startswith("3 ") and "NVTX_EVENTS" in note
@@ -145,12 +145,12 @@ def test_a_table_without_what_makes_an_event_is_noted(export: Any) -> None:
 @pytest.mark.parametrize(("schema", "metadata"), [("2.9.1", "EXPORT_META_DATA"), ("3.28.1", "META_DATA_EXPORT")])
 def test_old_and_new_schemas_are_read(export: Any, nvtx: Any, schema: str, metadata: str) -> None:
     trace = load(export(schema=schema, metadata=metadata, NVTX_EVENTS=nvtx((1, 2, "r"))))
-    assert (named(trace), trace.source.schema, trace.source.notes) == (["r"], schema, ())
+    assert (list_names(trace), trace.source.schema, trace.source.notes) == (["r"], schema, ())
 
 
 def test_a_newer_minor_version_is_read_and_noted(export: Any, nvtx: Any) -> None:
     trace = load(export(schema="3.99.0", NVTX_EVENTS=nvtx((1, 2, "r"))))
-    assert named(trace) == ["r"]
+    assert list_names(trace) == ["r"]
     (note,) = trace.source.notes
     assert note.code == "schema_newer"
     assert "3.99.0" in note

@@ -68,13 +68,13 @@ def events_of(trace: Trace, offset: int) -> dict[str, Counter[Any]]:
         columns = [column.name for column in fields(events)]
         rows = zip(*(getattr(events, column).tolist() for column in columns), strict=True)
         result[kind] = Counter(
-            tuple(named(trace, column, value, offset) for column, value in zip(columns, row, strict=True))
+            tuple(to_name(trace, column, value, offset) for column, value in zip(columns, row, strict=True))
             for row in rows
         )
     return result
 
 
-def named(trace: Trace, column: str, value: Any, offset: int) -> Any:
+def to_name(trace: Trace, column: str, value: Any, offset: int) -> Any:
     if column in ("start_ns", "end_ns"):
         return value if value == NULL else value + offset
     if value == -1:

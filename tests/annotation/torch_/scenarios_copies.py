@@ -148,7 +148,7 @@ def scenario_handles() -> Any:
     same_text = all(
         getattr(torch.Tensor, name).__doc__ == ORIGINALS[name].__doc__
         and getattr(torch.Tensor, name).__name__ == name
-        and shown(getattr(torch.Tensor, name)) == shown(ORIGINALS[name])
+        and describe_result(getattr(torch.Tensor, name)) == describe_result(ORIGINALS[name])
         for name in METHODS
     )
     second.remove()
@@ -157,7 +157,7 @@ def scenario_handles() -> Any:
     return [same_text, back, [name for name in METHODS if name in vars(torch.Tensor)]]
 
 
-def shown(method: Any) -> str:
+def describe_result(method: Any) -> str:
     try:
         return str(inspect.signature(method))
     except ValueError:

@@ -87,7 +87,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def trained(make: Callable[[], nn.Module], instrumented: bool) -> list[torch.Tensor]:
+def train(make: Callable[[], nn.Module], instrumented: bool) -> list[torch.Tensor]:
     """Two steps of training and one evaluation: losses, outputs, gradients, parameters and buffers."""
     torch.manual_seed(7)
     random.seed(7)
@@ -112,11 +112,11 @@ def trained(make: Callable[[], nn.Module], instrumented: bool) -> list[torch.Ten
     return [*result, *net.state_dict().values()]
 
 
-def compared(name: str) -> Any:
-    plain = trained(MODELS[name], instrumented=False)
-    names = trained(MODELS[name], instrumented=True)
+def compare_results(name: str) -> Any:
+    plain = train(MODELS[name], instrumented=False)
+    names = train(MODELS[name], instrumented=True)
     return [len(plain), len(plain) == len(names) and all(map(torch.equal, plain, names))]
 
 
 for _name in MODELS:
-    globals()[f"scenario_{_name}"] = lambda name=_name: compared(name)
+    globals()[f"scenario_{_name}"] = lambda name=_name: compare_results(name)

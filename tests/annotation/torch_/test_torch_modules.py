@@ -17,11 +17,10 @@ LAYERS = [
 NET_FORWARD = f"Net({' '.join(LAYERS)} Net.head)"
 
 
-def mirrored(ranges):
+def mirror(ranges):
     """The backward that a forward must have: the same nesting, the last call first."""
     return " ".join(
-        f"{one.name}.backward({mirrored(one.inner)})" if one.inner else f"{one.name}.backward"
-        for one in reversed(ranges)
+        f"{one.name}.backward({mirror(one.inner)})" if one.inner else f"{one.name}.backward" for one in reversed(ranges)
     )
 
 
@@ -29,7 +28,7 @@ def test_forward_and_backward_are_named_by_path_and_mirror_each_other(nvtx_log):
     got = nvtx_log("forward_and_backward")
     forward, backward = got.ranges
     assert str(forward) == NET_FORWARD
-    assert str(backward) == mirrored([forward])
+    assert str(backward) == mirror([forward])
     assert got.answer[:4] == ["Net", "Net.layers", "Net.layers.0", "Net.layers.0.norm"]
 
 
@@ -245,7 +244,7 @@ def test_random_models_have_a_backward_that_mirrors_the_forward(nvtx_log):
     assert len(nets) == 60
     for net in nets:
         forward, backward = net.inner
-        assert " ".join(map(str, backward.inner)) == mirrored(forward.inner), net.name
+        assert " ".join(map(str, backward.inner)) == mirror(forward.inner), net.name
 
 
 @pytest.mark.parametrize(

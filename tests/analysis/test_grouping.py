@@ -83,7 +83,7 @@ def test_the_spread_of_a_group(rows: list[tuple[int, int, bool]]) -> None:
     columns = {**result.spread("x"), "x_stddev_ns": result.deviations()}
     for i in range(4):
         values = [value for group, value, use in rows if group == i and use]
-        assert result.totals()[i] == sum(values)
+        assert result.totals[i] == sum(values)
         for name, required in expected("x", values).items():
             got = columns[name][i].item()
             got = None if got in (NULL,) or got != got else got

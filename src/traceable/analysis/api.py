@@ -221,7 +221,7 @@ def _by_call(selected: _SelectedCalls) -> Table:
         ),
         "not_ready": _errors(results, selected.function, groups, results.waiting),
     }
-    return Table(values, notes=_notes(selected)).take(_largest_first(values))
+    return _make_table(selected, values)
 
 
 def _by_kind(selected: _SelectedCalls) -> Table:
@@ -234,7 +234,7 @@ def _by_kind(selected: _SelectedCalls) -> Table:
         **_times(selected, group, groups),
         "errors": _errors(_classify_results(selected.calls.return_value), group, groups),
     }
-    return Table(values, notes=_notes(selected)).take(_largest_first(values))
+    return _make_table(selected, values)
 
 
 _VIEWS: dict[str, Callable[[_SelectedCalls], Table]] = {"call": _by_call, "kind": _by_kind}
@@ -296,8 +296,15 @@ def _range_table(
     entered = np.bincount(of_instance[context.instances.entered], minlength=len(first))
     instances = np.where(number == OUTSIDE, 0, entered[number])
     count, total = measured.pop("count"), measured.pop("total_ns")
+    path_column: dict[str, NDArray[Any]] = {}
+    if paths:
+        path_of_instance, names = context.instances.path, context.trace.names
+        path_column["path"] = objects(
+            None if one == OUTSIDE else [names[name] for name in context.instances.paths[path_of_instance[first[one]]]]
+            for one in number.tolist()
+        )
     values = {
-        **(_path_column(context, first, number) if paths else {}),
+        **path_column,
         **make_range_style_columns(context.trace, context.instances, first, number),
         "kind": objects(KINDS[code] for code in kind.tolist()),
         "range_instances": integers(instances, number != OUTSIDE),
@@ -308,12 +315,6 @@ def _range_table(
         **measured,
     }
     return Table(values).take(sort_by_range(number, total))
-
-
-def _path_column(context: Context, first: Int64, number: Int64) -> dict[str, NDArray[Any]]:
-    instances, names = context.instances, context.trace.names
-    paths = [instances.paths[instances.path[first[one]]] if one != OUTSIDE else None for one in number.tolist()]
-    return {"path": objects(None if path is None else [names[name] for name in path] for path in paths)}
 
 
 def _times(selected: _SelectedCalls, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
@@ -328,7 +329,7 @@ def _measured(group: Int64, duration_ns: Int64, inner: Int64, groups: int) -> di
     groups_by_duration = sort_groups(group, duration_ns, groups)
     return {
         "count": groups_by_duration.counts,
-        "total_ns": groups_by_duration.totals(),
+        "total_ns": groups_by_duration.totals,
         "nested_count": np.bincount(group[inner], minlength=groups),
         "nested_total_ns": sum_groups(group[inner], duration_ns[inner], groups),
         **groups_by_duration.summary("call"),
@@ -372,8 +373,9 @@ def _notes(selected: _SelectedCalls) -> tuple[Message, ...]:
     )
 
 
-def _largest_first(values: dict[str, NDArray[Any]]) -> Int64:
-    return np.argsort(-values["total_ns"], kind="stable")
+def _make_table(selected: _SelectedCalls, values: dict[str, NDArray[Any]]) -> Table:
+    """Return the columns as a table, the largest total first."""
+    return Table(values, notes=_notes(selected)).take(np.argsort(-values["total_ns"], kind="stable"))
 
 
 def _require_calls(trace: Trace) -> None:

@@ -52,7 +52,6 @@ from traceable.trace.model import (
     NULL,
     Bool,
     Calls,
-    GraphNodes,
     Int8,
     Int32,
     Int64,
@@ -403,7 +402,13 @@ def _merged(places: ThreadEvents, more: ThreadEvents) -> ThreadEvents:
     homely = np.ones(places.items, np.bool_)
     homely[more.item] = False
     kept = np.flatnonzero(homely[places.item])
-    at = _between(places, kept, more) + np.arange(len(more.item))
+    # Before how many of the kept places each further one comes, by thread and start.
+    at = np.arange(len(more.item))
+    for one in distinct(more.thread).tolist():
+        low, high = np.searchsorted(places.thread, [one, one + 1])
+        ours = slice(*np.searchsorted(kept, [low, high]).tolist())
+        theirs = slice(*np.searchsorted(more.thread, [one, one + 1]).tolist())
+        at[theirs] += ours.start + np.searchsorted(places.start_ns[kept[ours]], more.start_ns[theirs], "right")
     other = np.ones(len(kept) + len(at), np.bool_)
     other[at] = False
     others = np.flatnonzero(other)
@@ -421,17 +426,6 @@ def _merged(places: ThreadEvents, more: ThreadEvents) -> ThreadEvents:
         items=places.items,
         order=places.order,
     )
-
-
-def _between(places: ThreadEvents, kept: Int64, more: ThreadEvents) -> Int64:
-    """Return before how many of the kept places each further one comes, by thread and start."""
-    at = np.zeros(len(more.item), np.int64)
-    for thread in distinct(more.thread).tolist():
-        low, high = np.searchsorted(places.thread, [thread, thread + 1])
-        ours = slice(*np.searchsorted(kept, [low, high]).tolist())
-        theirs = slice(*np.searchsorted(more.thread, [thread, thread + 1]).tolist())
-        at[theirs] = ours.start + np.searchsorted(places.start_ns[kept[ours]], more.start_ns[theirs], "right")
-    return at
 
 
 class _Cover:
@@ -612,13 +606,16 @@ def _joined(trace: Trace, instances: Instances, call: Int64, captured: Int64, la
 def _origins(trace: Trace, instances: Instances, gpu: GpuOperations, nodes: Int64) -> Int64:
     """Return the innermost instance that was open when the node of each operation was captured; -1 for none."""
     created = trace.graph_nodes
-    process_of_thread = np.array([thread.process for thread in trace.threads], np.int64)
+    process_of_thread = _process_of_thread(trace).astype(np.int64)
     ids = distinct(np.concatenate([created.node, created.original[created.original != NULL], gpu.graph_node[nodes]]))
     key = process_of_thread[created.thread] * len(ids) + np.searchsorted(ids, created.node)
-    first = _first_originals(created, ids, key, process_of_thread)
+    # By key of a node, the key of the node that it is a copy of; of several the first.
+    copies = np.flatnonzero(created.original != NULL)
+    of = process_of_thread[created.thread[copies]] * len(ids) + np.searchsorted(ids, created.original[copies])
+    copy_of = dict(zip(key[copies][::-1].tolist(), of[::-1].tolist(), strict=True))
     queried = gpu.process[nodes].astype(np.int64) * len(ids) + np.searchsorted(ids, gpu.graph_node[nodes])
     nodes_wanted, inverse = np.unique(queried, return_inverse=True)
-    capture = _capture_of(nodes_wanted, key, first)
+    capture = _capture_of(nodes_wanted, key, copy_of)
     inner = np.full(len(nodes_wanted), -1, np.int64)
     known = capture >= 0
     thread, at_ns = created.thread[capture[known]], created.start_ns[capture[known]]
@@ -626,13 +623,6 @@ def _origins(trace: Trace, instances: Instances, gpu: GpuOperations, nodes: Int6
     inner[known] = find_innermost(instances, sort_events(thread, at_ns, at_ns, every, every))
     origin: Int64 = inner[inverse.reshape(-1)]
     return origin
-
-
-def _first_originals(created: GraphNodes, ids: Int64, key: Int64, process_of_thread: Int64) -> dict[int, int]:
-    """Return, by key of a node, the key of the node that it is a copy of; of several the first."""
-    copies = np.flatnonzero(created.original != NULL)
-    of = process_of_thread[created.thread[copies]] * len(ids) + np.searchsorted(ids, created.original[copies])
-    return dict(zip(key[copies][::-1].tolist(), of[::-1].tolist(), strict=True))
 
 
 def _capture_of(queried: Int64, key: Int64, copy_of: dict[int, int]) -> Int64:

@@ -119,7 +119,10 @@ class Context:
     @cached_property
     def _narrowed(self) -> _Narrowed:
         assert self.whole is not None and self.trace.cut is not None, "only a cut trace is narrowed"
-        return _narrowed(self.whole, self.trace.cut)
+        whole, cut = self.whole, self.trace.cut
+        operations = np.flatnonzero(is_inside_cut(whole.gpu.start_ns, whole.gpu.end_ns, cut))
+        attribution, numbers = _narrowed_attribution(whole, cut, operations)
+        return _Narrowed(_narrowed_launches(whole, cut, operations), attribution, numbers)
 
     @cached_property
     def range_of_instance(self) -> Int64:
@@ -157,16 +160,17 @@ class Context:
         return self.attribution.iter_pairs()
 
     def iter_call_pairs(self) -> Iterator[tuple[Int64, Int64]]:
-        """Yield pairs (instance, call): every instance around an API call on its thread; order as `operation_pairs`."""
-        return iter_pairs(self.instances.segments, self._call_events())
+        """Yield pairs (instance, call): every instance around an API call on its thread.
 
-    def _call_events(self) -> ThreadEvents:
-        """Return the API calls by thread and start; not cached, for they take 36 bytes a call."""
+        The order is that of `iter_operation_pairs`.
+        """
         calls = self.recorded_calls
         every = np.arange(len(calls))
         # Calls come by start: by thread is all that is left to sort.
         order = argsort_index(calls.thread)
-        return ThreadEvents(calls.thread[order], calls.start_ns[order], calls.end_ns[order], order, len(calls), every)
+        # Not cached, for they take 36 bytes a call.
+        events = ThreadEvents(calls.thread[order], calls.start_ns[order], calls.end_ns[order], order, len(calls), every)
+        return iter_pairs(self.instances.segments, events)
 
     @property
     def innermost(self) -> Int64:
@@ -242,12 +246,6 @@ class _Narrowed:
     launched: Launches
     attribution: Attribution
     instances: Int64
-
-
-def _narrowed(whole: Context, cut: Cut) -> _Narrowed:
-    operations = np.flatnonzero(is_inside_cut(whole.gpu.start_ns, whole.gpu.end_ns, cut))
-    attribution, numbers = _narrowed_attribution(whole, cut, operations)
-    return _Narrowed(_narrowed_launches(whole, cut, operations), attribution, numbers)
 
 
 def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:

@@ -62,12 +62,9 @@ class SortedGroups:
         columns[f"{prefix}_max_ns"] = self._at(self.first + self.counts - 1)
         return columns
 
-    def totals(self) -> Int64:
-        """Return the sum of each group, exact."""
-        return self._totals
-
     @cached_property
-    def _totals(self) -> Int64:
+    def totals(self) -> Int64:
+        """The sum of each group, exact."""
         sums = self.counts * self.lowest
         some = np.flatnonzero(self.counts)
         if len(some):
@@ -77,7 +74,7 @@ class SortedGroups:
     def means(self) -> Float64:
         """Return the mean of each group, NaN where it has no values."""
         mean = np.full(len(self.counts), np.nan)
-        np.divide(self._totals, self.counts, out=mean, where=self.counts > 0)
+        np.divide(self.totals, self.counts, out=mean, where=self.counts > 0)
         return mean
 
     def deviations(self) -> Float64:

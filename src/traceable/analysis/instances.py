@@ -163,7 +163,8 @@ def find_instances(
     own = np.flatnonzero(~is_segment)
     segment = np.flatnonzero(is_segment)
     group = _groups(trace, segment)
-    first = _first_of_each(group)
+    # Groups are numbered without a gap.
+    first = np.unique(group, return_index=True)[1]
     last_end = np.zeros(len(first), np.int64)
     np.maximum.at(last_end, group, ranges.end_ns[segment])
     whole = _wholes(ranges, segment[first], last_end)
@@ -287,11 +288,6 @@ def _wholes(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int64:
 
 def _process(trace: Trace, thread: Int32) -> Int64:
     return np.array([of.process for of in trace.threads], np.int64)[thread]
-
-
-def _first_of_each(group: Int64) -> Int64:
-    """Return the position of the first member of each group; groups are numbered from 0 without a gap."""
-    return np.unique(group, return_index=True)[1]
 
 
 def _times(
@@ -507,17 +503,12 @@ def find_innermost(instances: Instances, events: ThreadEvents) -> Int64:
     once = np.full(events.items, -1, np.int64)
     once[events.item] = around
     if len(events.item) > events.items or (once[events.item] != around).any():
-        rank = np.append(_rank(instances), -1)
+        # By start; of those that start together the longest is first. And one for no instance.
+        rank = np.append(np.arange(len(instances)), -1)
+        order = argsort_by_start(instances.start_ns, instances.end_ns)
+        if order is not None:
+            rank[order] = np.arange(len(order))
         latest = np.full(events.items, -1, np.int64)
         np.maximum.at(latest, events.item, rank[around])
         once = np.append(np.argsort(rank[:-1], kind="stable"), -1)[latest]
     return once
-
-
-def _rank(instances: Instances) -> Int64:
-    """Return the rank of each instance by its start; of those that start together the longest is first."""
-    order = argsort_by_start(instances.start_ns, instances.end_ns)
-    rank = np.arange(len(instances))
-    if order is not None:
-        rank[order] = np.arange(len(order))
-    return rank

@@ -276,7 +276,7 @@ def _group_by_launch(selected: _SelectedKernels) -> Table:
         "name": objects(selected.kernel_names.texts[code] for code in rows["label"].tolist()),
         "family": objects(selected.kernel_names.families[code] for code in rows["family"].tolist()),
         "count": groups_by_time["kernel"].counts,
-        "total_ns": groups_by_time["kernel"].totals(),
+        "total_ns": groups_by_time["kernel"].totals,
         "queue_count": groups_by_time["queue"].counts,
     }
     for prefix in ("end_to_end", "api", "queue", "kernel"):
@@ -347,7 +347,7 @@ def _measure_times(selected: _SelectedKernels, group: Int64, groups: int) -> dic
     groups_of_kernels = sort_groups(of_kernel, selected.select_column(kernels.end_ns - kernels.start_ns), groups)
     queue_ns = selected.select_column(selected.context.launches.queue_ns[: len(kernels)])
     queues = sort_groups(of_kernel, queue_ns, groups, queue_ns != NULL)
-    total = groups_of_kernels.totals()
+    total = groups_of_kernels.totals
     extent = selected.trace.extent_ns()
     wall = extent[1] - extent[0] if extent else 0
     queue = queues.spread("queue")
@@ -600,7 +600,7 @@ def _measure_chunk(
     columns = {
         f"{prefix}range_instances": counter.get_counts(number * cells + cell),
         f"{prefix}count": _count_kernels(group, item, kernel, groups, len(items.kernel) == len(kernels)),
-        f"{prefix}total_ns": durations.totals(),
+        f"{prefix}total_ns": durations.totals,
         **durations.summary(f"{prefix}kernel"),
     }
     return np.stack([number - 1, items.thread[cell], items.label[cell]], axis=1), columns

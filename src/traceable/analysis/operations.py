@@ -128,7 +128,11 @@ def collect_operations(trace: Trace) -> GpuOperations:
     kinds: tuple[model.Operations, ...] = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
     number = [len(events) for events in kinds]
     kernels, copies = number[:2]
-    directions = _directions(trace.copies.kind)
+    # One place more than there are kinds, for all that are not listed.
+    table = np.full(max(_DIRECTION_OF_KIND) + 2, -1, np.int8)
+    for cupti, direction in _DIRECTION_OF_KIND.items():
+        table[cupti] = direction
+    directions: Int8 = table[np.clip(trace.copies.kind, -1, len(table) - 1)]
     moved = [np.maximum(events.size_bytes, 0) for events in (trace.copies, trace.memsets)]
     pageable = np.full(sum(number[1:]), NULL, np.int64)
     pageable[:copies] = _pageable_bytes(trace.copies, directions, moved[0])
@@ -259,14 +263,6 @@ def _keys(
     ids = distinct(np.concatenate([correlation, call_correlation]))
     operation_key = gpu.process.astype(np.int64) * len(ids) + np.searchsorted(ids, correlation)
     return known, operation_key, call_process * len(ids) + np.searchsorted(ids, call_correlation)
-
-
-def _directions(kind: Int32) -> Int8:
-    table = np.full(max(_DIRECTION_OF_KIND) + 2, -1, np.int8)
-    for cupti, direction in _DIRECTION_OF_KIND.items():
-        table[cupti] = direction
-    directions: Int8 = table[np.clip(kind, -1, len(table) - 1)]
-    return directions
 
 
 def _pageable_bytes(copies: model.Copies, direction: Int8, size: Int64) -> Int64:

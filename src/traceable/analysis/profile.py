@@ -188,9 +188,24 @@ def profile_ranges(context: Context) -> RangeProfile:
     """Return the cost of each range, by path and by name, largest CPU total first among siblings."""
     trace, instances = context.trace, context.instances
     costs = measure_instances(context)
-    ranges, fields = _by_path(trace, instances, costs)
+
+    group, first = group_by_keys(instances.path, instances.domain, instances.style)
+    paths = [[trace.names[name] for name in instances.paths[path]] for path in instances.path[first].tolist()]
+    identity = _identity_columns(trace, instances, first)
+    table = Table({"path": objects(paths), **identity, **_cost_columns(trace, instances, costs, group, len(first))})
+    table = Table({**table.values, "cpu_excess_reason": _explain_excess(instances, group, first, table)})
+    order = _tree_order(instances, first, table.values["cpu_total_ns"])
+    fields_of_row = summarize_fields(trace.names, instances.fields, group, len(first))
+    ranges = table.take(order)
+
+    group, first = group_by_keys(instances.domain, instances.name, instances.style)
+    names = _make_name_table(trace, instances, costs, group, first)
+    names = names.take(np.argsort(-names.values["cpu_total_ns"], kind="stable"))
     return RangeProfile(
-        ranges=ranges, fields=fields, names=_by_name(trace, instances, costs), coverage=context.coverage
+        ranges=ranges,
+        names=names,
+        coverage=context.coverage,
+        fields=tuple(fields_of_row[row] for row in order.tolist()),
     )
 
 
@@ -200,23 +215,6 @@ def measure_instances(context: Context) -> InstanceCosts:
     work = measure_gpu_work(instances, gpu, launched, attribution.links, attribution.replays)
     nsys = project_work(instances, gpu, launched, build_launch_events(gpu, launched), work)
     return InstanceCosts(work, nsys, measure_sync_waits(context), find_longest_in_callbacks(context))
-
-
-def _by_path(trace: Trace, instances: Instances, costs: InstanceCosts) -> tuple[Table, tuple[Fields | None, ...]]:
-    group, first = group_by_keys(instances.path, instances.domain, instances.style)
-    identity = _identity_columns(trace, instances, first)
-    paths = [[trace.names[name] for name in instances.paths[path]] for path in instances.path[first].tolist()]
-    table = Table({"path": objects(paths), **identity, **_cost_columns(trace, instances, costs, group, len(first))})
-    table = Table({**table.values, "cpu_excess_reason": _explain_excess(instances, group, first, table)})
-    order = _tree_order(instances, first, table.values["cpu_total_ns"])
-    fields = summarize_fields(trace.names, instances.fields, group, len(first))
-    return table.take(order), tuple(fields[row] for row in order.tolist())
-
-
-def _by_name(trace: Trace, instances: Instances, costs: InstanceCosts) -> Table:
-    group, first = group_by_keys(instances.domain, instances.name, instances.style)
-    rows = _make_name_table(trace, instances, costs, group, first)
-    return rows.take(np.argsort(-rows.values["cpu_total_ns"], kind="stable"))
 
 
 def profile_by_group(context: Context, place: Int64) -> tuple[Table, Int64]:
@@ -235,23 +233,22 @@ def profile_by_group(context: Context, place: Int64) -> tuple[Table, Int64]:
 
 def _make_name_table(trace: Trace, instances: Instances, costs: InstanceCosts, group: Int64, first: Int64) -> Table:
     columns = _cost_columns(trace, instances, costs, group, len(first))
-    tree = _tree_columns(instances, costs.nsys_projection, group, len(first))
     style = instances.style[first]
     of_style = sum_groups(style.astype(np.int64), np.maximum(columns["cpu_total_ns"], 0), int(style.max(initial=0)) + 1)
-    share = {"nsys_cpu_share": ratios(columns["cpu_total_ns"], of_style[style])}
-    return Table({**_identity_columns(trace, instances, first), **columns, **share, **tree})
-
-
-def _tree_columns(instances: Instances, nsys: Projection, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    """Return how deep the instances lie that nsys's projection lists, and how many listed ones lie inside each."""
-    listed = nsys.operations > 0
-    number = np.bincount(group[listed], minlength=groups)
+    # Where the instances that nsys's projection lists lie in the tree, and how many listed ones lie inside each.
+    listed = costs.nsys_projection.operations > 0
+    group_of_listed = group[listed]
+    number = np.bincount(group_of_listed, minlength=len(first))
     inside = np.bincount(instances.parent[(instances.parent >= 0) & listed], minlength=len(instances))
-    level = instances.depth
-    return {
-        "nsys_level_mean": ratios(sum_groups(group[listed], level[listed], groups), number),
-        "nsys_children_mean": ratios(sum_groups(group[listed], inside[listed], groups), number),
-    }
+    return Table(
+        {
+            **_identity_columns(trace, instances, first),
+            **columns,
+            "nsys_cpu_share": ratios(columns["cpu_total_ns"], of_style[style]),
+            "nsys_level_mean": ratios(sum_groups(group_of_listed, instances.depth[listed], len(first)), number),
+            "nsys_children_mean": ratios(sum_groups(group_of_listed, inside[listed], len(first)), number),
+        }
+    )
 
 
 def group_by_keys(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
@@ -293,6 +290,9 @@ def _cost_columns(
     outermost = int(duration[instances.parent < 0].sum())
     count = np.bincount(group[real], minlength=groups)
     total = integers(sum_groups(group, duration, groups), count > 0)
+    nsys = costs.nsys_projection
+    listed = nsys.operations > 0
+    nsys_count = np.bincount(group[listed], minlength=groups)
     return {
         "count": count,
         "clipped": np.bincount(group[real & instances.clipped], minlength=groups),
@@ -305,7 +305,11 @@ def _cost_columns(
         "blocking_path": objects(_pause_paths(trace, instances, costs.blocking_instance, group, groups)),
         "sync_wait_total_ns": _known_total(group, costs.sync_wait_ns, groups),
         **_gpu_columns(instances, costs.work, duration, group, groups),
-        **_nsys_columns(costs.nsys_projection, duration, group, groups),
+        "nsys_gpu_count": integers(nsys_count, nsys_count > 0),
+        "nsys_cpu_total_ns": integers(sum_groups(group, np.where(listed, duration, 0), groups), nsys_count > 0),
+        "nsys_launches": integers(sum_groups(group, nsys.launches, groups), nsys_count > 0),
+        "nsys_gpu_span_total_ns": integers(sum_groups(group, nsys.span_ns, groups), nsys_count > 0),
+        **sort_groups(group, nsys.span_ns, groups, listed).summary("nsys_gpu_span"),
     }
 
 
@@ -339,6 +343,7 @@ def _gpu_columns(
         return integers(sum_groups(group, values, groups), some)
 
     queued = sum_groups(group, work.queued, groups)
+    time, operations = work.by_rule(instances.task, group, groups)
     return {
         "gpu_count": integers(count, some),
         "cpu_total_with_gpu_ns": total(np.where(worked, duration, 0)),
@@ -356,20 +361,11 @@ def _gpu_columns(
         "queue_mean_ns": ratios(sum_groups(group, work.queue_ns, groups), queued),
         "queue_max_ns": max_groups(group, work.queue_max_ns, groups),
         **_copy_columns(work, group, groups),
-        **_rule_columns(*work.by_rule(instances.task, group, groups)),
-    }
-
-
-def _nsys_columns(nsys: Projection, duration: Int64, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    """Return the columns of nsys's projection, which has only launch calls on the range's own thread."""
-    listed = nsys.operations > 0
-    count = np.bincount(group[listed], minlength=groups)
-    return {
-        "nsys_gpu_count": integers(count, count > 0),
-        "nsys_cpu_total_ns": integers(sum_groups(group, np.where(listed, duration, 0), groups), count > 0),
-        "nsys_launches": integers(sum_groups(group, nsys.launches, groups), count > 0),
-        "nsys_gpu_span_total_ns": integers(sum_groups(group, nsys.span_ns, groups), count > 0),
-        **sort_groups(group, nsys.span_ns, groups, listed).summary("nsys_gpu_span"),
+        "attribution": find_main_rules(time, operations),
+        **{
+            f"attributed_{rule.replace('-', '_')}_ns": integers(time[i], operations[i] > 0)
+            for i, rule in enumerate(RULES)
+        },
     }
 
 
@@ -392,21 +388,16 @@ def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
     return columns
 
 
-def _rule_columns(time: Int64, operations: Int64) -> dict[str, NDArray[Any]]:
-    """Return the rule that explains the most GPU time of each group, and how much each rule explains.
+def find_main_rules(time: Int64, operations: Int64) -> NDArray[Any]:
+    """Return the rule that explains the most GPU time of each group; None without operations.
 
     Args:
         time, operations: by rule and group, as `GpuWork.by_rule` returns them.
     """
-    labels: list[str | None] = [None] * time.shape[1]
     # Where nothing took time the number of operations decides.
     most = np.lexsort((operations, time), axis=0)[-1]
-    for one in np.flatnonzero(operations.sum(axis=0)).tolist():
-        labels[one] = RULES[most[one]]
-    shares = {
-        f"attributed_{rule.replace('-', '_')}_ns": integers(time[i], operations[i] > 0) for i, rule in enumerate(RULES)
-    }
-    return {"attribution": objects(labels), **shares}
+    main_rules: NDArray[Any] = objects((*RULES, None))[np.where(operations.sum(axis=0) > 0, most, len(RULES))]
+    return main_rules
 
 
 def _known_total(group: Int64, values: Int64, groups: int) -> Int64:
@@ -468,11 +459,17 @@ def _tree_order(instances: Instances, first: Int64, total: Int64) -> Int64:
     return np.array(order, np.int64)
 
 
+_COLUMNS = tuple(name for name in GpuWork.__dataclass_fields__ if name not in ("copied", "by_other_rules"))
+
+
 def measure_gpu_work(
     instances: Instances, gpu: GpuOperations, launched: Launches, links: Links, replayed: Replays
 ) -> GpuWork:
     """Return the GPU work of each instance."""
-    work = _make_empty_work(len(instances))
+    count = len(instances)
+    work = GpuWork(**{name: np.zeros(count, np.int64) for name in _COLUMNS}, copied=[], by_other_rules=[])
+    for column in (work.start_ns, work.queue_max_ns):
+        column[:] = NULL
     segments, events, where = instances.segments, links.events, links.slices
     simple = _find_simple(segments, where, events, len(instances), len(gpu))
     rows = np.flatnonzero(simple & (where.count > 0))
@@ -522,16 +519,6 @@ def project_work(
     for instance, operation in iter_pairs_in_slices(segments, events, rest):
         _span_of_pairs(nsys, gpu, launched, instance, operation)
     return nsys
-
-
-_COLUMNS = tuple(name for name in GpuWork.__dataclass_fields__ if name not in ("copied", "by_other_rules"))
-
-
-def _make_empty_work(count: int) -> GpuWork:
-    work = GpuWork(**{name: np.zeros(count, np.int64) for name in _COLUMNS}, copied=[], by_other_rules=[])
-    for column in (work.start_ns, work.queue_max_ns):
-        column[:] = NULL
-    return work
 
 
 def _find_simple(segments: Segments, where: Slices, events: ThreadEvents, instances: int, operations: int) -> Bool:

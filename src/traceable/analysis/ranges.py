@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.attribution import RULES
 from traceable.analysis.columns import FIELD_PREFIX
 from traceable.analysis.context import Context
 from traceable.analysis.fields import get_field_values, get_instance_fields
 from traceable.analysis.gpus import find_gpus
 from traceable.analysis.instances import build_children
-from traceable.analysis.profile import STYLES, measure_instances, profile_by_group, profile_ranges
+from traceable.analysis.profile import STYLES, find_main_rules, measure_instances, profile_by_group, profile_ranges
 from traceable.analysis.select import map_gpu_numbers, select_part
 from traceable.analysis.table import Table, integers, objects
 from traceable.errors import MissingDataError, UsageError
@@ -62,14 +61,17 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None,
         "thread": lambda: _by_thread(context),
         "device": lambda: _by_device(context),
     }
-    table = _by_field(context, by.removeprefix(FIELD_PREFIX)) if by.startswith(FIELD_PREFIX) else rows[by]()
-    return table if range_name is None else table.take(_rows_of_name(table, range_name))
-
-
-def _rows_of_name(table: Table, range_name: str) -> list[int]:
-    """Return the rows of this name."""
+    if by.startswith(FIELD_PREFIX):
+        # Numbers from the smallest, then texts, then ranges without the field.
+        values, value = get_field_values(context, by.removeprefix(FIELD_PREFIX))
+        of_value, number = profile_by_group(context, value)
+        table = Table({"value": values[number], **of_value.values})
+    else:
+        table = rows[by]()
+    if range_name is None:
+        return table
     names = zip(table.column("name"), table.column("domain"), strict=True)
-    return [row for row, (name, domain) in enumerate(names) if range_name in (name, f"{domain}:{name}")]
+    return table.take([row for row, (name, domain) in enumerate(names) if range_name in (name, f"{domain}:{name}")])
 
 
 def _by_process(context: Context) -> Table:
@@ -100,13 +102,6 @@ def _by_device(context: Context) -> Table:
         tables.append({"device": np.full(len(rows), device), **rows.values})
     columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     return Table(columns, notes=where.notes)
-
-
-def _by_field(context: Context, field: str) -> Table:
-    """Return the rows by value of a field; numbers from the smallest, then texts, then ranges without the field."""
-    values, value = get_field_values(context, field)
-    rows, number = profile_by_group(context, value)
-    return Table({"value": values[number], **rows.values})
 
 
 def _select_gpu(trace: Trace, gpu: int) -> Trace:
@@ -182,8 +177,8 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
             "gpu_operations": work(costs.work.operations),
             "kernels": work(costs.work.kernels),
             "launches": work(costs.work.launches),
-            "attribution": _find_main_rules(
-                *costs.work.by_rule(instances.task, np.arange(len(instances)), len(instances)), worked
+            "attribution": find_main_rules(
+                *costs.work.by_rule(instances.task, np.arange(len(instances)), len(instances))
             ),
             "nsys_gpu_start_ns": nsys(costs.nsys_projection.start_ns),
             "nsys_gpu_span_ns": nsys(costs.nsys_projection.span_ns),
@@ -237,9 +232,3 @@ def _names_at(names: tuple[str, ...], index: NDArray[np.int32]) -> NDArray[Any]:
     """Return the names at an index column; None at -1."""
     known: NDArray[Any] = objects((*names, None))
     return known[index]
-
-
-def _find_main_rules(time: Int64, operations: Int64, worked: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return the rule that explains the most GPU time of each instance; None without GPU work."""
-    most = np.lexsort((operations, time), axis=0)[-1]
-    return objects((*RULES, None))[np.where(worked, most, len(RULES))]

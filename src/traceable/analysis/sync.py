@@ -130,12 +130,31 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
     number = len(waits)
     if range_name is not None:
         waits = waits.take(context.mask_calls(range_name)[waits.call])
+    if not number:
+        raise MissingDataError(
+            "no_waiting_calls",
+            f"none of the {len(trace.calls)} CUDA API calls in the trace waits for the GPU",
+            "record a window with a waiting call: a synchronizing call, or a synchronous or pageable copy",
+        )
     if not len(waits):
-        raise _make_no_waits_error(len(trace.calls), number, range_name)
+        raise MissingDataError(
+            "no_waits_in_range",
+            f"none of the {number} waiting API calls is inside a range {range_name!r}",
+            "`--view sync` without --range lists them all",
+        )
     wait_groups = _group_waits(context, waits)
     table = _by_range(wait_groups)
     others = {"calls": _by_call(wait_groups), "operations": _by_operation(wait_groups)}
-    return replace(table, others=others, notes=_describe_longest_waits(table))
+    longest = [row for row in table.rows() if row["waited_for"] is not None][:_MAX_NOTES]
+    notes = tuple(
+        Message(
+            "longest_wait",
+            f"{row['range'] or 'code outside all ranges'} waits {format_duration(row['wait_total_ns'])} in total "
+            f"for {row['waited_for_range'] or row['waited_for']} ({row['call']}, {format_occurrences(row['count'])})",
+        )
+        for row in longest
+    )
+    return replace(table, others=others, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -204,7 +223,11 @@ def _group_waits(context: Context, waits: Waits) -> _WaitGroups:
     pieces = attribute_waits(context, waits)
     label, first = number_ranges(instances)
     label = np.append(label, _OUTSIDE)
-    text, texts = _number_call_names(trace, waits.call)
+    # Names of calls, of which several may differ by their version alone.
+    name, first_of_name = number_groups(trace.calls.name[waits.call])
+    written = [strip_call_version(trace.names[i]) for i in trace.calls.name[waits.call[first_of_name]].tolist()]
+    texts = tuple(sorted(set(written)))
+    text = np.array([texts.index(one) for one in written], np.int64)[name]
     lasting = np.where(instances.entered, instances.end_ns - instances.start_ns, 0)
     waiting = label[context.find_innermost_around_calls(waits.call)]
     launching = label[context.innermost[pieces.operation]]
@@ -251,9 +274,12 @@ def _by_range(wait_groups: _WaitGroups) -> Table:
     spread = sort_groups(group, part_ns, len(first))
     of_row, range_of_row = wait[first], launching[first]
     real = range_of_row != _NOTHING
-    row = _rows_of(wait_groups, of_row, range_of_row)
-    operations = sum_groups(row, wait_groups.parts.count, len(first))
-    total = spread.totals()
+    # The row of each part: that of its waiting range, call and range waited for.
+    parts, texts = wait_groups.parts, len(wait_groups.texts)
+    who, of_part = (wait_groups.waiting[i] * texts + wait_groups.text[i] for i in (of_row, parts.wait))
+    row = find_first_match(of_part, parts.launching, who, range_of_row)
+    operations = sum_groups(row, parts.count, len(first))
+    total = spread.totals
     return _longest_first(
         {
             **wait_groups.who(of_row),
@@ -273,7 +299,7 @@ def _by_call(wait_groups: _WaitGroups) -> Table:
     group, first = number_groups(wait_groups.waiting, wait_groups.text)
     number = len(first)
     spread = sort_groups(group, wait_groups.duration_ns, number)
-    total = spread.totals()
+    total = spread.totals
     blocked = sum_groups(group[wait_groups.pieces.wait], wait_groups.pieces.duration_ns, number)
     return _longest_first(
         {
@@ -303,13 +329,6 @@ def _by_operation(wait_groups: _WaitGroups) -> Table:
     )
 
 
-def _rows_of(wait_groups: _WaitGroups, wait: Int64, launching: Int64) -> Int64:
-    """Return the row of each part, given a wait and the range waited for of each row."""
-    texts = len(wait_groups.texts)
-    who, of_part = (wait_groups.waiting[i] * texts + wait_groups.text[i] for i in (wait, wait_groups.parts.wait))
-    return find_first_match(of_part, wait_groups.parts.launching, who, launching)
-
-
 def _most_waited_for(wait_groups: _WaitGroups, row: Int64, rows: int) -> NDArray[Any]:
     """Return the name of the operation that took most of each row, of equal ones the first by name's number."""
     parts = wait_groups.parts
@@ -326,42 +345,8 @@ def _waited_for_columns(wait_groups: _WaitGroups, label: Int64) -> dict[str, NDA
     return make_range_columns(wait_groups.context.trace, wait_groups.context.instances, first, "waited_for_")
 
 
-def _number_call_names(trace: Trace, call: Int64) -> tuple[Int64, tuple[str, ...]]:
-    """Number the names of calls, of which several may differ by their version alone."""
-    name, first = number_groups(trace.calls.name[call])
-    written = [strip_call_version(trace.names[i]) for i in trace.calls.name[call[first]].tolist()]
-    texts = sorted(set(written))
-    return np.array([texts.index(text) for text in written], np.int64)[name], tuple(texts)
-
-
 def _longest_first(columns: dict[str, NDArray[Any]]) -> Table:
     return Table(columns).take(np.argsort(-columns["wait_total_ns"], kind="stable"))
-
-
-def _describe_longest_waits(table: Table) -> tuple[Message, ...]:
-    real = [row for row in table.rows() if row["waited_for"] is not None]
-    return tuple(
-        Message(
-            "longest_wait",
-            f"{row['range'] or 'code outside all ranges'} waits {format_duration(row['wait_total_ns'])} in total "
-            f"for {row['waited_for_range'] or row['waited_for']} ({row['call']}, {format_occurrences(row['count'])})",
-        )
-        for row in real[:_MAX_NOTES]
-    )
-
-
-def _make_no_waits_error(calls: int, waits: int, range_name: str | None) -> MissingDataError:
-    if waits:
-        return MissingDataError(
-            "no_waits_in_range",
-            f"none of the {waits} waiting API calls is inside a range {range_name!r}",
-            "`--view sync` without --range lists them all",
-        )
-    return MissingDataError(
-        "no_waiting_calls",
-        f"none of the {calls} CUDA API calls in the trace waits for the GPU",
-        "record a window with a waiting call: a synchronizing call, or a synchronous or pageable copy",
-    )
 
 
 def find_waiting_calls(context: Context) -> Waits:

@@ -60,7 +60,13 @@ class Table:
         Integers (int64) and truth values are masked arrays, masked where absent, so that no sum includes absent
         values; real numbers (float64) are NaN where absent; all else (text, lists) is of dtype object, with None.
         """
-        return {name: self._masked(name) if _is_maskable(values) else values for name, values in self.values.items()}
+        columns = dict(self.values)
+        for name, values in self.values.items():
+            if values.dtype.kind == "b":
+                columns[name] = np.ma.array(values, mask=False)
+            elif values.dtype.kind in "iu":
+                columns[name] = np.ma.array(values.astype(np.int64), mask=values == NULL)
+        return columns
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame`: dtypes `Int64`, `boolean`, `float64` and `object`, with NA, NaN and None.
@@ -101,12 +107,6 @@ class Table:
         """Return the rows at `index`: a mask or an order."""
         return replace(self, values={name: values[index] for name, values in self.values.items()})
 
-    def _masked(self, name: str) -> NDArray[Any]:
-        values = self.values[name]
-        if values.dtype.kind == "b":
-            return np.ma.array(values, mask=False)
-        return np.ma.array(values.astype(np.int64), mask=values == NULL)
-
 
 def integers(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return `values` as an integer column that is absent where not `known`."""
@@ -128,10 +128,6 @@ def objects(values: Iterable[Any]) -> NDArray[Any]:
     for i, value in enumerate(listed):
         column[i] = value
     return column
-
-
-def _is_maskable(values: NDArray[Any]) -> bool:
-    return values.dtype.kind in "iub"
 
 
 def _import_optional(module: str, method: str, extra: str) -> Any:

@@ -12,7 +12,7 @@ from tests.analysis.sample_traces import DOMAIN, LAUNCH, table, trace_of
 
 from traceable.analysis.context import Context
 from traceable.analysis.profile import profile_ranges
-from traceable.analysis.ranges import range_instances
+from traceable.analysis.ranges import list_range_instances
 from traceable.trace import model
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
@@ -78,7 +78,7 @@ def test_by_name_the_capture_counts_once_and_the_replays_with_their_gpu_time() -
 
 
 def test_each_replay_is_an_instance_at_the_time_of_its_launch() -> None:
-    rows = list(range_instances(Context(decode_server()), range_name="b").rows())
+    rows = list(list_range_instances(Context(decode_server()), range_name="b").rows())
     assert [row["replay"] for row in rows] == [False, True, True, True]
     assert [row["start_ns"] for row in rows[1:]] == [1010, 2010, 3010]
     assert {row["cpu_ns"] for row in rows[1:]} == {None}

@@ -14,7 +14,7 @@ from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
 from traceable.analysis.profile import STYLES, profile_ranges
-from traceable.analysis.ranges import range_instances, ranges, slowest_instances
+from traceable.analysis.ranges import list_range_instances, list_slowest_instances, ranges
 from traceable.errors import MissingDataError
 from traceable.trace.model import Trace
 
@@ -71,7 +71,7 @@ def test_the_instances_add_up_to_the_names(trace: Trace) -> None:
     if not len(trace.ranges):
         return
     context = Context(trace)
-    rows = list(range_instances(context).rows())
+    rows = list(list_range_instances(context).rows())
     assert [row["instance"] for row in rows] == list(range(1, len(rows) + 1))
     sums: dict[Any, list[int]] = defaultdict(lambda: [0] * 5)
     for row in rows:
@@ -99,7 +99,7 @@ def test_a_trace_without_ranges_says_what_to_do() -> None:
 @given(traces(), st.integers(1, 4), st.sampled_from([None, "a"]))
 def test_the_slowest_instances_and_all_inside_them(trace: Trace, most: int, name: str | None) -> None:
     context = Context(trace)
-    result = [row for row in range_instances(context).rows() if not row["replay"]]
+    result = [row for row in list_range_instances(context).rows() if not row["replay"]]
     if name is not None and not any(row["name"] == name for row in result):
         return
     required = [row for row in result if (row["name"] == name if name else row["parent_instance"] is None)]
@@ -113,9 +113,9 @@ def test_the_slowest_instances_and_all_inside_them(trace: Trace, most: int, name
 
     for number, one in enumerate(sorted(required, key=lambda row: -row["cpu_ns"])[:most], 1):
         add(number, 0, one)
-    slowest = slowest_instances(context, most, range_name=name)
+    slowest = list_slowest_instances(context, most, range_name=name)
     assert [(row["slowest"], row["depth"], row["instance"]) for row in slowest.rows()] == expected
-    ranges_of = range_instances(context)
+    ranges_of = list_range_instances(context)
     assert slowest.column("payload") == [ranges_of.column("payload")[one - 1] for _, _, one in expected]
 
 

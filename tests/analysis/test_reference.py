@@ -14,7 +14,7 @@ from tests.report.sample_export import NAME_COLUMNS
 from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.analysis.context import Context
 from traceable.analysis.profile import profile_ranges
-from traceable.analysis.ranges import range_instances
+from traceable.analysis.ranges import list_range_instances
 from traceable.trace import load
 
 CAPTURES = (
@@ -77,7 +77,7 @@ def test_gpu_projection_equals_nsys(captures: Path, name: str) -> None:
 @pytest.mark.parametrize("name", CAPTURES)
 def test_every_instance_equals_nsys(captures: Path, name: str) -> None:
     """nsys numbers instances by their row in the file, which is no order since 2025.6: numbers are translated."""
-    rows = list(range_instances(Context(load(captures / "nsys" / f"{name}.sqlite"))).rows())
+    rows = list(list_range_instances(Context(load(captures / "nsys" / f"{name}.sqlite"))).rows())
     lines = [line for line in reference(captures, name, "nvtx_gpu_proj_trace") if line["Name"]]
     ours: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:

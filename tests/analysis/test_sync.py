@@ -18,7 +18,7 @@ from tests.analysis.sample_traces import LAUNCH, NAMES, PROCESS_OF_THREAD, WAIT,
 from tests.example_count import scale_examples
 
 from traceable.analysis.context import Context
-from traceable.analysis.sync import _earliest_later_start, sync
+from traceable.analysis.sync import _find_next_start, sync
 from traceable.errors import MissingDataError
 from traceable.trace import load, model
 from traceable.trace.model import NULL, PUSH_POP, Trace
@@ -410,7 +410,7 @@ def test_both_processes_of_a_two_gpu_capture_wait_for_their_own_kernels(captures
 def test_the_next_to_begin_is_found_however_far_apart_times_are(drawn: list[tuple[int, int]]) -> None:
     members = sorted(member for member, _ in drawn)
     begun = [time for _, time in drawn]
-    later = _earliest_later_start(np.array(begun, np.int64), np.array(members, np.int64))
+    later = _find_next_start(np.array(begun, np.int64), np.array(members, np.int64))
     never = int(np.iinfo(np.int64).max)
     assert later.tolist() == [
         min((begun[j] for j in range(i + 1, len(begun)) if members[j] == members[i]), default=never)

@@ -129,7 +129,7 @@ def api(context: Context, *, by: str = "call", range_name: str | None = None) ->
         raise ValueError(f"by={by!r}: one of {', '.join(BY)}")
     _require_calls(context.trace)
     if by == "range":
-        return _by_range(context, range_name)
+        return _group_by_range(context, range_name)
     return _VIEWS[by](_select_calls(context, range_name))
 
 
@@ -179,14 +179,14 @@ def find_nested_calls(calls: model.Calls) -> Bool:
     far on its thread.
     """
     inside = np.zeros(len(calls), np.bool_)
-    for here in _by_thread(calls.thread):
+    for here in _iter_threads(calls.thread):
         end = calls.end_ns[here]
         within = np.flatnonzero(end[1:] <= np.maximum.accumulate(end[:-1]))
         inside[here[within + 1]] = True
     return inside
 
 
-def _by_thread(thread: Int32) -> Iterator[Int64]:
+def _iter_threads(thread: Int32) -> Iterator[Int64]:
     """Yield the calls of each thread that made several."""
     number = np.bincount(thread)
     threads = np.flatnonzero(number > 1)
@@ -201,7 +201,7 @@ def _by_thread(thread: Int32) -> Iterator[Int64]:
         yield order[last[one] - number[one] : last[one]]
 
 
-def _by_call(selected: _SelectedCalls) -> Table:
+def _group_by_call(selected: _SelectedCalls) -> Table:
     calls, first = selected.calls, selected.first
     groups = len(first)
     driver = calls.driver[first] == 1
@@ -213,37 +213,37 @@ def _by_call(selected: _SelectedCalls) -> Table:
         "name": objects(text or None for text in selected.texts),
         "kind": objects(KINDS[kind] for kind in selected.kinds.tolist()),
         "api": objects("driver" if one else "runtime" for one in driver.tolist()),
-        **_times(selected, selected.function, groups),
-        "errors": _errors(results, selected.function, groups),
+        **_make_time_columns(selected, selected.function, groups),
+        "errors": _count_errors(results, selected.function, groups),
         "error": objects(
             None if one == NULL else get_error_name(one, of_driver)
             for one, of_driver in zip(code.tolist(), driver.tolist(), strict=True)
         ),
-        "not_ready": _errors(results, selected.function, groups, results.waiting),
+        "not_ready": _count_errors(results, selected.function, groups, results.waiting),
     }
     return _make_table(selected, values)
 
 
-def _by_kind(selected: _SelectedCalls) -> Table:
+def _group_by_kind(selected: _SelectedCalls) -> Table:
     kind, first = number_groups(selected.kinds)
     groups = len(first)
     group = kind[selected.function]
     values = {
         "kind": objects(KINDS[one] for one in selected.kinds[first].tolist()),
         "functions": np.bincount(kind, minlength=groups),
-        **_times(selected, group, groups),
-        "errors": _errors(_classify_results(selected.calls.return_value), group, groups),
+        **_make_time_columns(selected, group, groups),
+        "errors": _count_errors(_classify_results(selected.calls.return_value), group, groups),
     }
     return _make_table(selected, values)
 
 
-_VIEWS: dict[str, Callable[[_SelectedCalls], Table]] = {"call": _by_call, "kind": _by_kind}
+_VIEWS: dict[str, Callable[[_SelectedCalls], Table]] = {"call": _group_by_call, "kind": _group_by_kind}
 
 BY = (*_VIEWS, "range")
 """The words for `by` of `api`."""
 
 
-def _by_range(context: Context, range_name: str | None) -> Table:
+def _group_by_range(context: Context, range_name: str | None) -> Table:
     instances = context.instances
     if not len(instances):
         raise MissingDataError(
@@ -262,13 +262,15 @@ def _by_range(context: Context, range_name: str | None) -> Table:
             "list the calls of each range with `--view ranges`",
         )
     by_name = by_path.remap_ranges(name[first_of_path] + 1).deduplicate()
-    paths = _range_table(context, selected, by_path, path, first_of_path, paths=True)
+    paths = _make_range_table(context, selected, by_path, path, first_of_path, paths=True)
     return Table(
-        _range_table(context, selected, by_name, name, first_of_name).values, {"paths": paths}, _notes(selected)
+        _make_range_table(context, selected, by_name, name, first_of_name).values,
+        {"paths": paths},
+        _make_notes(selected),
     )
 
 
-def _range_table(
+def _make_range_table(
     context: Context,
     selected: _SelectedCalls,
     credited: RangeItems,
@@ -288,7 +290,7 @@ def _range_table(
     parts = []
     for number, call in credited.iter_chunks():
         group, row = number_groups(number, kind_of_call[call])
-        columns = _measured(group, selected.duration_ns[call], np.flatnonzero(inner[call]), len(row))
+        columns = _measure_calls(group, selected.duration_ns[call], np.flatnonzero(inner[call]), len(row))
         parts.append({"range": number[row] - 1, "kind": kind_of_call[call[row]], **columns})
     measured = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     number, kind = measured.pop("range"), measured.pop("kind")
@@ -317,14 +319,14 @@ def _range_table(
     return Table(values).take(sort_by_range(number, total))
 
 
-def _times(selected: _SelectedCalls, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
-    measured = _measured(group, selected.duration_ns, selected.nested, groups)
+def _make_time_columns(selected: _SelectedCalls, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+    measured = _measure_calls(group, selected.duration_ns, selected.nested, groups)
     total = measured["total_ns"]
     share = {"api_share": ratios(total, np.full(groups, total.sum()))}
     return {"count": measured["count"], "total_ns": total, **share, **measured}
 
 
-def _measured(group: Int64, duration_ns: Int64, inner: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _measure_calls(group: Int64, duration_ns: Int64, inner: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure calls; `inner` marks those inside another one."""
     groups_by_duration = sort_groups(group, duration_ns, groups)
     return {
@@ -353,14 +355,14 @@ def _classify_results(code: Int64) -> _CallResults:
     return _CallResults(others[failed], others[code == NOT_READY], others[code == NULL])
 
 
-def _errors(results: _CallResults, group: Int64, groups: int, which: Int64 | None = None) -> Int64:
+def _count_errors(results: _CallResults, group: Int64, groups: int, which: Int64 | None = None) -> Int64:
     """Return how many calls of each group failed, or are `which`; absent where no return code was recorded."""
     of = results.failed if which is None else which
     known = np.bincount(group, minlength=groups) > np.bincount(group[results.unknown], minlength=groups)
     return integers(np.bincount(group[of], minlength=groups), known)
 
 
-def _notes(selected: _SelectedCalls) -> tuple[Message, ...]:
+def _make_notes(selected: _SelectedCalls) -> tuple[Message, ...]:
     inner = selected.duration_ns[selected.nested]
     if not len(inner):
         return ()
@@ -375,7 +377,7 @@ def _notes(selected: _SelectedCalls) -> tuple[Message, ...]:
 
 def _make_table(selected: _SelectedCalls, values: dict[str, NDArray[Any]]) -> Table:
     """Return the columns as a table, the largest total first."""
-    return Table(values, notes=_notes(selected)).take(np.argsort(-values["total_ns"], kind="stable"))
+    return Table(values, notes=_make_notes(selected)).take(np.argsort(-values["total_ns"], kind="stable"))
 
 
 def _require_calls(trace: Trace) -> None:

@@ -137,12 +137,12 @@ class Coverage:
     @property
     def by_launch(self) -> Share:
         """Operations attributed by the launch call: certain."""
-        return _sum(share for rule, share in self.attributed.items() if rule not in INFERRED)
+        return _sum_shares(share for rule, share in self.attributed.items() if rule not in INFERRED)
 
     @property
     def inferred(self) -> Share:
         """Operations attributed by inference: likely."""
-        return _sum(share for rule, share in self.attributed.items() if rule in INFERRED)
+        return _sum_shares(share for rule, share in self.attributed.items() if rule in INFERRED)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Replays:
     depth: Int64
 
 
-def _sum(shares: Iterable[Share]) -> Share:
+def _sum_shares(shares: Iterable[Share]) -> Share:
     operations, gpu_ns = 0, 0
     for share in shares:
         operations, gpu_ns = operations + share.operations, gpu_ns + share.gpu_ns
@@ -197,17 +197,17 @@ def compute_coverage(gpu: GpuOperations, rule: Int8) -> Coverage:
     """Return how much of the GPU's work each rule explains, and for which reasons the rest is unexplained."""
     duration = gpu.end_ns - gpu.start_ns
 
-    def share(which: Bool) -> Share:
+    def measure_share(which: Bool) -> Share:
         return Share(int(which.sum()), int(duration[which].sum()))
 
     kernels = gpu.kind == KERNEL
     return Coverage(
         total=Share(len(gpu), int(duration.sum())),
-        attributed={label: share(rule == number) for number, label in enumerate(RULES)},
-        unattributed={reason: share(rule == number) for number, reason in enumerate(REASONS, len(RULES))},
-        kernels=share(kernels),
-        attributed_kernels=share(kernels & (rule < len(RULES))),
-        kernels_by_launch=share(kernels & (rule < INHERITED)),
+        attributed={label: measure_share(rule == number) for number, label in enumerate(RULES)},
+        unattributed={reason: measure_share(rule == number) for number, reason in enumerate(REASONS, len(RULES))},
+        kernels=measure_share(kernels),
+        attributed_kernels=measure_share(kernels & (rule < len(RULES))),
+        kernels_by_launch=measure_share(kernels & (rule < INHERITED)),
     )
 
 
@@ -235,8 +235,8 @@ def assign_rules(
             innermost,
         )
     cover = _Cover(segments)
-    inherited = _inherited(trace, cover, launched, outside, rule) if len(outside) else _NO_PLACE
-    ordered = _ordered(trace, cover, gpu, missing, rule) if len(missing) else _NO_PLACE
+    inherited = _attribute_inherited(trace, cover, launched, outside, rule) if len(outside) else _NO_PLACE
+    ordered = _attribute_by_order(trace, cover, gpu, missing, rule) if len(missing) else _NO_PLACE
     inferred = np.concatenate([inherited.operation, ordered.operation])
     more = sort_events(
         np.concatenate([inherited.thread, ordered.thread]),
@@ -246,7 +246,7 @@ def assign_rules(
         places.order,
     )
     innermost[inferred] = find_innermost(instances, more)[inferred]
-    events = _merged(places, more) if len(inferred) else places
+    events = _merge_events(places, more) if len(inferred) else places
     by_rule = np.full(len(rule), THREAD, np.int8)
     by_rule[inferred] = rule[inferred]
     return rule, Links(events, by_rule[events.item], find_slices(segments, events)), innermost
@@ -269,7 +269,7 @@ class _Places(NamedTuple):
 _NO_PLACE = _Places(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def _inherited(trace: Trace, cover: _Cover, launched: Launches, outside: Int64, rule: Int8) -> _Places:
+def _attribute_inherited(trace: Trace, cover: _Cover, launched: Launches, outside: Int64, rule: Int8) -> _Places:
     """Put into `rule` which operations, launched outside of the ranges of their thread, another thread inherits.
 
     Returns:
@@ -277,20 +277,20 @@ def _inherited(trace: Trace, cover: _Cover, launched: Launches, outside: Int64, 
     """
     call = launched.call_of[outside]
     thread, start, end = trace.calls.thread[call], trace.calls.start_ns[call], trace.calls.end_ns[call]
-    process_of_thread = _process_of_thread(trace)
+    process_of_thread = _map_thread_to_process(trace)
     process = process_of_thread[thread]
     open_on = {}
     for candidate in cover.threads:
         here = np.flatnonzero((process == process_of_thread[candidate]) & (thread != candidate))
-        open_on[candidate] = here[cover.on_thread(candidate, start[here], end[here])]
+        open_on[candidate] = here[cover.is_covered(candidate, start[here], end[here])]
     if not any(map(len, open_on.values())):
         return _NO_PLACE
     silence = _Silence((trace.whole or trace).calls, len(trace.threads))
-    around = silence.around(thread, start)
+    around = silence.find_periods(thread, start)
     heir = np.full(len(outside), -1, np.int32)
     heirs = np.zeros(len(outside), np.int64)
     for candidate, here in open_on.items():
-        silent = here[silence.holds(candidate, around[:, here])]
+        silent = here[silence.is_silent(candidate, around[:, here])]
         heir[silent] = candidate
         heirs[silent] += 1
     rule[outside[heirs > 1]] = SEVERAL_THREADS
@@ -299,16 +299,16 @@ def _inherited(trace: Trace, cover: _Cover, launched: Launches, outside: Int64, 
     return _Places(heir[sole], start[sole], end[sole], outside[sole])
 
 
-def _ordered(trace: Trace, cover: _Cover, gpu: GpuOperations, missing: Int64, rule: Int8) -> _Places:
+def _attribute_by_order(trace: Trace, cover: _Cover, gpu: GpuOperations, missing: Int64, rule: Int8) -> _Places:
     """Put into `rule` what correlation ids show of operations without a recorded launch call.
 
     Returns:
         Where ORDER places operations: from the start of the call before to the end of the call after.
     """
     whole = trace.whole or trace
-    correlation, process = _correlations(trace)[missing], gpu.process[missing]
+    correlation, process = _concatenate_correlations(trace)[missing], gpu.process[missing]
     first = np.full(len(missing), _LIMITS.max)
-    process_of_call = _process_of_thread(whole)[whole.calls.thread]
+    process_of_call = _map_thread_to_process(whole)[whole.calls.thread]
     for one in distinct(process).tolist():
         ids = whole.calls.correlation[process_of_call == one]
         first[process == one] = ids[ids > 0].min(initial=_LIMITS.max)
@@ -316,8 +316,8 @@ def _ordered(trace: Trace, cover: _Cover, gpu: GpuOperations, missing: Int64, ru
     rule[missing[(correlation > 0) & (correlation < first) & (first < _LIMITS.max)]] = BEFORE_RECORDING
     if not (correlation > first).any():
         return _NO_PLACE
-    lone = __lone_launches(whole)
-    row = lone.rows_of(process, correlation)
+    lone = _find_lone_launches(whole)
+    row = lone.find_rows(process, correlation)
     missing, row = missing[row >= 0], row[row >= 0]
     thread = whole.calls.thread[lone.before[row]]
     start, end = whole.calls.start_ns[lone.before[row]], whole.calls.end_ns[lone.after[row]]
@@ -325,7 +325,7 @@ def _ordered(trace: Trace, cover: _Cover, gpu: GpuOperations, missing: Int64, ru
     inside = gpu.start_ns[missing] >= start
     for one in distinct(thread).tolist():
         here = np.flatnonzero(thread == one)
-        inside[here] &= cover.on_thread(one, start[here], end[here])
+        inside[here] &= cover.is_covered(one, start[here], end[here])
     rule[missing[inside]] = ORDER
     return _Places(thread[inside], start[inside], end[inside], missing[inside])
 
@@ -346,7 +346,7 @@ class _LoneLaunches:
     before: Int64
     after: Int64
 
-    def rows_of(self, process: Int32, correlation: Int64) -> Int64:
+    def find_rows(self, process: Int32, correlation: Int64) -> Int64:
         """Return the row of each operation, given its process and correlation; -1 for none."""
         row = np.full(len(process), -1, np.int64)
         for one in distinct(self.process).tolist():
@@ -358,11 +358,11 @@ class _LoneLaunches:
         return row
 
 
-def __lone_launches(whole: Trace) -> _LoneLaunches:
+def _find_lone_launches(whole: Trace) -> _LoneLaunches:
     """Return the launch calls that are missing between two recorded ones, in a trace that is not a part."""
-    correlation = _correlations(whole)
-    process = np.concatenate([events.process for events in _operations(whole)])
-    process_of_call = _process_of_thread(whole)[whole.calls.thread]
+    correlation = _concatenate_correlations(whole)
+    process = np.concatenate([events.process for events in _list_operation_tables(whole)])
+    process_of_call = _map_thread_to_process(whole)[whole.calls.thread]
     nothing = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
     lone = [nothing]
     for one in distinct(process).tolist():
@@ -383,20 +383,20 @@ def __lone_launches(whole: Trace) -> _LoneLaunches:
     return _LoneLaunches(process, correlation, before, after)
 
 
-def _operations(trace: Trace) -> tuple[Operations, ...]:
+def _list_operation_tables(trace: Trace) -> tuple[Operations, ...]:
     """Return the tables of GPU operations in the order of `GpuOperations`."""
     return trace.kernels, trace.copies, trace.memsets, trace.graph_launches
 
 
-def _correlations(trace: Trace) -> Int64:
-    return np.concatenate([events.correlation for events in _operations(trace)])
+def _concatenate_correlations(trace: Trace) -> Int64:
+    return np.concatenate([events.correlation for events in _list_operation_tables(trace)])
 
 
-def _process_of_thread(trace: Trace) -> Int32:
+def _map_thread_to_process(trace: Trace) -> Int32:
     return np.array([thread.process for thread in trace.threads], np.int32)
 
 
-def _merged(places: ThreadEvents, more: ThreadEvents) -> ThreadEvents:
+def _merge_events(places: ThreadEvents, more: ThreadEvents) -> ThreadEvents:
     """Return the launch calls as places, less those of operations that have further places, and these."""
     # An operation that was attributed by inference has no range on the thread of its call: that place is dropped.
     homely = np.ones(places.items, np.bool_)
@@ -413,16 +413,16 @@ def _merged(places: ThreadEvents, more: ThreadEvents) -> ThreadEvents:
     other[at] = False
     others = np.flatnonzero(other)
 
-    def merged(ours: NDArray[Any], theirs: NDArray[Any]) -> NDArray[Any]:
+    def merge(ours: NDArray[Any], theirs: NDArray[Any]) -> NDArray[Any]:
         column = np.empty(len(other), ours.dtype)
         column[others], column[at] = ours[kept], theirs
         return column
 
     return ThreadEvents(
-        thread=merged(places.thread, more.thread),
-        start_ns=merged(places.start_ns, more.start_ns),
-        end_ns=merged(places.end_ns, more.end_ns),
-        item=merged(places.item, more.item),
+        thread=merge(places.thread, more.thread),
+        start_ns=merge(places.start_ns, more.start_ns),
+        end_ns=merge(places.end_ns, more.end_ns),
+        item=merge(places.item, more.item),
         items=places.items,
         order=places.order,
     )
@@ -448,7 +448,7 @@ class _Cover:
         """The threads on which anything runs."""
         return list(self._on)
 
-    def on_thread(self, thread: int, start: Int64, end: Int64) -> Bool:
+    def is_covered(self, thread: int, start: Int64, end: Int64) -> Bool:
         """Return which of these times lie wholly inside one segment of the thread."""
         if thread not in self._on:
             return np.zeros(len(start), np.bool_)
@@ -467,7 +467,7 @@ class _Silence:
         self._bounds = np.append(0, np.cumsum(np.bincount(calls.thread, minlength=threads))).tolist()
         self._known: dict[int, tuple[Int64, Int64]] = {}
 
-    def around(self, thread: Int32, start: Int64) -> Int64:
+    def find_periods(self, thread: Int32, start: Int64) -> Int64:
         """Return two periods for each call, given its thread and start, as (from, to, from, to).
 
         The first is from the start of the call before it on the thread to its end, the second from its start to the
@@ -477,7 +477,7 @@ class _Silence:
         periods = np.empty((4, len(thread)), np.int64)
         for one in distinct(thread).tolist():
             here = np.flatnonzero(thread == one)
-            starts, latest = self._times(one)
+            starts, latest = self._get_call_times(one)
             begins = np.append(0, np.flatnonzero(starts[1:] > latest[:-1]) + 1)
             ends = latest[np.append(begins[1:], len(starts)) - 1]
             starts = starts[begins]
@@ -490,12 +490,12 @@ class _Silence:
             periods[3, here] = np.where(last, _LIMITS.max, ends[after])
         return periods
 
-    def holds(self, thread: int, around: Int64) -> Bool:
+    def is_silent(self, thread: int, around: Int64) -> Bool:
         """Return for which of these pairs of periods the thread was silent in at least one.
 
         A thread that never made a call has no part in what others launch, and is not silent in this sense.
         """
-        starts, latest = self._times(thread)
+        starts, latest = self._get_call_times(thread)
         silent = np.zeros(around.shape[1], np.bool_)
         if len(starts):
             for first, last in (around[:2], around[2:]):
@@ -503,7 +503,7 @@ class _Silence:
                 silent |= (at < 0) | (latest[at] < first)
         return silent
 
-    def _times(self, thread: int) -> tuple[Int64, Int64]:
+    def _get_call_times(self, thread: int) -> tuple[Int64, Int64]:
         """Return the starts of the calls of a thread, and the latest end of each and all before it."""
         if thread not in self._known:
             rows = self._by_thread[self._bounds[thread] : self._bounds[thread + 1]]
@@ -523,9 +523,9 @@ def add_replays(
     nodes = np.flatnonzero((gpu.graph_node != NULL) & (launched.call_of >= 0))
     if not len(nodes) or not len(trace.graph_nodes):
         return instances, Replays(nothing, nothing, nothing)
-    origin = _origins(trace, instances, gpu, nodes)
+    origin = _find_origins(trace, instances, gpu, nodes)
     nodes, origin = nodes[origin >= 0], origin[origin >= 0]
-    captured, operation, level = _levels(instances, links.events, nodes, origin)
+    captured, operation, level = _follow_origins(instances, links.events, nodes, origin)
     if not len(operation):
         return instances, Replays(nothing, nothing, nothing)
     call = launched.call_of[operation]
@@ -533,13 +533,15 @@ def add_replays(
     key, replay = np.unique(call * stride + captured, return_inverse=True)
     launcher = np.full(len(trace.calls), -1, np.int64)
     launcher[call] = innermost[operation]
-    joined = _joined(trace, instances, key // stride, key % stride, launcher)
+    joined = _append_replays(trace, instances, key // stride, key % stride, launcher)
     replay = replay.reshape(-1) + len(instances)
     order = np.lexsort((gpu.start_ns[operation], replay))
     return joined, Replays(replay[order], operation[order], -level[order])
 
 
-def _levels(instances: Instances, events: ThreadEvents, nodes: Int64, origin: Int64) -> tuple[Int64, Int64, Int64]:
+def _follow_origins(
+    instances: Instances, events: ThreadEvents, nodes: Int64, origin: Int64
+) -> tuple[Int64, Int64, Int64]:
     """Return (captured range, operation, level): for each operation its origin, what that lies inside, and so on.
 
     Ranges still open around the launch are excluded: they are not replays, they have the operation themselves.
@@ -569,7 +571,7 @@ def _levels(instances: Instances, events: ThreadEvents, nodes: Int64, origin: In
     return ranges[replayed], operations[replayed], levels[replayed]
 
 
-def _joined(trace: Trace, instances: Instances, call: Int64, captured: Int64, launcher: Int64) -> Instances:
+def _append_replays(trace: Trace, instances: Instances, call: Int64, captured: Int64, launcher: Int64) -> Instances:
     """Return the instances and, after them, one replay for each pair of launch call and captured range."""
     stride = len(instances)
     key = call * stride + captured
@@ -603,10 +605,10 @@ def _joined(trace: Trace, instances: Instances, call: Int64, captured: Int64, la
     return replace(instances, **joined, path=path, paths=paths)
 
 
-def _origins(trace: Trace, instances: Instances, gpu: GpuOperations, nodes: Int64) -> Int64:
+def _find_origins(trace: Trace, instances: Instances, gpu: GpuOperations, nodes: Int64) -> Int64:
     """Return the innermost instance that was open when the node of each operation was captured; -1 for none."""
     created = trace.graph_nodes
-    process_of_thread = _process_of_thread(trace).astype(np.int64)
+    process_of_thread = _map_thread_to_process(trace).astype(np.int64)
     ids = distinct(np.concatenate([created.node, created.original[created.original != NULL], gpu.graph_node[nodes]]))
     key = process_of_thread[created.thread] * len(ids) + np.searchsorted(ids, created.node)
     # By key of a node, the key of the node that it is a copy of; of several the first.
@@ -615,7 +617,7 @@ def _origins(trace: Trace, instances: Instances, gpu: GpuOperations, nodes: Int6
     copy_of = dict(zip(key[copies][::-1].tolist(), of[::-1].tolist(), strict=True))
     queried = gpu.process[nodes].astype(np.int64) * len(ids) + np.searchsorted(ids, gpu.graph_node[nodes])
     nodes_wanted, inverse = np.unique(queried, return_inverse=True)
-    capture = _capture_of(nodes_wanted, key, copy_of)
+    capture = _find_captures(nodes_wanted, key, copy_of)
     inner = np.full(len(nodes_wanted), -1, np.int64)
     known = capture >= 0
     thread, at_ns = created.thread[capture[known]], created.start_ns[capture[known]]
@@ -625,7 +627,7 @@ def _origins(trace: Trace, instances: Instances, gpu: GpuOperations, nodes: Int6
     return origin
 
 
-def _capture_of(queried: Int64, key: Int64, copy_of: dict[int, int]) -> Int64:
+def _find_captures(queried: Int64, key: Int64, copy_of: dict[int, int]) -> Int64:
     """Return the row of the creation of each node's first original; -1 where the trace does not hold it.
 
     A node that is a copy may have a row without an original as well: its being a copy counts.

@@ -100,7 +100,7 @@ class Context:
         attribution = attribute_operations(self.trace, self._instances, self.gpu, self.launches)
         if attribution.instances is not self._instances:
             # They begin with the same instances, whose columns would be in memory twice.
-            self.__dict__["_instances"] = attribution.instances.head(len(self._instances))
+            self.__dict__["_instances"] = attribution.instances.take_first(len(self._instances))
         return attribution
 
     @property
@@ -121,8 +121,8 @@ class Context:
         assert self.whole is not None and self.trace.cut is not None, "only a cut trace is narrowed"
         whole, cut = self.whole, self.trace.cut
         operations = np.flatnonzero(is_inside_cut(whole.gpu.start_ns, whole.gpu.end_ns, cut))
-        attribution, numbers = _narrowed_attribution(whole, cut, operations)
-        return _Narrowed(_narrowed_launches(whole, cut, operations), attribution, numbers)
+        attribution, numbers = _narrow_attribution(whole, cut, operations)
+        return _Narrowed(_narrow_launches(whole, cut, operations), attribution, numbers)
 
     @cached_property
     def range_of_instance(self) -> Int64:
@@ -208,11 +208,11 @@ class Context:
         Raises:
             UnanswerableError: no range of the trace has that name.
         """
-        return self._members(name, self.iter_operation_pairs(), len(self.gpu))
+        return self._mask_members(name, self.iter_operation_pairs(), len(self.gpu))
 
     def mask_calls(self, name: str) -> Bool:
         """Return which API calls lie inside a range of this name; raises as `mask_operations`."""
-        return self._members(name, self.iter_call_pairs(), len(self.trace.calls))
+        return self._mask_members(name, self.iter_call_pairs(), len(self.trace.calls))
 
     def mask_instances(self, name: str) -> Bool:
         """Return which instances have this name, or `domain:name`; raises as `mask_operations`."""
@@ -227,7 +227,7 @@ class Context:
             )
         return selected
 
-    def _members(self, name: str, pairs: Iterator[tuple[Int64, Int64]], items: int) -> Bool:
+    def _mask_members(self, name: str, pairs: Iterator[tuple[Int64, Int64]], items: int) -> Bool:
         selected = self.mask_instances(name)
         inside = np.zeros(items, np.bool_)
         for instance, item in pairs:
@@ -248,15 +248,15 @@ class _Narrowed:
     instances: Int64
 
 
-def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
+def _narrow_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
     launched, calls = whole.launches, whole.trace.calls
-    operation_to = _places(operations, len(whole.gpu))
+    operation_to = _find_places(operations, len(whole.gpu))
     links = np.flatnonzero(operation_to[launched.operation] >= 0)
     in_time = is_inside_cut(calls.start_ns, calls.end_ns, cut)
     others = np.zeros(len(calls), np.bool_)
     others[launched.call[links]] = True
     order = np.concatenate([np.flatnonzero(in_time), np.flatnonzero(others & ~in_time)])
-    call_to = _places(order, len(calls))
+    call_to = _find_places(order, len(calls))
     call_of = call_to[launched.call_of[operations]]
     # Queueing ends when an operation begins: one that began before the time did not queue in it.
     queue = np.where(whole.gpu.start_ns[operations] < cut.first_ns, NULL, launched.queue_ns[operations])
@@ -270,11 +270,11 @@ def _narrowed_launches(whole: Context, cut: Cut, operations: Int64) -> Launches:
     )
 
 
-def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[Attribution, Int64]:
+def _narrow_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[Attribution, Int64]:
     """Return the attribution of some operations, and which instances of the whole are in it."""
     of_whole = whole.attribution
     instances, links, old_replays = of_whole.instances, of_whole.links, of_whole.replays
-    operation_to = _places(operations, len(whole.gpu))
+    operation_to = _find_places(operations, len(whole.gpu))
     by_start = operation_to[links.events.order]
     here = np.flatnonzero(operation_to[links.events.item] >= 0)
     events = replace(
@@ -287,7 +287,7 @@ def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[
         order=by_start[by_start >= 0],
     )
     replays = np.flatnonzero(operation_to[old_replays.operation] >= 0)
-    is_kept = _instances_in(whole, cut, events)
+    is_kept = _find_instances_in_cut(whole, cut, events)
     is_kept[old_replays.instance[replays]] = True
     above = instances.parent[is_kept]
     while len(above := above[above >= 0]):
@@ -295,12 +295,12 @@ def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[
         is_kept[above] = True
         above = instances.parent[above]
     numbers = np.flatnonzero(is_kept)
-    instance_to = _places(numbers, len(instances))
+    instance_to = _find_places(numbers, len(instances))
     segments = select_segments(instances.segments, is_kept)
     segments = replace(segments, owner=instance_to[segments.owner])
     parent = instance_to[instances.parent[numbers]]
     narrow = Attribution(
-        instances=replace(_instances_of(whole, cut, numbers), parent=parent, segments=segments),
+        instances=replace(_cut_instances(whole, cut, numbers), parent=parent, segments=segments),
         rule=of_whole.rule[operations],
         links=replace(links, events=events, rule=links.rule[here], slices=find_slices(segments, events)),
         replays=Replays(
@@ -313,7 +313,7 @@ def _narrowed_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[
     return narrow, numbers
 
 
-def _instances_in(whole: Context, cut: Cut, events: ThreadEvents) -> Bool:
+def _find_instances_in_cut(whole: Context, cut: Cut, events: ThreadEvents) -> Bool:
     """Return which instances are in the time of a cut, or are around one of the events or a call in that time."""
     instances, calls = whole.instances, whole.trace.calls
     selected = is_inside_cut(instances.start_ns, instances.end_ns, cut) & ~instances.replay
@@ -325,7 +325,7 @@ def _instances_in(whole: Context, cut: Cut, events: ThreadEvents) -> Bool:
     return selected
 
 
-def _instances_of(whole: Context, cut: Cut, numbers: Int64) -> Instances:
+def _cut_instances(whole: Context, cut: Cut, numbers: Int64) -> Instances:
     """Return some instances of the whole, cut; `parent` and `segments` are still those of the whole."""
     instances = whole.instances
     columns = {
@@ -346,7 +346,7 @@ def _instances_of(whole: Context, cut: Cut, numbers: Int64) -> Instances:
     return replace(instances, **columns)
 
 
-def _places(numbers: Int64, count: int) -> Int64:
+def _find_places(numbers: Int64, count: int) -> Int64:
     """Return the place of each of the numbers 0..count-1 in `numbers`; -1 for those not in it, and at the end."""
     places = np.full(count + 1, -1, np.int64)
     places[numbers] = np.arange(len(numbers))
@@ -376,23 +376,23 @@ def cache_per_context(part: Callable[[Context], T]) -> Callable[[Context], T]:
     name = f"{part.__module__}.{part.__qualname__}"
 
     @wraps(part)
-    def cached(context: Context) -> T:
+    def compute_once(context: Context) -> T:
         parts = vars(context)
         if name not in parts:
             parts[name] = part(context)
         result: T = parts[name]
         return result
 
-    return cached
+    return compute_once
 
 
 def select_calls(context: Context, pattern: re.Pattern[str]) -> Int64:
     """Return the API calls of a kind, in order: one of the patterns `*_CALLS` of `name_patterns`."""
-    return _calls_by_kind(context)[pattern]
+    return _group_calls_by_kind(context)[pattern]
 
 
 @cache_per_context
-def _calls_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
+def _group_calls_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
     # No name is of two of these kinds, so that one pass over the calls finds all of them.
     kinds = (ALLOCATION_CALLS, SYNCHRONIZATION_CALLS, COPY_CALLS, MODULE_LOAD_CALLS, GRAPH_LAUNCH_CALLS)
     name = context.trace.calls.name
@@ -406,11 +406,11 @@ def select_overheads(context: Context, pattern: re.Pattern[str]) -> Int64:
     An overhead without a known name is LOADING_OVERHEAD where it lies inside the first launch of a kernel (by name, of
     its process) and no overhead of that process is called so: profilers that know the name use it.
     """
-    return _overheads_by_kind(context)[pattern]
+    return _group_overheads_by_kind(context)[pattern]
 
 
 @cache_per_context
-def _overheads_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
+def _group_overheads_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
     overheads = context.trace.overheads
     # A name is of the first kind that it matches: some carry CUPTI's name before that of the driver's work.
     kinds = (MODULE_LOAD_OVERHEAD, QUEUE_FULL_OVERHEAD, PROFILING_OVERHEAD, UNNAMED_OVERHEAD)
@@ -423,12 +423,12 @@ def _overheads_by_kind(context: Context) -> dict[re.Pattern[str], Int64]:
     is_module_load = match_names(context.trace, MODULE_LOAD_OVERHEAD, every.name)[every.name]
     unnamed = unnamed[~np.isin(overheads.process[unnamed], every.process[is_module_load])]
     overheads_by_pattern[MODULE_LOAD_OVERHEAD] = np.sort(
-        np.append(overheads_by_pattern[MODULE_LOAD_OVERHEAD], unnamed[_in_first_launch(context, unnamed)])
+        np.append(overheads_by_pattern[MODULE_LOAD_OVERHEAD], unnamed[_is_in_first_launch(context, unnamed)])
     )
     return overheads_by_pattern
 
 
-def _in_first_launch(context: Context, overhead: Int64) -> Bool:
+def _is_in_first_launch(context: Context, overhead: Int64) -> Bool:
     """Return which overheads lie inside a call that was the first to launch some kernel, by name, of their process."""
     overheads = context.trace.overheads
     # The first in the recording, though it may lie before the time that the trace was cut to.

@@ -44,7 +44,7 @@ class SortedGroups:
     @property
     def values(self) -> Int64:
         """The integers themselves."""
-        return self._decoded(self.above)
+        return self._decode(self.above)
 
     def summary(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Return the columns of `spread` and the deviation, as `<prefix>_stddev_ns`."""
@@ -55,11 +55,11 @@ class SortedGroups:
 
         Absent for a group without values. Quantiles are exact: linear interpolation, as numpy's default method.
         """
-        columns: dict[str, NDArray[Any]] = {f"{prefix}_mean_ns": self.means()}
-        columns[f"{prefix}_min_ns"] = self._at(self.first)
+        columns: dict[str, NDArray[Any]] = {f"{prefix}_mean_ns": self.compute_means()}
+        columns[f"{prefix}_min_ns"] = self._take_values(self.first)
         for word, quantile in QUANTILES.items():
-            columns[f"{prefix}_{word}_ns"] = self._quantile(quantile)
-        columns[f"{prefix}_max_ns"] = self._at(self.first + self.counts - 1)
+            columns[f"{prefix}_{word}_ns"] = self._compute_quantile(quantile)
+        columns[f"{prefix}_max_ns"] = self._take_values(self.first + self.counts - 1)
         return columns
 
     @cached_property
@@ -71,7 +71,7 @@ class SortedGroups:
             sums[some] += np.add.reduceat(self.above, self.first[some], dtype=np.int64)
         return sums
 
-    def means(self) -> Float64:
+    def compute_means(self) -> Float64:
         """Return the mean of each group, NaN where it has no values."""
         mean = np.full(len(self.counts), np.nan)
         np.divide(self.totals, self.counts, out=mean, where=self.counts > 0)
@@ -79,13 +79,13 @@ class SortedGroups:
 
     def deviations(self) -> Float64:
         """Return the sample standard deviation (n - 1) of each group, 0 for one value and NaN for none."""
-        mean, last = self.means(), self.first + self.counts
+        mean, last = self.compute_means(), self.first + self.counts
         squares = np.zeros(len(mean))
-        for part in _blocks(len(self.above)):
+        for part in _iter_blocks(len(self.above)):
             low = int(np.searchsorted(last, part.start, "right"))
             high = int(np.searchsorted(self.first, part.stop, "left"))
             number = np.minimum(last[low:high], part.stop) - np.maximum(self.first[low:high], part.start)
-            square = self._decoded(self.above[part]) - np.repeat(mean[low:high], number)
+            square = self._decode(self.above[part]) - np.repeat(mean[low:high], number)
             square *= square
             # The first group continues that of the block before.
             square[0] += squares[low]
@@ -93,25 +93,25 @@ class SortedGroups:
         deviation = np.sqrt(squares / np.maximum(1, self.counts - 1))
         return np.where(self.counts > 0, deviation, np.nan)
 
-    def _decoded(self, above: NDArray[Any]) -> Int64:
+    def _decode(self, above: NDArray[Any]) -> Int64:
         values = above.astype(np.int64)
         values += self.lowest
         return values
 
-    def _at(self, index: Int64) -> Int64:
+    def _take_values(self, index: Int64) -> Int64:
         some = self.counts > 0
         values = np.full(len(index), NULL, np.int64)
-        values[some] = self._decoded(self.above[index[some]])
+        values[some] = self._decode(self.above[index[some]])
         return values
 
-    def _quantile(self, quantile: float) -> Float64:
+    def _compute_quantile(self, quantile: float) -> Float64:
         """Interpolate at rank quantile * (n - 1), in the order of operations that numpy uses."""
         some = self.counts > 0
         number, first = self.counts[some], self.first[some]
         rank = quantile * (number - 1)
         below = np.floor(rank).astype(np.int64)
         above = np.minimum(below + 1, number - 1)
-        low, high = self._decoded(self.above[first + below]), self._decoded(self.above[first + above])
+        low, high = self._decode(self.above[first + below]), self._decode(self.above[first + above])
         part = rank - below
         step = (high - low).astype(np.float64)
         quantiles = np.full(len(self.first), np.nan)
@@ -130,13 +130,13 @@ def number_groups(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
     code: Int64 | None = None
     groups = 1
     for key in keys:
-        lowest, width = _extent(key)
+        lowest, width = _measure_extent(key)
         if width == 1:
             continue
-        if code is not None and groups * width > _dense(rows):
-            code, groups = _without_gaps(code, groups)
-        if groups * width > _dense(rows):
-            key, width = _without_gaps(*_from_zero(key))
+        if code is not None and groups * width > _limit_table(rows):
+            code, groups = _close_gaps(code, groups)
+        if groups * width > _limit_table(rows):
+            key, width = _close_gaps(*_shift_to_zero(key))
             lowest = 0
         if code is None:
             code = key.astype(np.int64)
@@ -149,11 +149,11 @@ def number_groups(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
         groups *= width
     if code is None:
         return np.zeros(rows, np.int64), np.zeros(min(1, rows), np.int64)
-    code, groups = _without_gaps(code, groups)
-    return code, _first_rows(code, groups)
+    code, groups = _close_gaps(code, groups)
+    return code, _find_first_rows(code, groups)
 
 
-def _first_rows(code: Int64, groups: int) -> Int64:
+def _find_first_rows(code: Int64, groups: int) -> Int64:
     """Return the first row of each of the groups 0..groups-1, none of which is empty."""
     first = np.full(groups, -1, np.int64)
     at, missing, size = 0, groups, 1 << 12
@@ -170,16 +170,16 @@ def _first_rows(code: Int64, groups: int) -> Int64:
 
 def count_distinct(group: Int64, item: NDArray[Any], groups: int) -> Int64:
     """Return how many different items each of the groups 0..groups-1 holds."""
-    lowest, width = _extent(item)
-    if groups * width <= _dense(len(item)):
+    lowest, width = _measure_extent(item)
+    if groups * width <= _limit_table(len(item)):
         present = np.zeros(groups * width, np.bool_)
-        for part in _blocks(len(item)):
+        for part in _iter_blocks(len(item)):
             present[group[part] * width + (item[part] - lowest)] = True
         counts: Int64 = np.count_nonzero(present.reshape(groups, width), axis=1).astype(np.int64)
         return counts
-    code, width = _from_zero(item)
+    code, width = _shift_to_zero(item)
     if groups * 2 * width >= _WIDEST:
-        code, width = _ranks(code)
+        code, width = _rank_numbers(code)
     return np.bincount(find_distinct_pairs(group, code, width)[0], minlength=groups)
 
 
@@ -253,7 +253,7 @@ def sort_groups(group: Int64, values: Int64, groups: int, use: Bool | None = Non
         return SortedGroups(values[np.lexsort((values, group))], 0, number, first)
     # Half the bits are sorted in half the time.
     key = np.empty(len(values), np.uint32 if key_bits <= 32 else np.int64)
-    for part in _blocks(len(values)):
+    for part in _iter_blocks(len(values)):
         packed = group[part] << bits
         packed |= values[part] - lowest
         key[part] = packed
@@ -262,11 +262,11 @@ def sort_groups(group: Int64, values: Int64, groups: int, use: Bool | None = Non
     return SortedGroups(key, lowest, number, first)
 
 
-def _blocks(rows: int) -> Iterator[slice]:
+def _iter_blocks(rows: int) -> Iterator[slice]:
     return (slice(at, min(rows, at + _BLOCK)) for at in range(0, rows, _BLOCK))
 
 
-def _extent(key: NDArray[Any]) -> tuple[int, int]:
+def _measure_extent(key: NDArray[Any]) -> tuple[int, int]:
     """Return the lowest number of a column, and how many there are from it to the highest; at least 1."""
     if not len(key):
         return 0, 1
@@ -274,27 +274,27 @@ def _extent(key: NDArray[Any]) -> tuple[int, int]:
     return lowest, int(key.max()) - lowest + 1
 
 
-def _from_zero(key: NDArray[Any]) -> tuple[Int64, int]:
+def _shift_to_zero(key: NDArray[Any]) -> tuple[Int64, int]:
     """Return the column less its minimum, and one more than its maximum then is.
 
     Numbers too far apart for that are replaced by their ranks.
     """
-    lowest, width = _extent(key)
+    lowest, width = _measure_extent(key)
     if width > _WIDEST:
-        return _ranks(key)
+        return _rank_numbers(key)
     return key.astype(np.int64) - lowest, width
 
 
-def _ranks(key: NDArray[Any]) -> tuple[Int64, int]:
+def _rank_numbers(key: NDArray[Any]) -> tuple[Int64, int]:
     """Replace numbers by their rank among the distinct ones; return it and how many there are, at least 1."""
     kinds, place = np.unique(key, return_inverse=True)
     return place.reshape(-1), max(1, len(kinds))
 
 
-def _without_gaps(code: Int64, width: int) -> tuple[Int64, int]:
+def _close_gaps(code: Int64, width: int) -> tuple[Int64, int]:
     """Replace codes below `width` by their rank; return it and how many there are, at least 1."""
-    if width > _dense(len(code)):
-        return _ranks(code)
+    if width > _limit_table(len(code)):
+        return _rank_numbers(code)
     present = np.zeros(width, np.bool_)
     present[code] = True
     kinds = np.flatnonzero(present)
@@ -306,7 +306,7 @@ def _without_gaps(code: Int64, width: int) -> tuple[Int64, int]:
     return code, max(1, len(kinds))
 
 
-def _dense(rows: int) -> int:
+def _limit_table(rows: int) -> int:
     """Return how many numbers a lookup table for so many rows may have."""
     return max(1 << 16, 4 * rows)
 
@@ -318,7 +318,7 @@ def sum_groups(group: Int64, values: Int64, groups: int) -> Int64:
     return sums
 
 
-def max_groups(group: Int64, values: Int64, groups: int) -> Int64:
+def find_group_maxima(group: Int64, values: Int64, groups: int) -> Int64:
     """Return the maximum of `values` in each group; NULL for an empty group or one that holds only NULL."""
     maxima = np.full(groups, NULL, np.int64)
     np.maximum.at(maxima, group, values)

@@ -94,7 +94,7 @@ class Instances:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def head(self, count: int) -> Instances:
+    def take_first(self, count: int) -> Instances:
         """Return the first instances, as views of these columns; their parents, paths and segments must be theirs."""
         columns = (column.name for column in fields(self) if column.name not in ("segments", "paths"))
         return replace(self, **{name: getattr(self, name)[:count] for name in columns})
@@ -162,12 +162,12 @@ def find_instances(
     is_segment = _find_segments(trace)
     own = np.flatnonzero(~is_segment)
     segment = np.flatnonzero(is_segment)
-    group = _groups(trace, segment)
+    group = _number_coroutines(trace, segment)
     # Groups are numbered without a gap.
     first = np.unique(group, return_index=True)[1]
     last_end = np.zeros(len(first), np.int64)
     np.maximum.at(last_end, group, ranges.end_ns[segment])
-    whole = _wholes(ranges, segment[first], last_end)
+    whole = _find_whole_ranges(ranges, segment[first], last_end)
     orphans = np.flatnonzero(whole < 0)
 
     count = len(own) + len(orphans)
@@ -191,7 +191,7 @@ def find_instances(
     task = np.zeros(count, np.bool_)
     task[instance_of_group] = True
 
-    node_parent, self_ns, active_ns = _times(ranges, owner, is_segment, task, within_ns)
+    node_parent, self_ns, active_ns = _measure_times(ranges, owner, is_segment, task, within_ns)
     leader = np.full(count, -1, np.int64)
     leader[: len(own)] = np.where(ranges.style[own] == PUSH_POP, own, -1)
     leader[instance_of_group] = segment[first]
@@ -200,7 +200,7 @@ def find_instances(
         enclosing=np.where(above >= 0, owner[above], -1),
         start_ns=columns["start_ns"],
         end_ns=end,
-        process=_process(trace, columns["thread"]),
+        process=_get_process(trace, columns["thread"]),
         identity=columns["identity"],
     )
     name = columns["name"] if of_name is None else of_name[columns["name"]]
@@ -223,7 +223,7 @@ def find_instances(
         path=path,
         self_ns=self_ns,
         active_ns=active_ns,
-        segments=_where_it_ran(ranges, owner, is_segment, task),
+        segments=_collect_segments(ranges, owner, is_segment, task),
         paths=paths,
     )
 
@@ -239,10 +239,10 @@ def _find_segments(trace: Trace) -> Bool:
     return in_domain & ranges.has_payload
 
 
-def _groups(trace: Trace, segment: Int64) -> Int64:
+def _number_coroutines(trace: Trace, segment: Int64) -> Int64:
     """Number the coroutines that the segments are of: equal process, name and payload; in order of first segment."""
     ranges = trace.ranges
-    keys = np.stack([_process(trace, ranges.thread[segment]), ranges.name[segment], ranges.payload[segment]])
+    keys = np.stack([_get_process(trace, ranges.thread[segment]), ranges.name[segment], ranges.payload[segment]])
     if not len(segment):
         return np.empty(0, np.int64)
     _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
@@ -251,7 +251,7 @@ def _groups(trace: Trace, segment: Int64) -> Int64:
     return rank[group.reshape(-1)]
 
 
-def _wholes(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int64:
+def _find_whole_ranges(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int64:
     """Return the start/end range of each group of segments, -1 where it is missing.
 
     Args:
@@ -286,11 +286,11 @@ def _wholes(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int64:
     return whole
 
 
-def _process(trace: Trace, thread: Int32) -> Int64:
+def _get_process(trace: Trace, thread: Int32) -> Int64:
     return np.array([of.process for of in trace.threads], np.int64)[thread]
 
 
-def _times(
+def _measure_times(
     ranges: Ranges, owner: Int64, is_segment: Bool, task: Bool, within_ns: tuple[int, int] | None
 ) -> tuple[Int64, Int64, Int64]:
     """Return the parent of each push/pop range (as an index of ranges), and of each instance self and active time."""
@@ -314,7 +314,7 @@ def _times(
     return node_parent, self_ns, active_ns
 
 
-def _where_it_ran(ranges: Ranges, owner: Int64, is_segment: Bool, task: Bool) -> Segments:
+def _collect_segments(ranges: Ranges, owner: Int64, is_segment: Bool, task: Bool) -> Segments:
     """Return the segments of coroutines and, of all else that began and ended on one thread, the whole range."""
     whole = ~is_segment & (ranges.end_thread < 0)
     whole[whole] = ~task[owner[whole]]
@@ -382,16 +382,18 @@ def resolve_parents(*, enclosing: Int64, start_ns: Int64, end_ns: Int64, process
     rank[order] = np.arange(len(enclosing))
     nested_rank = np.where(enclosing >= 0, rank[enclosing], -1)
     nested_rank[nested_rank >= rank] = -1
-    named_rank = _named_parents(rank, order, start_ns, end_ns, process, identity)
+    named_rank = _find_named_parents(rank, order, start_ns, end_ns, process, identity)
     by_name = named_rank > nested_rank
     choice = np.where(by_name, named_rank, nested_rank)
     parent: Int64 = np.where(choice >= 0, order[choice], -1)
     if by_name.any():
-        parent[by_name & (_above(parent, by_name) % MAX_DEPTH == 0)] = -1
+        parent[by_name & (_count_ancestors(parent, by_name) % MAX_DEPTH == 0)] = -1
     return parent
 
 
-def _named_parents(rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, process: Int64, identity: Int64) -> Int64:
+def _find_named_parents(
+    rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, process: Int64, identity: Int64
+) -> Int64:
     """Return the rank of the instance that each identity names as parent, -1 for none.
 
     Numbers come again after 2**30, and a parent may have ended before its child began: it is the last instance of that
@@ -416,7 +418,7 @@ def _named_parents(rank: Int64, order: Int64, start_ns: Int64, end_ns: Int64, pr
     return result
 
 
-def _above(parent: Int64, counts: Bool) -> Int64:
+def _count_ancestors(parent: Int64, counts: Bool) -> Int64:
     """Return how many of each instance and its ancestors count, by doubling the stride that follows them."""
     number = counts.astype(np.int64)
     ancestor = parent.copy()
@@ -444,15 +446,15 @@ def find_parents(thread: Int32, start_ns: Int64, end_ns: Int64) -> Int64:
     bounds = np.flatnonzero(np.diff(thread[order], prepend=-1, append=-1))
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         here = order[first:last]
-        result = _parents_when_nested(start_ns[here], end_ns[here])
+        result = _find_nested_parents(start_ns[here], end_ns[here])
         if result is None:
-            result = _parents_when_crossing(start_ns[here], end_ns[here])
+            result = _find_crossing_parents(start_ns[here], end_ns[here])
         inside = result >= 0
         parent[here[inside]] = here[result[inside]]
     return parent
 
 
-def _parents_when_nested(start: Int64, end: Int64) -> Int64 | None:
+def _find_nested_parents(start: Int64, end: Int64) -> Int64 | None:
     """Return the parents of one thread's sorted ranges, or None where two of them cross.
 
     The depth of a range is the number of ranges that started before it less those that ended before it, and its
@@ -480,7 +482,7 @@ def _parents_when_nested(start: Int64, end: Int64) -> Int64 | None:
     return parent if encloses.all() else None
 
 
-def _parents_when_crossing(start: Int64, end: Int64) -> Int64:
+def _find_crossing_parents(start: Int64, end: Int64) -> Int64:
     """Return the parents of one thread's sorted ranges, some of which cross: compare with all that are open."""
     starts, ends = start.tolist(), end.tolist()
     parent = [-1] * len(starts)

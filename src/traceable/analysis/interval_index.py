@@ -68,7 +68,7 @@ def find_slices(segments: Segments, events: ThreadEvents) -> Slices:
     """Return where the events of each segment are."""
     first = np.zeros(len(segments.owner), np.int64)
     number = np.zeros(len(segments.owner), np.int64)
-    for here, low, high in _by_thread(segments, events):
+    for here, low, high in _iter_threads(segments, events):
         starts = events.start_ns[low:high]
         first[here] = low + np.searchsorted(starts, segments.start_ns[here], "left")
         number[here] = low + np.searchsorted(starts, segments.end_ns[here], "right") - first[here]
@@ -76,7 +76,7 @@ def find_slices(segments: Segments, events: ThreadEvents) -> Slices:
     return Slices(first, number, latest <= segments.end_ns)
 
 
-def _by_thread(segments: Segments, events: ThreadEvents) -> Iterator[tuple[Int64, int, int]]:
+def _iter_threads(segments: Segments, events: ThreadEvents) -> Iterator[tuple[Int64, int, int]]:
     """Yield, for each thread that has both, its segments and its slice of the events."""
     by_thread = argsort_index(segments.thread)
     bounds = np.flatnonzero(np.diff(segments.thread[by_thread], prepend=-1, append=-1))
@@ -167,17 +167,17 @@ def find_covered(segments: Segments, events: ThreadEvents) -> Bool:
 def find_last_around(segments: Segments, events: ThreadEvents) -> Int64:
     """Return the segment around each event that began last; -1 for none."""
     around = np.full(len(events.item), -1, np.int64)
-    for here, low, high in _by_thread(segments, events):
+    for here, low, high in _iter_threads(segments, events):
         by_start = argsort_by_start(segments.start_ns[here], segments.end_ns[here])
         order = here if by_start is None else here[by_start]
-        last = _innermost(
+        last = _find_innermost(
             segments.start_ns[order], segments.end_ns[order], events.start_ns[low:high], events.end_ns[low:high]
         )
         around[low:high] = np.append(order, -1)[last]
     return around
 
 
-def _innermost(start: Int64, end: Int64, event_start: Int64, event_end: Int64) -> Int64:
+def _find_innermost(start: Int64, end: Int64, event_start: Int64, event_end: Int64) -> Int64:
     """Return which interval, of those around each event, stands last; -1 for none.
 
     Args:
@@ -193,14 +193,14 @@ def _innermost(start: Int64, end: Int64, event_start: Int64, event_end: Int64) -
     ends = np.append(end, np.iinfo(np.int64).max)
     early = np.flatnonzero(ends[at] < event_end)
     if len(early):
-        wider = _wider_before(end)
+        wider = _find_wider_before(end)
         while len(early):
             at[early] = wider[at[early]]
             early = early[ends[at[early]] < event_end[early]]
     return at
 
 
-def _wider_before(end: Int64) -> Int64:
+def _find_wider_before(end: Int64) -> Int64:
     """Return, for each interval, the last one before it that ends later; -1 for none.
 
     All between an interval and its candidate end no later than it does. A candidate that ends no later either makes

@@ -108,7 +108,7 @@ def union_by_lane(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Union:
     starts, ends, sizes, last = [start_ns[:0]], [end_ns[:0]], [0], [0]
     for rows in lanes:
         number = 0
-        for _, start, end, before in _in_parts(start_ns, end_ns, rows):
+        for _, start, end, before in _iter_parts(start_ns, end_ns, rows):
             begins = np.flatnonzero(start > before)
             number += len(begins)
             starts.append(start[begins])
@@ -128,7 +128,7 @@ _ROWS_AT_ONCE = 1 << 15
 """Rows of a lane that are processed at once: intermediate results stay in the processor's cache."""
 
 
-def _in_parts(start_ns: Int64, end_ns: Int64, rows: Int64) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
+def _iter_parts(start_ns: Int64, end_ns: Int64, rows: Int64) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
     """Yield the rows of a lane, some at a time, with their starts, ends, and the latest end of all rows before each.
 
     That is NULL, which is less than any start, for the first row of the lane.
@@ -166,7 +166,7 @@ def measure_extents(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Extents:
     columns = []
     for rows in lanes:
         first, last, idle, summed = NULL, NULL, 0, 0
-        for _, start, end, before in _in_parts(start_ns, end_ns, rows):
+        for _, start, end, before in _iter_parts(start_ns, end_ns, rows):
             if last == NULL:
                 first = before[0] = int(start[0])
             last = max(int(before[-1]), int(end[-1]))
@@ -207,7 +207,7 @@ def find_gaps(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Gaps:
     result: list[tuple[Int64, ...]] = [(nothing,) * 5]
     for lane, rows in enumerate(lanes):
         longest = -1
-        for some, start, end, before in _in_parts(start_ns, end_ns, rows):
+        for some, start, end, before in _iter_parts(start_ns, end_ns, rows):
             after = np.flatnonzero(start > before)
             if longest < 0:
                 after = after[1:]
@@ -250,7 +250,7 @@ def measure_covered_ns(within: Union, lane: NDArray[np.integer], start_ns: Int64
     for i, rows in enumerate(build_lanes(lane, len(within), valid)):
         starts, ends = within.lane(i)
         if len(starts) and len(rows):
-            covered[rows] = _covered(starts, ends, start_ns[rows], end_ns[rows])
+            covered[rows] = _measure_covered(starts, ends, start_ns[rows], end_ns[rows])
     return covered
 
 
@@ -266,7 +266,7 @@ def subtract_union(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> tuple[Int64,
     starts, ends, sizes = [start_ns[:0]], [end_ns[:0]], [0]
     for rows in lanes:
         number = 0
-        for _, start, end, before in _in_parts(start_ns, end_ns, rows):
+        for _, start, end, before in _iter_parts(start_ns, end_ns, rows):
             # Each interval prolongs the union from its latest end so far, and what it shares with that is left.
             until = np.minimum(end, before)
             left = np.flatnonzero(until > start)
@@ -307,7 +307,7 @@ class BlockIndex:
 
     def find_overlapping(self, begin: int, end: int) -> Int64:
         """Return the rows that start before `end` and end after `begin`, in order."""
-        rows = self._rows((self.earliest < end) & (self.latest > begin))
+        rows = self._list_rows((self.earliest < end) & (self.latest > begin))
         result: Int64 = rows[(self.start_ns[rows] < end) & (self.end_ns[rows] > begin)]
         return result
 
@@ -316,21 +316,21 @@ class BlockIndex:
         whole = merge_intervals(begin_ns, end_ns)
         next_one = np.searchsorted(whole.end_ns, self.earliest, "left")
         begins = np.append(whole.start_ns, np.iinfo(np.int64).max)
-        return self._rows(begins[next_one] <= self.latest)
+        return self._list_rows(begins[next_one] <= self.latest)
 
-    def _rows(self, blocks: Bool) -> Int64:
+    def _list_rows(self, blocks: Bool) -> Int64:
         rows: Int64 = (self.first[blocks][:, None] + np.arange(_BLOCK)).reshape(-1)
         return rows[rows < len(self.start_ns)]
 
 
-def _covered(starts: Int64, ends: Int64, since_ns: Int64, until_ns: Int64) -> Int64:
+def _measure_covered(starts: Int64, ends: Int64, since_ns: Int64, until_ns: Int64) -> Int64:
     """Return the summed length of disjoint sorted intervals from `since_ns` until `until_ns`."""
     whole = np.concatenate([[0], np.cumsum(ends - starts)])
 
-    def before(time_ns: Int64) -> Int64:
+    def measure_before(time_ns: Int64) -> Int64:
         begun = np.searchsorted(starts, time_ns, "right")
         overhang = np.maximum(0, ends[np.maximum(begun - 1, 0)] - time_ns)
         length: Int64 = whole[begun] - np.where(begun > 0, overhang, 0)
         return length
 
-    return before(until_ns) - before(since_ns)
+    return measure_before(until_ns) - measure_before(since_ns)

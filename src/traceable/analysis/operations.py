@@ -68,15 +68,15 @@ class GpuOperations:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def size_bytes(self, operation: Int64) -> Int64:
+    def get_size_bytes(self, operation: Int64) -> Int64:
         """Return how much each of these operations copied or set; 0 for others."""
-        return self._moved(self.moved_bytes, operation, 0)
+        return self._get_moved(self.moved_bytes, operation, 0)
 
     def pageable_bytes(self, operation: Int64) -> Int64:
         """Return how much of that was pageable host memory; NULL where that is not recorded, and for others."""
-        return self._moved(self.moved_pageable_bytes, operation, NULL)
+        return self._get_moved(self.moved_pageable_bytes, operation, NULL)
 
-    def _moved(self, values: Int64, operation: Int64, nothing: int) -> Int64:
+    def _get_moved(self, values: Int64, operation: Int64, nothing: int) -> Int64:
         moved = np.full(len(operation), nothing, np.int64)
         at = operation - (len(self) - len(values))
         has_value = at >= 0
@@ -135,17 +135,17 @@ def collect_operations(trace: Trace) -> GpuOperations:
     directions: Int8 = table[np.clip(trace.copies.kind, -1, len(table) - 1)]
     moved = [np.maximum(events.size_bytes, 0) for events in (trace.copies, trace.memsets)]
     pageable = np.full(sum(number[1:]), NULL, np.int64)
-    pageable[:copies] = _pageable_bytes(trace.copies, directions, moved[0])
-    start_ns = _of_all(kinds, "start_ns")
+    pageable[:copies] = _measure_pageable_bytes(trace.copies, directions, moved[0])
+    start_ns = _concatenate_column(kinds, "start_ns")
     return GpuOperations(
         start_ns=start_ns,
-        end_ns=_of_all(kinds, "end_ns"),
+        end_ns=_concatenate_column(kinds, "end_ns"),
         kind=np.repeat(np.array([KERNEL, COPY, MEMSET, GRAPH], np.int8), number),
-        process=_of_all(kinds, "process"),
-        device=_of_all(kinds, "device"),
-        stream=_of_all(kinds, "stream"),
+        process=_concatenate_column(kinds, "process"),
+        device=_concatenate_column(kinds, "device"),
+        stream=_concatenate_column(kinds, "stream"),
         name=np.concatenate([trace.kernels.name, np.full(sum(number[1:]), -1, np.int32)]),
-        graph_node=_of_all(kinds, "graph_node"),
+        graph_node=_concatenate_column(kinds, "graph_node"),
         direction=np.concatenate([np.full(kernels, -1, np.int8), directions, np.full(sum(number[2:]), -1, np.int8)]),
         by_start=np.argsort(start_ns, kind="stable"),
         moved_bytes=np.concatenate([*moved, np.zeros(number[3], np.int64)]),
@@ -153,7 +153,7 @@ def collect_operations(trace: Trace) -> GpuOperations:
     )
 
 
-def _of_all(kinds: tuple[model.Operations, ...], column: str) -> NDArray[Any]:
+def _concatenate_column(kinds: tuple[model.Operations, ...], column: str) -> NDArray[Any]:
     return concatenate_columns([getattr(events, column) for events in kinds])
 
 
@@ -165,9 +165,9 @@ def join_launches(trace: Trace, gpu: GpuOperations) -> Launches:
     """
     calls = trace.calls
     process_of_thread = np.array([thread.process for thread in trace.threads], np.int32)
-    correlation = _of_all((trace.kernels, trace.copies, trace.memsets, trace.graph_launches), "correlation")
-    joined = _by_lookup(gpu, correlation, calls, process_of_thread)
-    call_of, call, operation = joined or _by_sorting(gpu, correlation, calls, process_of_thread)
+    correlation = _concatenate_column((trace.kernels, trace.copies, trace.memsets, trace.graph_launches), "correlation")
+    joined = _join_by_lookup(gpu, correlation, calls, process_of_thread)
+    call_of, call, operation = joined or _join_by_sorting(gpu, correlation, calls, process_of_thread)
     launched = np.flatnonzero(call_of >= 0)
     queue = np.full(len(gpu), NULL, np.int64)
     queue[launched] = gpu.start_ns[launched] - calls.end_ns[call_of[launched]]
@@ -189,7 +189,7 @@ _SPARSEST = 8
 """How many numbers a lookup table may have for each call: ids that lie farther apart are sorted instead."""
 
 
-def _by_lookup(
+def _join_by_lookup(
     gpu: GpuOperations, correlation: Int64, calls: model.Calls, process_of_thread: Int32
 ) -> tuple[Int64, Int64, Int64] | None:
     """Return call_of and the links (call, operation) by a table of ids; None where ids are far apart or come twice."""
@@ -228,11 +228,11 @@ def _by_lookup(
     return call_of, call_of[operation], operation
 
 
-def _by_sorting(
+def _join_by_sorting(
     gpu: GpuOperations, correlation: Int64, calls: model.Calls, process_of_thread: Int32
 ) -> tuple[Int64, Int64, Int64]:
     """Return call_of and the links (call, operation), whatever the ids are."""
-    known, operation_key, call_key = _keys(
+    known, operation_key, call_key = _make_keys(
         gpu, correlation, process_of_thread[calls.thread].astype(np.int64), calls.correlation
     )
     useful = np.flatnonzero(np.isin(call_key, operation_key[known]) & (calls.correlation != NULL))
@@ -252,7 +252,7 @@ def _by_sorting(
     return call_of, call, operation
 
 
-def _keys(
+def _make_keys(
     gpu: GpuOperations, correlation: Int64, call_process: Int64, call_correlation: Int64
 ) -> tuple[Int64, Int64, Int64]:
     """Return the operations that have a correlationId, and one number each for (process, id) of operations and calls.
@@ -265,7 +265,7 @@ def _keys(
     return known, operation_key, call_process * len(ids) + np.searchsorted(ids, call_correlation)
 
 
-def _pageable_bytes(copies: model.Copies, direction: Int8, size: Int64) -> Int64:
+def _measure_pageable_bytes(copies: model.Copies, direction: Int8, size: Int64) -> Int64:
     """Return the pageable bytes of copies between host and device; NULL for others and where it is not recorded."""
     host_side = np.where(direction == DIRECTIONS.index("h2d"), copies.source_kind, copies.target_kind)
     with_host = (direction == DIRECTIONS.index("h2d")) | (direction == DIRECTIONS.index("d2h"))

@@ -29,7 +29,7 @@ from traceable.analysis.attribution import (
 )
 from traceable.analysis.context import Context, cache_per_context, measure_sync_waits
 from traceable.analysis.fields import Fields, summarize_fields
-from traceable.analysis.grouping import max_groups, sort_groups, sum_groups
+from traceable.analysis.grouping import find_group_maxima, sort_groups, sum_groups
 from traceable.analysis.instances import Instances, select_segments
 from traceable.analysis.interval_index import (
     Reduction,
@@ -144,7 +144,7 @@ class GpuWork:
     copied: list[Copied]
     by_other_rules: list[ByOtherRule]
 
-    def copied_in(self, direction: int) -> Copied:
+    def collect_copies(self, direction: int) -> Copied:
         """Return the copies in one direction, of all instances that have some."""
         pieces = [one for one in self.copied if one.direction == direction]
         columns = (column.name for column in fields(Copied) if column.name != "direction")
@@ -153,7 +153,7 @@ class GpuWork:
             direction, *(np.concatenate([nothing, *(getattr(one, name) for one in pieces)]) for name in columns)
         )
 
-    def by_rule(self, task: Bool, group: Int64, groups: int) -> tuple[Int64, Int64]:
+    def sum_by_rule(self, task: Bool, group: Int64, groups: int) -> tuple[Int64, Int64]:
         """Return GPU time in ns and number of operations by rule and group of instances, each of shape (rules, groups).
 
         Args:
@@ -191,10 +191,12 @@ def profile_ranges(context: Context) -> RangeProfile:
 
     group, first = group_by_keys(instances.path, instances.domain, instances.style)
     paths = [[trace.names[name] for name in instances.paths[path]] for path in instances.path[first].tolist()]
-    identity = _identity_columns(trace, instances, first)
-    table = Table({"path": objects(paths), **identity, **_cost_columns(trace, instances, costs, group, len(first))})
+    identity = _make_identity_columns(trace, instances, first)
+    table = Table(
+        {"path": objects(paths), **identity, **_make_cost_columns(trace, instances, costs, group, len(first))}
+    )
     table = Table({**table.values, "cpu_excess_reason": _explain_excess(instances, group, first, table)})
-    order = _tree_order(instances, first, table.values["cpu_total_ns"])
+    order = _sort_tree(instances, first, table.values["cpu_total_ns"])
     fields_of_row = summarize_fields(trace.names, instances.fields, group, len(first))
     ranges = table.take(order)
 
@@ -232,7 +234,7 @@ def profile_by_group(context: Context, place: Int64) -> tuple[Table, Int64]:
 
 
 def _make_name_table(trace: Trace, instances: Instances, costs: InstanceCosts, group: Int64, first: Int64) -> Table:
-    columns = _cost_columns(trace, instances, costs, group, len(first))
+    columns = _make_cost_columns(trace, instances, costs, group, len(first))
     style = instances.style[first]
     of_style = sum_groups(style.astype(np.int64), np.maximum(columns["cpu_total_ns"], 0), int(style.max(initial=0)) + 1)
     # Where the instances that nsys's projection lists lie in the tree, and how many listed ones lie inside each.
@@ -242,7 +244,7 @@ def _make_name_table(trace: Trace, instances: Instances, costs: InstanceCosts, g
     inside = np.bincount(instances.parent[(instances.parent >= 0) & listed], minlength=len(instances))
     return Table(
         {
-            **_identity_columns(trace, instances, first),
+            **_make_identity_columns(trace, instances, first),
             **columns,
             "nsys_cpu_share": ratios(columns["cpu_total_ns"], of_style[style]),
             "nsys_level_mean": ratios(sum_groups(group_of_listed, instances.depth[listed], len(first)), number),
@@ -271,7 +273,7 @@ def group_by_keys(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
     return number[key], row[present]
 
 
-def _identity_columns(trace: Trace, instances: Instances, first: Int64) -> dict[str, NDArray[Any]]:
+def _make_identity_columns(trace: Trace, instances: Instances, first: Int64) -> dict[str, NDArray[Any]]:
     domains = [trace.names[domain] if domain >= 0 else None for domain in instances.domain[first].tolist()]
     return {
         "name": objects([trace.names[name] for name in instances.name[first].tolist()]),
@@ -280,7 +282,7 @@ def _identity_columns(trace: Trace, instances: Instances, first: Int64) -> dict[
     }
 
 
-def _cost_columns(
+def _make_cost_columns(
     trace: Trace, instances: Instances, costs: InstanceCosts, group: Int64, groups: int
 ) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure, one value a group. Instances not entered have no CPU time."""
@@ -299,12 +301,12 @@ def _cost_columns(
         "cpu_total_ns": total,
         "cpu_share": ratios(np.where(count > 0, total, np.nan), np.full(groups, outermost)),
         **sort_groups(group, duration, groups, whole).summary("cpu"),
-        "cpu_self_total_ns": _known_total(group, instances.self_ns, groups),
-        "active_total_ns": _known_total(group, instances.active_ns, groups),
+        "cpu_self_total_ns": _sum_known(group, instances.self_ns, groups),
+        "active_total_ns": _sum_known(group, instances.active_ns, groups),
         **sort_groups(group, instances.active_ns, groups, whole & instances.task).summary("active"),
-        "blocking_path": objects(_pause_paths(trace, instances, costs.blocking_instance, group, groups)),
-        "sync_wait_total_ns": _known_total(group, costs.sync_wait_ns, groups),
-        **_gpu_columns(instances, costs.work, duration, group, groups),
+        "blocking_path": objects(_find_blocking_paths(trace, instances, costs.blocking_instance, group, groups)),
+        "sync_wait_total_ns": _sum_known(group, costs.sync_wait_ns, groups),
+        **_make_gpu_columns(instances, costs.work, duration, group, groups),
         "nsys_gpu_count": integers(nsys_count, nsys_count > 0),
         "nsys_cpu_total_ns": integers(sum_groups(group, np.where(listed, duration, 0), groups), nsys_count > 0),
         "nsys_launches": integers(sum_groups(group, nsys.launches, groups), nsys_count > 0),
@@ -313,7 +315,7 @@ def _cost_columns(
     }
 
 
-def _pause_paths(
+def _find_blocking_paths(
     trace: Trace, instances: Instances, blocking_instance: Int64, group: Int64, groups: int
 ) -> list[list[str] | None]:
     """Return for each group of callbacks the path of the ranges that took most of their time; None for all else."""
@@ -330,7 +332,7 @@ def _pause_paths(
     return paths
 
 
-def _gpu_columns(
+def _make_gpu_columns(
     instances: Instances, work: GpuWork, duration: Int64, group: Int64, groups: int
 ) -> dict[str, NDArray[Any]]:
     """Return the GPU's columns; absent for a group without GPU work."""
@@ -339,28 +341,28 @@ def _gpu_columns(
     count = np.bincount(group[worked], minlength=groups)
     some = count > 0
 
-    def total(values: Int64) -> Int64:
+    def sum_column(values: Int64) -> Int64:
         return integers(sum_groups(group, values, groups), some)
 
     queued = sum_groups(group, work.queued, groups)
-    time, operations = work.by_rule(instances.task, group, groups)
+    time, operations = work.sum_by_rule(instances.task, group, groups)
     return {
         "gpu_count": integers(count, some),
-        "cpu_total_with_gpu_ns": total(np.where(worked, duration, 0)),
-        "gpu_operations": total(work.operations),
-        "kernels": total(work.kernels),
-        "graph_launches": total(work.graphs),
-        "launches": total(work.launches),
-        "gpu_sum_total_ns": total(work.sum_ns),
-        "gpu_busy_total_ns": total(work.busy_ns),
+        "cpu_total_with_gpu_ns": sum_column(np.where(worked, duration, 0)),
+        "gpu_operations": sum_column(work.operations),
+        "kernels": sum_column(work.kernels),
+        "graph_launches": sum_column(work.graphs),
+        "launches": sum_column(work.launches),
+        "gpu_sum_total_ns": sum_column(work.sum_ns),
+        "gpu_busy_total_ns": sum_column(work.busy_ns),
         **sort_groups(group, work.busy_ns, groups, whole).summary("gpu_busy"),
-        "gpu_span_total_ns": total(work.span_ns),
+        "gpu_span_total_ns": sum_column(work.span_ns),
         **sort_groups(group, work.span_ns, groups, whole).summary("gpu_span"),
-        "gpu_idle_total_ns": total(work.span_ns - work.busy_ns),
+        "gpu_idle_total_ns": sum_column(work.span_ns - work.busy_ns),
         "queue_count": integers(queued, some),
         "queue_mean_ns": ratios(sum_groups(group, work.queue_ns, groups), queued),
-        "queue_max_ns": max_groups(group, work.queue_max_ns, groups),
-        **_copy_columns(work, group, groups),
+        "queue_max_ns": find_group_maxima(group, work.queue_max_ns, groups),
+        **_make_copy_columns(work, group, groups),
         "attribution": find_main_rules(time, operations),
         **{
             f"attributed_{rule.replace('-', '_')}_ns": integers(time[i], operations[i] > 0)
@@ -369,10 +371,10 @@ def _gpu_columns(
     }
 
 
-def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
+def _make_copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     columns: dict[str, NDArray[Any]] = {}
     for i, direction in enumerate(DIRECTIONS):
-        copied = work.copied_in(i)
+        copied = work.collect_copies(i)
         of_copies = group[copied.instance]
         count, size, time = (
             sum_groups(of_copies, values, groups) for values in (copied.copies, copied.size_bytes, copied.copy_ns)
@@ -383,7 +385,7 @@ def _copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, NDArray
         # Bytes per ns are GB per s.
         columns[f"{direction}_gb_per_s"] = ratios(size, time)
         if direction in ("h2d", "d2h"):
-            pageable = _known_total(of_copies, copied.pageable_bytes, groups)
+            pageable = _sum_known(of_copies, copied.pageable_bytes, groups)
             columns[f"{direction}_pageable_share"] = np.where(pageable == NULL, np.nan, ratios(pageable, size))
     return columns
 
@@ -400,7 +402,7 @@ def find_main_rules(time: Int64, operations: Int64) -> NDArray[Any]:
     return main_rules
 
 
-def _known_total(group: Int64, values: Int64, groups: int) -> Int64:
+def _sum_known(group: Int64, values: Int64, groups: int) -> Int64:
     """Return the sum of the values by group that are not NULL; NULL where all are."""
     known = values != NULL
     sums = sum_groups(group[known], values[known], groups)
@@ -436,7 +438,7 @@ def _explain_excess(instances: Instances, group: Int64, first: Int64, table: Tab
     return reason
 
 
-def _tree_order(instances: Instances, first: Int64, total: Int64) -> Int64:
+def _sort_tree(instances: Instances, first: Int64, total: Int64) -> Int64:
     """Return rows parents first, and among siblings the largest total first.
 
     A path's rows (it has several where domains or styles share its names) are together, before its children.
@@ -514,10 +516,10 @@ def project_work(
     simple = _find_simple(segments, where, events, len(instances), len(gpu))
     rows = np.flatnonzero(simple & (where.count > 0))
     columns = _Columns(gpu, launched, events.item)
-    _span_of_slices(nsys, columns, segments.owner[rows], where.first[rows], where.count[rows])
+    _add_slice_spans(nsys, columns, segments.owner[rows], where.first[rows], where.count[rows])
     rest = replace(where, count=np.where(simple, 0, where.count))
     for instance, operation in iter_pairs_in_slices(segments, events, rest):
-        _span_of_pairs(nsys, gpu, launched, instance, operation)
+        _add_pair_spans(nsys, gpu, launched, instance, operation)
     return nsys
 
 
@@ -527,7 +529,7 @@ def _find_simple(segments: Segments, where: Slices, events: ThreadEvents, instan
     number = np.bincount(events.item, minlength=operations)
     simple: Bool = where.contained & alone
     if number.max(initial=0) > 1:
-        before = _running_sum(number[events.item] > 1)
+        before = _compute_running_sum(number[events.item] > 1)
         simple &= before[where.first + where.count] == before[where.first]
     return simple
 
@@ -542,19 +544,19 @@ class _Columns:
         self.is_first_of_launch = launched.is_first_of_launch[item]
 
 
-def _running_sum(values: Int64 | Bool) -> Int64:
+def _compute_running_sum(values: Int64 | Bool) -> Int64:
     """Return the sum of all values before each place, and after the last."""
     sums = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=sums[1:])
     return sums
 
 
-def _span_of_slices(
+def _add_slice_spans(
     work: GpuWork | Projection, columns: _Columns, who: Int64, first: Int64, number: Int64
 ) -> Reduction:
     """Put operations, launches, start and span into `work`; return the reduction of the slices."""
     work.operations[who] = number
-    work.launches[who] = _SlicesOf(first, first + number).total(columns.is_first_of_launch)
+    work.launches[who] = _SlicesOf(first, first + number).sum_values(columns.is_first_of_launch)
     reduced = Reduction(first, number)
     start = reduced(np.minimum, columns.start, 0)
     work.start_ns[who] = start
@@ -568,13 +570,13 @@ class _SlicesOf:
     def __init__(self, first: Int64, last: Int64) -> None:
         self._first, self._last = first, last
 
-    def total(self, values: Int64 | Bool) -> Int64:
+    def sum_values(self, values: Int64 | Bool) -> Int64:
         """Return the sum of the values, one a place, over each slice."""
-        running = _running_sum(values)
+        running = _compute_running_sum(values)
         sums: Int64 = running[self._last] - running[self._first]
         return sums
 
-    def among(self, places: Int64) -> _SlicesOf:
+    def select(self, places: Int64) -> _SlicesOf:
         """Return the same slices of some places alone, which come in order."""
         return _SlicesOf(np.searchsorted(places, self._first), np.searchsorted(places, self._last))
 
@@ -585,11 +587,11 @@ class _GroupsOf:
     def __init__(self, group: Int64, groups: int) -> None:
         self._group, self._groups = group, groups
 
-    def total(self, values: Int64 | Bool) -> Int64:
+    def sum_values(self, values: Int64 | Bool) -> Int64:
         """Return the sum of the values, one a place, over each group."""
         return sum_groups(self._group, values.astype(np.int64), self._groups)
 
-    def among(self, places: Int64) -> _GroupsOf:
+    def select(self, places: Int64) -> _GroupsOf:
         """Return the same groups of some places alone."""
         return _GroupsOf(self._group[places], self._groups)
 
@@ -605,16 +607,16 @@ def _add_slices(
 ) -> None:
     """Put the work of instances with one slice of places each into `work`."""
     columns = _Columns(gpu, launched, links.events.item)
-    reduced = _span_of_slices(work, columns, who, first, number)
+    reduced = _add_slice_spans(work, columns, who, first, number)
     sums = _SlicesOf(first, first + number)
     _add_sums(work, gpu, launched, who, columns.item, links.rule, sums)
     work.queue_max_ns[who] = reduced(np.maximum, launched.queue_ns[columns.item], NULL)
     # Where each operation begins after the one that was launched before it has ended, the union is the sum.
-    overlaps = _running_sum(columns.start[1:] < columns.end[:-1])
+    overlaps = _compute_running_sum(columns.start[1:] < columns.end[:-1])
     some = np.flatnonzero(overlaps[first + number - 1] > overlaps[first])
     work.busy_ns[who] = work.sum_ns[who]
     if len(some):
-        work.busy_ns[who[some]] = _busy_of_slices(links, columns, first[some], number[some])
+        work.busy_ns[who[some]] = _measure_slice_unions(links, columns, first[some], number[some])
 
 
 def _add_sums(
@@ -628,24 +630,24 @@ def _add_sums(
 ) -> None:
     """Put the sums into `work`, whose `operations` are known. Rare values are summed over the places that have them."""
     duration = gpu.end_ns[item] - gpu.start_ns[item]
-    work.sum_ns[who] = sums.total(duration)
+    work.sum_ns[who] = sums.sum_values(duration)
     other = np.flatnonzero(rule != THREAD)
     for one in np.flatnonzero(np.bincount(rule[other])).tolist():
         here = other[rule[other] == one]
-        some = sums.among(here)
-        number = some.total(np.ones(len(here), np.int64))
+        some = sums.select(here)
+        number = some.sum_values(np.ones(len(here), np.int64))
         has = np.flatnonzero(number)
-        work.by_other_rules.append(ByOtherRule(one, who[has], number[has], some.total(duration[here])[has]))
+        work.by_other_rules.append(ByOtherRule(one, who[has], number[has], some.sum_values(duration[here])[has]))
     kind = gpu.kind[item]
     others = np.flatnonzero(kind != KERNEL)
-    work.kernels[who] = work.operations[who] - sums.among(others).total(np.ones(len(others), np.int64))
+    work.kernels[who] = work.operations[who] - sums.select(others).sum_values(np.ones(len(others), np.int64))
     graphs = others[kind[others] == GRAPH]
-    work.graphs[who] = sums.among(graphs).total(np.ones(len(graphs), np.int64))
+    work.graphs[who] = sums.select(graphs).sum_values(np.ones(len(graphs), np.int64))
     queue = launched.queue_ns[item]
     waited = queue >= 0
-    work.queued[who] = sums.total(waited)
-    work.queue_ns[who] = sums.total(np.multiply(queue, waited, out=queue))
-    _add_copies(work, gpu, who, item[others], duration[others], sums.among(others))
+    work.queued[who] = sums.sum_values(waited)
+    work.queue_ns[who] = sums.sum_values(np.multiply(queue, waited, out=queue))
+    _add_copies(work, gpu, who, item[others], duration[others], sums.select(others))
 
 
 def _add_copies(
@@ -655,8 +657,8 @@ def _add_copies(
     direction = gpu.direction[item]
     for i in np.flatnonzero(np.bincount(direction + 1, minlength=1)[1:]).tolist():
         copies = np.flatnonzero(direction == i)
-        some = sums.among(copies)
-        number = some.total(np.ones(len(copies), np.int64))
+        some = sums.select(copies)
+        number = some.sum_values(np.ones(len(copies), np.int64))
         has = np.flatnonzero(number)
         pageable = gpu.pageable_bytes(item[copies])
         is_recorded = pageable != NULL
@@ -665,16 +667,16 @@ def _add_copies(
                 direction=i,
                 instance=who[has],
                 copies=number[has],
-                size_bytes=some.total(gpu.size_bytes(item[copies]))[has],
-                copy_ns=some.total(duration[copies])[has],
+                size_bytes=some.sum_values(gpu.get_size_bytes(item[copies]))[has],
+                copy_ns=some.sum_values(duration[copies])[has],
                 pageable_bytes=np.where(
-                    some.total(is_recorded) > 0, some.total(np.where(is_recorded, pageable, 0)), NULL
+                    some.sum_values(is_recorded) > 0, some.sum_values(np.where(is_recorded, pageable, 0)), NULL
                 )[has],
             )
         )
 
 
-def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64) -> Int64:
+def _measure_slice_unions(links: Links, columns: _Columns, first: Int64, number: Int64) -> Int64:
     """Return the union of the operations of each slice, in ns.
 
     The places of a thread form blocks: operations launched before a cut have ended when those launched after it
@@ -689,7 +691,7 @@ def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64
         cut[low + 1 : high] = before <= after
     block = np.cumsum(cut) - 1
     bounds = np.append(np.flatnonzero(cut), len(start))
-    whole = _running_sum(_unions_of_blocks(bounds, start, end))
+    whole = _compute_running_sum(_measure_block_unions(bounds, start, end))
     last = first + number
     # The first block of which the slice has the beginning, and the one after the last of which it has the end.
     lower = block[first] + ~cut[first]
@@ -700,27 +702,27 @@ def _busy_of_slices(links: Links, columns: _Columns, first: Int64, number: Int64
     tail = np.where(within, 0, np.maximum(0, last - bounds[np.maximum(upper, lower)]))
     for begin, length in ((first, head), (last - tail, tail)):
         rows = np.flatnonzero(length)
-        for some in _batches(rows, length[rows]):
+        for some in _iter_batches(rows, length[rows]):
             place = expand_slices(begin[some], length[some])
             group = np.repeat(np.arange(len(some)), length[some])
-            busy[some] += _union_of_groups(group, start[place], end[place], len(some))
+            busy[some] += _measure_group_unions(group, start[place], end[place], len(some))
     return busy
 
 
-def _unions_of_blocks(bounds: Int64, start: Int64, end: Int64) -> Int64:
+def _measure_block_unions(bounds: Int64, start: Int64, end: Int64) -> Int64:
     """Return the union of the intervals of each block, in ns; `bounds` is where each begins, and the end."""
     # Most blocks are of one operation, which is its own union.
     unions = end[bounds[:-1]] - start[bounds[:-1]]
     number = np.diff(bounds)
     several = np.flatnonzero(number > 1)
-    for some in _batches(several, number[several]):
+    for some in _iter_batches(several, number[several]):
         place = expand_slices(bounds[some], number[some])
         group = np.repeat(np.arange(len(some)), number[some])
-        unions[some] = _union_of_groups(group, start[place], end[place], len(some))
+        unions[some] = _measure_group_unions(group, start[place], end[place], len(some))
     return unions
 
 
-def _batches(rows: Int64, length: Int64) -> Iterator[Int64]:
+def _iter_batches(rows: Int64, length: Int64) -> Iterator[Int64]:
     """Yield the rows in pieces whose lengths add up to about _AT_ONCE."""
     ends = np.cumsum(length)
     at = 0
@@ -730,7 +732,7 @@ def _batches(rows: Int64, length: Int64) -> Iterator[Int64]:
         at = until
 
 
-def _union_of_groups(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
+def _measure_group_unions(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
     """Return the union of the intervals of each group, in ns. Groups come in order; in one, intervals in any order."""
     if not len(group):
         return np.zeros(groups, np.int64)
@@ -739,8 +741,8 @@ def _union_of_groups(group: Int64, start: Int64, end: Int64, groups: int) -> Int
     if groups > 1 and width * groups >= 1 << 62:
         # Times that far apart, or groups that many, do not fit one number: by halves.
         half = int(np.searchsorted(group, groups // 2))
-        left = _union_of_groups(group[:half], start[:half], end[:half], groups // 2)
-        right = _union_of_groups(group[half:] - groups // 2, start[half:], end[half:], groups - groups // 2)
+        left = _measure_group_unions(group[:half], start[:half], end[:half], groups // 2)
+        right = _measure_group_unions(group[half:] - groups // 2, start[half:], end[half:], groups - groups // 2)
         return np.concatenate([left, right])
     start = start - low + group * width
     end = end - low + group * width
@@ -757,7 +759,7 @@ def _union_of_groups(group: Int64, start: Int64, end: Int64, groups: int) -> Int
     return union
 
 
-def _span_of_pairs(
+def _add_pair_spans(
     work: GpuWork | Projection, gpu: GpuOperations, launched: Launches, instance: Int64, operation: Int64
 ) -> None:
     if not len(instance):
@@ -782,10 +784,10 @@ def _add_pairs(
     """Put the sums over one piece of pairs, all of their instances, into `work`."""
     if not len(instance):
         return
-    _span_of_pairs(work, gpu, launched, instance, operation)
+    _add_pair_spans(work, gpu, launched, instance, operation)
     first = np.flatnonzero(np.diff(instance, prepend=-1))
     who = instance[first]
     group = np.cumsum(np.diff(instance, prepend=instance[:1]) != 0)
     _add_sums(work, gpu, launched, who, operation, rule, _GroupsOf(group, len(who)))
-    work.busy_ns[who] = _union_of_groups(group, gpu.start_ns[operation], gpu.end_ns[operation], len(who))
+    work.busy_ns[who] = _measure_group_unions(group, gpu.start_ns[operation], gpu.end_ns[operation], len(who))
     work.queue_max_ns[who] = np.maximum.reduceat(launched.queue_ns[operation], first)

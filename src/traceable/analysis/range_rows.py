@@ -41,10 +41,10 @@ class RangeItems:
 
     def deduplicate(self) -> RangeItems:
         """Return each pair once."""
-        first_of_pair = self.changes()
+        first_of_pair = self.find_changes()
         return self if len(first_of_pair) == len(self) else RangeItems(self.key[first_of_pair], self.bits)
 
-    def changes(self) -> Int64:
+    def find_changes(self) -> Int64:
         """Return where a pair differs from the one before."""
         differs = np.ones(len(self), np.bool_)
         np.not_equal(self.key[1:], self.key[:-1], out=differs[1:])
@@ -64,14 +64,14 @@ class RangeItems:
         while not first or first < len(key):
             last = int(key[min(first + _ROWS_AT_ONCE, len(key)) - 1]) >> self.bits if len(key) else 0
             # The last range alone if it is a large one, else up to its end.
-            until = max(self._before(last), first)
-            if until == first or self._before(last + 1) - first <= _ROWS_AT_ONCE:
-                until = self._before(last + 1)
+            until = max(self._count_before(last), first)
+            if until == first or self._count_before(last + 1) - first <= _ROWS_AT_ONCE:
+                until = self._count_before(last + 1)
             part = key[first:until].astype(np.int64)
             yield part >> self.bits, part & ((1 << self.bits) - 1)
             first = max(until, 1)
 
-    def _before(self, number: int) -> int:
+    def _count_before(self, number: int) -> int:
         # A number of another type would have the whole key copied.
         return int(np.searchsorted(self.key, self.key.dtype.type(number << self.bits)))
 

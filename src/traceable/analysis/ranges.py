@@ -51,15 +51,15 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None,
             raise UsageError(
                 "slowest_needs_instances", f"the slowest are instances, but the rows are by {by}", "use `by` instance"
             )
-        return slowest_instances(context, slowest, range_name=range_name)
+        return list_slowest_instances(context, slowest, range_name=range_name)
     if by == "instance":
-        return range_instances(context, range_name=range_name)
+        return list_range_instances(context, range_name=range_name)
     rows = {
         "path": lambda: profile_ranges(context).ranges,
         "name": lambda: profile_ranges(context).names,
-        "process": lambda: _by_process(context),
-        "thread": lambda: _by_thread(context),
-        "device": lambda: _by_device(context),
+        "process": lambda: _profile_by_process(context),
+        "thread": lambda: _profile_by_thread(context),
+        "device": lambda: _profile_by_device(context),
     }
     if by.startswith(FIELD_PREFIX):
         # Numbers from the smallest, then texts, then ranges without the field.
@@ -74,25 +74,25 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None,
     return table.take([row for row, (name, domain) in enumerate(names) if range_name in (name, f"{domain}:{name}")])
 
 
-def _by_process(context: Context) -> Table:
-    place = _process_of_thread(context)[context.instances.thread]
+def _profile_by_process(context: Context) -> Table:
+    place = _map_thread_to_process(context)[context.instances.thread]
     rows, process = profile_by_group(context, place)
     pids = np.array([one.pid for one in context.trace.processes], np.int64)[process]
     names = objects(context.trace.processes[one].name or None for one in process.tolist())
     return Table({"pid": pids, "process": names, **rows.values})
 
 
-def _by_thread(context: Context) -> Table:
+def _profile_by_thread(context: Context) -> Table:
     rows, thread = profile_by_group(context, context.instances.thread.astype(np.int64))
     threads = context.trace.threads
     pids = np.array([one.pid for one in context.trace.processes], np.int64)
     tids = np.array([one.tid for one in threads], np.int64)
     names = objects(threads[one].name or None for one in thread.tolist())
-    place = {"pid": pids[_process_of_thread(context)[thread]], "tid": tids[thread], "thread": names}
+    place = {"pid": pids[_map_thread_to_process(context)[thread]], "tid": tids[thread], "thread": names}
     return Table({**place, **rows.values})
 
 
-def _by_device(context: Context) -> Table:
+def _profile_by_device(context: Context) -> Table:
     where = find_gpus(context)
     tables = []
     for number, device in zip(where.number, where.make_number_column().tolist(), strict=True):
@@ -116,11 +116,11 @@ def _select_gpu(trace: Trace, gpu: int) -> Trace:
     return trace.with_tables(**tables)
 
 
-def _process_of_thread(context: Context) -> Int64:
+def _map_thread_to_process(context: Context) -> Int64:
     return np.array([thread.process for thread in context.trace.threads], np.int64)
 
 
-def range_instances(context: Context, *, range_name: str | None = None) -> Table:
+def list_range_instances(context: Context, *, range_name: str | None = None) -> Table:
     """Return one row an instance, by start; replays of CUDA graphs come last.
 
     Args:
@@ -142,10 +142,10 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
     tids = np.array([thread.tid for thread in trace.threads], np.int64)
     of_thread = np.array([thread.process for thread in trace.threads], np.int64)
 
-    def work(values: Int64) -> Int64:
+    def mask_unworked(values: Int64) -> Int64:
         return integers(values, worked)
 
-    def nsys(values: Int64) -> Int64:
+    def mask_unlisted(values: Int64) -> Int64:
         return integers(values, listed)
 
     table = Table(
@@ -154,11 +154,11 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
             "parent_instance": integers(instances.parent + 1, instances.parent >= 0),
             "level": instances.depth,
             "children": inside,
-            "name": _names_at(trace.names, instances.name),
-            "recorded_name": _names_at(
+            "name": _take_names(trace.names, instances.name),
+            "recorded_name": _take_names(
                 trace.names, np.where(instances.recorded_name == instances.name, -1, instances.recorded_name)
             ),
-            "domain": _names_at(trace.names, instances.domain),
+            "domain": _take_names(trace.names, instances.domain),
             "payload": _get_payloads(context),
             "fields": get_instance_fields(context),
             "style": objects([STYLES[style] for style in instances.style.tolist()]),
@@ -171,19 +171,19 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
             "cpu_self_ns": instances.self_ns,
             "active_ns": instances.active_ns,
             "sync_wait_ns": costs.sync_wait_ns,
-            "gpu_start_ns": work(costs.work.start_ns),
-            "gpu_busy_ns": work(costs.work.busy_ns),
-            "gpu_span_ns": work(costs.work.span_ns),
-            "gpu_operations": work(costs.work.operations),
-            "kernels": work(costs.work.kernels),
-            "launches": work(costs.work.launches),
+            "gpu_start_ns": mask_unworked(costs.work.start_ns),
+            "gpu_busy_ns": mask_unworked(costs.work.busy_ns),
+            "gpu_span_ns": mask_unworked(costs.work.span_ns),
+            "gpu_operations": mask_unworked(costs.work.operations),
+            "kernels": mask_unworked(costs.work.kernels),
+            "launches": mask_unworked(costs.work.launches),
             "attribution": find_main_rules(
-                *costs.work.by_rule(instances.task, np.arange(len(instances)), len(instances))
+                *costs.work.sum_by_rule(instances.task, np.arange(len(instances)), len(instances))
             ),
-            "nsys_gpu_start_ns": nsys(costs.nsys_projection.start_ns),
-            "nsys_gpu_span_ns": nsys(costs.nsys_projection.span_ns),
-            "nsys_launches": nsys(costs.nsys_projection.launches),
-            "nsys_children": nsys(
+            "nsys_gpu_start_ns": mask_unlisted(costs.nsys_projection.start_ns),
+            "nsys_gpu_span_ns": mask_unlisted(costs.nsys_projection.span_ns),
+            "nsys_launches": mask_unlisted(costs.nsys_projection.launches),
+            "nsys_children": mask_unlisted(
                 np.bincount(instances.parent[(instances.parent >= 0) & listed], minlength=len(instances))
             ),
         }
@@ -191,7 +191,7 @@ def range_instances(context: Context, *, range_name: str | None = None) -> Table
     return table if range_name is None else table.take(context.mask_instances(range_name))
 
 
-def slowest_instances(context: Context, most: int, *, range_name: str | None = None) -> Table:
+def list_slowest_instances(context: Context, most: int, *, range_name: str | None = None) -> Table:
     """Return the slowest instances, the slowest first, each followed by all instances inside it, parents first.
 
     Args:
@@ -200,8 +200,8 @@ def slowest_instances(context: Context, most: int, *, range_name: str | None = N
             same name counts as well.
 
     Returns:
-        Rows as of `range_instances`, after `slowest`, which of them (from 1) a row belongs to, and `depth`, how many
-        instances are in between. Those inside are by start; of a coroutine those that began in it, on any thread.
+        Rows as of `list_range_instances`, after `slowest`, which of them (from 1) a row belongs to, and `depth`, how
+        many instances are in between. Those inside are by start; of a coroutine those that began in it, on any thread.
 
     Raises:
         MissingDataError: no range has that name.
@@ -213,7 +213,7 @@ def slowest_instances(context: Context, most: int, *, range_name: str | None = N
     children = build_children(instances)
     trees = [(number, *member) for number, root in enumerate(rows.tolist(), 1) for member in children.subtree(root)]
     columns = np.array(trees, np.int64).reshape(-1, 3).T
-    table = range_instances(context).take(columns[2])
+    table = list_range_instances(context).take(columns[2])
     return Table({"slowest": columns[0], "depth": columns[1], **table.values})
 
 
@@ -228,7 +228,7 @@ def _get_payloads(context: Context) -> Int64:
     return payload
 
 
-def _names_at(names: tuple[str, ...], index: NDArray[np.int32]) -> NDArray[Any]:
+def _take_names(names: tuple[str, ...], index: NDArray[np.int32]) -> NDArray[Any]:
     """Return the names at an index column; None at -1."""
     known: NDArray[Any] = objects((*names, None))
     return known[index]

@@ -143,8 +143,8 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
             "`--view sync` without --range lists them all",
         )
     wait_groups = _group_waits(context, waits)
-    table = _by_range(wait_groups)
-    others = {"calls": _by_call(wait_groups), "operations": _by_operation(wait_groups)}
+    table = _group_by_range(wait_groups)
+    others = {"calls": _group_by_call(wait_groups), "operations": _group_by_operation(wait_groups)}
     longest = [row for row in table.rows() if row["waited_for"] is not None][:_MAX_NOTES]
     notes = tuple(
         Message(
@@ -203,14 +203,14 @@ class _WaitGroups:
     def duration_ns(self) -> Int64:
         return self.waits.end_ns - self.waits.start_ns
 
-    def who(self, wait: Int64) -> dict[str, NDArray[Any]]:
+    def make_waiting_columns(self, wait: Int64) -> dict[str, NDArray[Any]]:
         """Return the columns of the waiting range and call."""
         return {
             **make_range_columns(self.context.trace, self.context.instances, self.first_of_label[self.waiting[wait]]),
             "call": objects(self.texts[i] for i in self.text[wait].tolist()),
         }
 
-    def shares(self, wait: Int64, total: Int64) -> dict[str, NDArray[Any]]:
+    def make_share_columns(self, wait: Int64, total: Int64) -> dict[str, NDArray[Any]]:
         """Return the columns with the share of a total in all waiting, and in the waiting range's time."""
         return {
             "wait_share": ratios(total, np.full(len(total), int(self.duration_ns.sum()))),
@@ -254,7 +254,7 @@ def _group_waits(context: Context, waits: Waits) -> _WaitGroups:
     )
 
 
-def _by_range(wait_groups: _WaitGroups) -> Table:
+def _group_by_range(wait_groups: _WaitGroups) -> Table:
     """Return the time of the waits, divided by the range that had launched the running operation."""
     pieces = wait_groups.pieces
     # Neighbors of one wait and range are many; their sums are few.
@@ -280,56 +280,56 @@ def _by_range(wait_groups: _WaitGroups) -> Table:
     row = find_first_match(of_part, parts.launching, who, range_of_row)
     operations = sum_groups(row, parts.count, len(first))
     total = spread.totals
-    return _longest_first(
+    return _sort_longest_first(
         {
-            **wait_groups.who(of_row),
-            **_waited_for_columns(wait_groups, range_of_row),
-            "waited_for": _most_waited_for(wait_groups, row, len(first)),
+            **wait_groups.make_waiting_columns(of_row),
+            **_make_waited_for_columns(wait_groups, range_of_row),
+            "waited_for": _find_most_waited_for(wait_groups, row, len(first)),
             "count": spread.counts,
             "operations": integers(operations, real),
             "wait_total_ns": total,
             **spread.spread("wait"),
-            **wait_groups.shares(of_row, total),
+            **wait_groups.make_share_columns(of_row, total),
         }
     )
 
 
-def _by_call(wait_groups: _WaitGroups) -> Table:
+def _group_by_call(wait_groups: _WaitGroups) -> Table:
     """Return one row a waiting range and call: how long it waited in all, and how much of that for the GPU."""
     group, first = number_groups(wait_groups.waiting, wait_groups.text)
     number = len(first)
     spread = sort_groups(group, wait_groups.duration_ns, number)
     total = spread.totals
     blocked = sum_groups(group[wait_groups.pieces.wait], wait_groups.pieces.duration_ns, number)
-    return _longest_first(
+    return _sort_longest_first(
         {
-            **wait_groups.who(first),
+            **wait_groups.make_waiting_columns(first),
             "count": spread.counts,
             "wait_total_ns": total,
             **spread.spread("wait"),
             "blocked_on_gpu_ns": blocked,
             "overhead_ns": total - blocked,
-            **wait_groups.shares(first, total),
+            **wait_groups.make_share_columns(first, total),
         }
     )
 
 
-def _by_operation(wait_groups: _WaitGroups) -> Table:
+def _group_by_operation(wait_groups: _WaitGroups) -> Table:
     """Return one row a waiting range, call, range waited for and operation."""
     parts, trace = wait_groups.parts, wait_groups.context.trace
-    return _longest_first(
+    return _sort_longest_first(
         {
-            **wait_groups.who(parts.wait),
-            **_waited_for_columns(wait_groups, parts.launching),
+            **wait_groups.make_waiting_columns(parts.wait),
+            **_make_waited_for_columns(wait_groups, parts.launching),
             "waited_for": objects(get_operation_name(trace, label) for label in parts.operation.tolist()),
             "operations": parts.count,
             "wait_total_ns": parts.ns,
-            **wait_groups.shares(parts.wait, parts.ns),
+            **wait_groups.make_share_columns(parts.wait, parts.ns),
         }
     )
 
 
-def _most_waited_for(wait_groups: _WaitGroups, row: Int64, rows: int) -> NDArray[Any]:
+def _find_most_waited_for(wait_groups: _WaitGroups, row: Int64, rows: int) -> NDArray[Any]:
     """Return the name of the operation that took most of each row, of equal ones the first by name's number."""
     parts = wait_groups.parts
     # Written from the least to the most, so that the most remains.
@@ -340,12 +340,12 @@ def _most_waited_for(wait_groups: _WaitGroups, row: Int64, rows: int) -> NDArray
     return objects(get_operation_name(trace, label) if label >= 0 else None for label in most.tolist())
 
 
-def _waited_for_columns(wait_groups: _WaitGroups, label: Int64) -> dict[str, NDArray[Any]]:
+def _make_waited_for_columns(wait_groups: _WaitGroups, label: Int64) -> dict[str, NDArray[Any]]:
     first = wait_groups.first_of_label[np.maximum(label, _OUTSIDE)]
     return make_range_columns(wait_groups.context.trace, wait_groups.context.instances, first, "waited_for_")
 
 
-def _longest_first(columns: dict[str, NDArray[Any]]) -> Table:
+def _sort_longest_first(columns: dict[str, NDArray[Any]]) -> Table:
     return Table(columns).take(np.argsort(-columns["wait_total_ns"], kind="stable"))
 
 
@@ -353,7 +353,7 @@ def find_waiting_calls(context: Context) -> Waits:
     """Return the calls that waited, by thread and start."""
     trace = context.trace
     if trace.cut is not None and context.whole is not None:
-        return _waits_in(trace.cut, context.whole)[0]
+        return _cut_waits(trace.cut, context.whole)[0]
     sync_calls = select_calls(context, SYNCHRONIZATION_CALLS)
     process = np.array([thread.process for thread in trace.threads], np.int64)[trace.calls.thread[sync_calls]]
     record = find_first_match(
@@ -396,7 +396,7 @@ def attribute_waits(context: Context, waits: Waits) -> Pieces:
     across an edge of a cut is for the same operations as the whole wait.
     """
     if context.trace.cut is not None and context.whole is not None:
-        return _pieces_in(context.trace.cut, context.whole, waits)
+        return _attribute_cut_waits(context.trace.cut, context.whole, waits)
     group, first = number_groups(waits.process, waits.context, waits.stream)
     pieces = [Pieces(*(np.empty(0, np.int64),) * 4)]
     streams = find_streams(context)
@@ -408,15 +408,15 @@ def attribute_waits(context: Context, waits: Waits) -> Pieces:
         if waits.stream[one] >= 0:
             mine &= streams.stream == waits.stream[one]
         members.setdefault(tuple(np.flatnonzero(mine).tolist()), []).append(scope)
-    operations = _ByEnd(context)
+    operations = _OperationsByEnd(context)
     for of_streams, scopes in members.items():
-        reach = _Reach(context, operations.of(of_streams))
+        reach = _Reach(context, operations.select(of_streams))
         for scope in scopes:
-            pieces += reach.pieces(waits, np.flatnonzero(group == scope))
+            pieces += reach.iter_pieces(waits, np.flatnonzero(group == scope))
     return Pieces(*(np.concatenate([getattr(part, column.name) for part in pieces]) for column in fields(Pieces)))
 
 
-class _ByEnd:
+class _OperationsByEnd:
     """All operations by their end, of equal ends the earlier to start first; and those of single streams."""
 
     def __init__(self, context: Context) -> None:
@@ -426,7 +426,7 @@ class _ByEnd:
         self.stream = streams.stream_of_operation[self.order]
         self.lanes = build_lanes(streams.stream_of_operation, len(streams), self.order)
 
-    def of(self, streams: tuple[int, ...]) -> Int64:
+    def select(self, streams: tuple[int, ...]) -> Int64:
         """Return the operations of some streams."""
         if len(streams) == 1:
             return self.lanes.lane(streams[0])
@@ -442,7 +442,7 @@ class _Reach:
         self.context, self.operation = context, operation
         self.end = context.gpu.end_ns[operation]
 
-    def pieces(self, waits: Waits, members: Int64) -> Iterator[Pieces]:
+    def iter_pieces(self, waits: Waits, members: Int64) -> Iterator[Pieces]:
         """Yield the pieces of the waits numbered `members`, some waits at a time."""
         first = np.searchsorted(self.end, waits.start_ns[members], "left")
         own = waits.own_operation[members]
@@ -456,10 +456,10 @@ class _Reach:
         while at < len(members):
             until = max(at + 1, int(np.searchsorted(sizes, sizes[at] + _PAIRS_AT_ONCE, "right")) - 1)
             here = slice(at, until)
-            yield self._pieces(waits, members[here], first[here], number[here])
+            yield self._measure_pieces(waits, members[here], first[here], number[here])
             at = until
 
-    def _pieces(self, waits: Waits, members: Int64, first: Int64, number: Int64) -> Pieces:
+    def _measure_pieces(self, waits: Waits, members: Int64, first: Int64, number: Int64) -> Pieces:
         operation = self.operation[expand_slices(first, number)]
         member = np.repeat(np.arange(len(members)), number)
         wait = members[member]
@@ -471,7 +471,7 @@ class _Reach:
         operation, member, start, end, begun = (column[counts] for column in (operation, member, start, end, begun))
         same = self._is_in_stream(operation, member, waits.one_stream[members[member]])
         operation, member, start, end, begun = (column[same] for column in (operation, member, start, end, begun))
-        ns = np.minimum(end, _earliest_later_start(begun, member)) - start
+        ns = np.minimum(end, _find_next_start(begun, member)) - start
         some = ns > 0
         return Pieces(members[member[some]], operation[some], start[some], ns[some])
 
@@ -496,15 +496,15 @@ class _Reach:
         return same | ~one_stream
 
 
-def _waits_in(cut: Cut, whole: Context) -> tuple[Waits, Int64]:
+def _cut_waits(cut: Cut, whole: Context) -> tuple[Waits, Int64]:
     """Return those parts of the waits of the whole that lie in the time of a cut, and which of the whole they are."""
     waits, calls, gpu = find_waiting_calls(whole), whole.trace.calls, whole.gpu
     here = np.flatnonzero(is_inside_cut(waits.start_ns, waits.end_ns, cut))
     waits = waits.take(here)
-    operation = _numbers_inside(gpu.start_ns, gpu.end_ns, cut)
+    operation = _number_inside(gpu.start_ns, gpu.end_ns, cut)
     waits = replace(
         waits,
-        call=_numbers_inside(calls.start_ns, calls.end_ns, cut)[waits.call],
+        call=_number_inside(calls.start_ns, calls.end_ns, cut)[waits.call],
         own_operation=np.append(operation, -1)[waits.own_operation],
         start_ns=np.maximum(waits.start_ns, cut.first_ns),
         end_ns=np.minimum(waits.end_ns, cut.last_ns),
@@ -512,9 +512,9 @@ def _waits_in(cut: Cut, whole: Context) -> tuple[Waits, Int64]:
     return waits, here
 
 
-def _pieces_in(cut: Cut, whole: Context, waits: Waits) -> Pieces:
+def _attribute_cut_waits(cut: Cut, whole: Context, waits: Waits) -> Pieces:
     """Return the operations that some waits of a cut were for, as far as they lie in its time."""
-    parts, of_whole = _waits_in(cut, whole)
+    parts, of_whole = _cut_waits(cut, whole)
     selected = np.flatnonzero(np.isin(parts.call, waits.call))
     place = np.empty(int(parts.call.max(initial=-1)) + 1, np.int64)
     place[waits.call] = np.arange(len(waits))
@@ -522,17 +522,17 @@ def _pieces_in(cut: Cut, whole: Context, waits: Waits) -> Pieces:
     start = np.maximum(pieces.start_ns, cut.first_ns)
     ns = np.minimum(pieces.start_ns + pieces.duration_ns, cut.last_ns) - start
     some = np.flatnonzero(ns > 0)
-    operation = _numbers_inside(whole.gpu.start_ns, whole.gpu.end_ns, cut)[pieces.operation[some]]
+    operation = _number_inside(whole.gpu.start_ns, whole.gpu.end_ns, cut)[pieces.operation[some]]
     return Pieces(place[parts.call[selected[pieces.wait[some]]]], operation, start[some], ns[some])
 
 
-def _numbers_inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Int64:
+def _number_inside(start_ns: Int64, end_ns: Int64, cut: Cut) -> Int64:
     """Return the number of each interval among those that lie in the time of a cut; -1 for one that does not."""
     here = is_inside_cut(start_ns, end_ns, cut)
     return np.where(here, np.cumsum(here) - 1, -1)
 
 
-def _earliest_later_start(begun_ns: Int64, member: Int64) -> Int64:
+def _find_next_start(begun_ns: Int64, member: Int64) -> Int64:
     """Return when the first of the rows began that end later in the same wait: until then a row is on its own.
 
     Rows come by wait and end. The wait is above the start in one number, so that one running minimum from the back

@@ -58,7 +58,7 @@ from traceable.trace.model import (
     NDArray,
     Operations,
     Trace,
-    distinct,
+    find_distinct,
 )
 
 THREAD, TASK, GRAPH_NODE, INHERITED, ORDER = range(5)
@@ -309,7 +309,7 @@ def _attribute_by_order(trace: Trace, cover: _Cover, gpu: GpuOperations, missing
     correlation, process = _concatenate_correlations(trace)[missing], gpu.process[missing]
     first = np.full(len(missing), _LIMITS.max)
     process_of_call = _map_thread_to_process(whole)[whole.calls.thread]
-    for one in distinct(process).tolist():
+    for one in find_distinct(process).tolist():
         ids = whole.calls.correlation[process_of_call == one]
         first[process == one] = ids[ids > 0].min(initial=_LIMITS.max)
     # Without any recorded call nothing shows when the recording began.
@@ -323,7 +323,7 @@ def _attribute_by_order(trace: Trace, cover: _Cover, gpu: GpuOperations, missing
     start, end = whole.calls.start_ns[lone.before[row]], whole.calls.end_ns[lone.after[row]]
     # An operation that began before its launch can't have followed that call: here ids are not in order.
     inside = gpu.start_ns[missing] >= start
-    for one in distinct(thread).tolist():
+    for one in find_distinct(thread).tolist():
         here = np.flatnonzero(thread == one)
         inside[here] &= cover.is_covered(one, start[here], end[here])
     rule[missing[inside]] = ORDER
@@ -349,7 +349,7 @@ class _LoneLaunches:
     def find_rows(self, process: Int32, correlation: Int64) -> Int64:
         """Return the row of each operation, given its process and correlation; -1 for none."""
         row = np.full(len(process), -1, np.int64)
-        for one in distinct(self.process).tolist():
+        for one in find_distinct(self.process).tolist():
             here = np.flatnonzero(process == one)
             low, high = np.searchsorted(self.process, np.array([one, one + 1], np.int32)).tolist()
             at = np.minimum(low + np.searchsorted(self.correlation[low:high], correlation[here]), high - 1)
@@ -365,12 +365,12 @@ def _find_lone_launches(whole: Trace) -> _LoneLaunches:
     process_of_call = _map_thread_to_process(whole)[whole.calls.thread]
     nothing = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
     lone = [nothing]
-    for one in distinct(process).tolist():
+    for one in find_distinct(process).tolist():
         here = np.flatnonzero((process_of_call == one) & (whole.calls.correlation > 0))
         ids, earliest = np.unique(whole.calls.correlation[here], return_index=True)
         call = here[earliest]
         missing = correlation[process == one]
-        missing = distinct(missing[~np.isin(missing, ids)])
+        missing = find_distinct(missing[~np.isin(missing, ids)])
         after = np.searchsorted(ids, missing)
         alone = np.bincount(after, minlength=len(ids) + 1)[after] == 1
         alone &= (after > 0) & (after < len(ids))
@@ -404,7 +404,7 @@ def _merge_events(places: ThreadEvents, more: ThreadEvents) -> ThreadEvents:
     kept = np.flatnonzero(homely[places.item])
     # Before how many of the kept places each further one comes, by thread and start.
     at = np.arange(len(more.item))
-    for one in distinct(more.thread).tolist():
+    for one in find_distinct(more.thread).tolist():
         low, high = np.searchsorted(places.thread, [one, one + 1])
         ours = slice(*np.searchsorted(kept, [low, high]).tolist())
         theirs = slice(*np.searchsorted(more.thread, [one, one + 1]).tolist())
@@ -475,7 +475,7 @@ class _Silence:
         ever made a call.
         """
         periods = np.empty((4, len(thread)), np.int64)
-        for one in distinct(thread).tolist():
+        for one in find_distinct(thread).tolist():
             here = np.flatnonzero(thread == one)
             starts, latest = self._get_call_times(one)
             begins = np.append(0, np.flatnonzero(starts[1:] > latest[:-1]) + 1)
@@ -556,7 +556,7 @@ def _follow_origins(
         levels_so_far.append((captured, operation, np.full(len(operation), level)))
     ranges, operations, levels = (np.concatenate(column) for column in zip(*levels_so_far, strict=True))
     segments = instances.segments
-    mine = np.isin(segments.owner, distinct(ranges))
+    mine = np.isin(segments.owner, find_distinct(ranges))
     of_ranges = Segments(*(getattr(segments, f.name)[mine] for f in fields(Segments)))
     which = np.isin(events.item, nodes)
     places = replace(
@@ -609,7 +609,9 @@ def _find_origins(trace: Trace, instances: Instances, gpu: GpuOperations, nodes:
     """Return the innermost instance that was open when the node of each operation was captured; -1 for none."""
     created = trace.graph_nodes
     process_of_thread = _map_thread_to_process(trace).astype(np.int64)
-    ids = distinct(np.concatenate([created.node, created.original[created.original != NULL], gpu.graph_node[nodes]]))
+    ids = find_distinct(
+        np.concatenate([created.node, created.original[created.original != NULL], gpu.graph_node[nodes]])
+    )
     key = process_of_thread[created.thread] * len(ids) + np.searchsorted(ids, created.node)
     # By key of a node, the key of the node that it is a copy of; of several the first.
     copies = np.flatnonzero(created.original != NULL)

@@ -52,7 +52,7 @@ from traceable.analysis.operations import (
 from traceable.analysis.range_names import RangeNames
 from traceable.analysis.select import is_inside_cut
 from traceable.errors import MissingDataError
-from traceable.trace.model import NULL, Bool, Calls, Cut, Int64, Trace, distinct
+from traceable.trace.model import NULL, Bool, Calls, Cut, Int64, Trace, find_distinct
 
 T = TypeVar("T")
 
@@ -291,7 +291,7 @@ def _narrow_attribution(whole: Context, cut: Cut, operations: Int64) -> tuple[At
     is_kept[old_replays.instance[replays]] = True
     above = instances.parent[is_kept]
     while len(above := above[above >= 0]):
-        above = distinct(above[~is_kept[above]])
+        above = find_distinct(above[~is_kept[above]])
         is_kept[above] = True
         above = instances.parent[above]
     numbers = np.flatnonzero(is_kept)
@@ -435,13 +435,13 @@ def _is_in_first_launch(context: Context, overhead: Int64) -> Bool:
     whole = context.whole or context
     calls, kernels = whole.trace.calls, whole.trace.kernels
     inside = np.zeros(len(overhead), np.bool_)
-    for process in distinct(overheads.process[overhead]).tolist():
+    for process in find_distinct(overheads.process[overhead]).tolist():
         call_of = whole.launches.call_of[: len(kernels)]
         launched = np.flatnonzero((kernels.process == process) & (call_of >= 0))
         earliest = np.full(len(context.trace.names) + 1, len(calls), np.int64)
         # Calls come by start, so that the earliest has the least index.
         np.minimum.at(earliest, kernels.name[launched], call_of[launched])
-        first = distinct(earliest[earliest < len(calls)])
+        first = find_distinct(earliest[earliest < len(calls)])
         if len(first):
             rows = np.flatnonzero(overheads.process[overhead] == process)
             begun = np.searchsorted(calls.start_ns[first], overheads.start_ns[overhead[rows]], "right")

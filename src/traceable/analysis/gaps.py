@@ -63,7 +63,7 @@ from traceable.analysis.name_patterns import (
 )
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.errors import Message, MissingDataError
-from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray, distinct
+from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray, find_distinct
 from traceable.units import format_duration, format_percent
 
 BUCKETS = (
@@ -372,7 +372,7 @@ class _Host:
 def _is_after_other_gpu(context: Context, gaps: Gaps, which: Int64, gpu: Int64, within_ns: int) -> Bool:
     """Return where an operation of another GPU ended at most `within_ns` before the gap's end, and in the gap."""
     has_ended = np.zeros(len(which), np.bool_)
-    lanes = distinct(gaps.lane[which])
+    lanes = find_distinct(gaps.lane[which])
     if not len(lanes) or (gpu == lanes[0]).all():
         return has_ended
     ends, until = context.gpu.end_ns, gaps.end_ns[which]

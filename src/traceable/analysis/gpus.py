@@ -20,7 +20,7 @@ from traceable.analysis.name_patterns import GRAPH_LAUNCH_CALLS, match_names
 from traceable.analysis.select import map_gpu_numbers
 from traceable.analysis.table import objects
 from traceable.errors import Message, MissingDataError
-from traceable.trace.model import NULL, Int64, NDArray, Trace, distinct
+from traceable.trace.model import NULL, Int64, NDArray, Trace, find_distinct
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def find_gpus(context: Context) -> Gpus:
             )
         raise _explain_no_operations(trace)
     streams = find_streams(context)
-    used = distinct(streams.number).tolist()
+    used = find_distinct(streams.number).tolist()
     pair = number_groups(streams.process, streams.device)[1]
     return Gpus(
         number=tuple(used),

@@ -33,7 +33,7 @@ from traceable.trace.model import (
     Ranges,
     Trace,
     argsort_by_start,
-    distinct,
+    find_distinct,
 )
 from traceable.trace.payload_marks import is_segment_domain
 
@@ -270,8 +270,8 @@ def _find_whole_ranges(ranges: Ranges, first: Int64, last_end_ns: Int64) -> Int6
         return whole
     # Threads and names are indices, so that one number has both; the rank represents the start.
     kind = ranges.thread.astype(np.int64) << 32 | ranges.name
-    kinds = distinct(kind[candidates])
-    starts = distinct(np.concatenate([ranges.start_ns[candidates], ranges.start_ns[first]]))
+    kinds = find_distinct(kind[candidates])
+    starts = find_distinct(np.concatenate([ranges.start_ns[candidates], ranges.start_ns[first]]))
     key = np.searchsorted(kinds, kind) * len(starts) + np.searchsorted(starts, ranges.start_ns)
     sorted_candidates = candidates[np.argsort(key[candidates], kind="stable")]
     at = np.searchsorted(key[sorted_candidates], key[first], "right") - 1
@@ -407,7 +407,7 @@ def _find_named_parents(
     processes = int(process.max()) + 1
     who = unpack_instance(identity[known]) * processes + process[known]
     whose = unpack_parent(identity[children]) * processes + process[children]
-    kinds = distinct(who)
+    kinds = find_distinct(who)
     keys = np.sort(np.searchsorted(kinds, who) * len(rank) + rank[known])
     kind = np.minimum(np.searchsorted(kinds, whose), len(kinds) - 1)
     at = np.searchsorted(keys, kind * len(rank) + rank[children], "left") - 1

@@ -16,7 +16,7 @@ from traceable.analysis.context import Context, cache_per_context
 from traceable.analysis.instances import find_parents
 from traceable.analysis.select import select_part
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, LOOP_DOMAIN
-from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64, Ranges, Trace, distinct, expand_slices
+from traceable.trace.model import PUSH_POP, START_END, Bool, Int32, Int64, Ranges, Trace, expand_slices, find_distinct
 
 TURN_NS = 1_000_000
 """Between what a loop runs without a pause lies less than this: more, and it had nothing to do in between."""
@@ -159,7 +159,7 @@ def find_longest_in_callbacks(context: Context) -> Int64:
 def _find_segments_within(some: Blocks, segments: LoopSegments) -> tuple[Int64, Int64]:
     """Return for each block the first segment that begins in it, and how many do."""
     first, number = np.zeros(len(some), np.int64), np.zeros(len(some), np.int64)
-    for thread in distinct(some.thread).tolist():
+    for thread in find_distinct(some.thread).tolist():
         here = np.flatnonzero(some.thread == thread)
         low, high = np.searchsorted(segments.thread, [thread, thread + 1])
         first[here] = low + np.searchsorted(segments.start_ns[low:high], some.start_ns[here], "left")
@@ -193,7 +193,7 @@ def find_blocked_coroutines(context: Context, some: Blocks) -> BlockedCoroutines
     suspended_at, awaited = _find_suspensions(context)
     nothing = np.empty(0, np.int64)
     pairs = [(nothing, nothing, nothing)]
-    for thread in distinct(some.thread).tolist():
+    for thread in find_distinct(some.thread).tolist():
         low, high = np.searchsorted(segments.thread, [thread, thread + 1])
         a, b = np.searchsorted(every.thread, [thread, thread + 1])
         starts, ends = every.start_ns[a:b], every.end_ns[a:b]

@@ -17,8 +17,8 @@ from traceable.trace.model import (
     NDArray,
     Trace,
     concatenate_columns,
-    distinct,
     expand_slices,
+    find_distinct,
 )
 
 KERNEL, COPY, MEMSET, GRAPH = range(4)
@@ -195,7 +195,7 @@ def _join_by_lookup(
     """Return call_of and the links (call, operation) by a table of ids; None where ids are far apart or come twice."""
     call_of = np.full(len(gpu), -1, np.int64)
     process_of_call = process_of_thread[calls.thread]
-    for process in distinct(gpu.process).tolist():
+    for process in find_distinct(gpu.process).tolist():
         here = np.flatnonzero((process_of_call == process) & (calls.correlation != NULL))
         if not len(here):
             continue
@@ -260,7 +260,7 @@ def _make_keys(
     The ids are replaced by their rank, so that one int64 holds both however large the ids of a damaged file are.
     """
     known = np.flatnonzero(correlation != NULL)
-    ids = distinct(np.concatenate([correlation, call_correlation]))
+    ids = find_distinct(np.concatenate([correlation, call_correlation]))
     operation_key = gpu.process.astype(np.int64) * len(ids) + np.searchsorted(ids, correlation)
     return known, operation_key, call_process * len(ids) + np.searchsorted(ids, call_correlation)
 

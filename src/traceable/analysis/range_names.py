@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from traceable.errors import MissingDataError, TraceableError
-from traceable.trace.model import Int32, Int64, Trace, distinct
+from traceable.trace.model import Int32, Int64, Trace, find_distinct
 
 FOLDED = "*"
 """The placeholder of a folded number in a name."""
@@ -124,7 +124,7 @@ class RangeNames:
     def match_glob(self, glob: str) -> list[str]:
         """Return the normalized names that match a glob; where none does, those that do before numbers are folded."""
         for column in (self.normalized, self.stripped):
-            names = [self.names[index] for index in distinct(column[self.used]).tolist()]
+            names = [self.names[index] for index in find_distinct(column[self.used]).tolist()]
             matches = [name for name in names if name == glob or fnmatchcase(name, glob)]
             if matches:
                 return matches

@@ -18,7 +18,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from traceable.errors import MissingDataError, UsageError
-from traceable.trace.model import Bool, Copies, Cut, Events, Int32, Int64, Intervals, Memsets, Ranges, Trace, distinct
+from traceable.trace.model import (
+    Bool,
+    Copies,
+    Cut,
+    Events,
+    Int32,
+    Int64,
+    Intervals,
+    Memsets,
+    Ranges,
+    Trace,
+    find_distinct,
+)
 
 _OPERATIONS = ("kernels", "copies", "memsets", "graph_launches")
 _WITH_DEVICE = (*_OPERATIONS, "synchronizations", "allocations")
@@ -184,7 +196,7 @@ def _select_devices(trace: Trace, devices: Sequence[int]) -> Trace:
     for name in _WITH_DEVICE:
         events = getattr(trace, name)
         number = map_gpu_numbers(trace, events.process, events.device)
-        present.update(distinct(number[number >= 0]).tolist())
+        present.update(find_distinct(number[number >= 0]).tolist())
         selected = np.isin(number, np.array(devices, np.int64))
         tables[name] = _take(events, selected | (number < 0) if name == "synchronizations" else selected)
     for device in devices:

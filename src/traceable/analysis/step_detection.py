@@ -44,7 +44,7 @@ from traceable.analysis.labels import OPERATION_NAMES, get_operation_name, label
 from traceable.analysis.name_patterns import fold_numbers
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
 from traceable.errors import Message, MissingDataError, UsageError
-from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace, distinct
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, Trace, find_distinct
 
 RANGE, SEQUENCE, BOUNDARY = range(3)
 
@@ -201,7 +201,7 @@ def is_launched_in_spans(context: Context, process: Int64, start_ns: Int64, end_
     called = np.flatnonzero(launches.call_of >= 0)
     at[called] = launches.calls.start_ns[launches.call_of[called]]
     inside = np.zeros(len(gpu), np.bool_)
-    for one in distinct(process).tolist():
+    for one in find_distinct(process).tolist():
         rows = np.flatnonzero(gpu.process == one)
         inside[rows] = is_in_spans(at[rows], start_ns[process == one], end_ns[process == one])
     return inside
@@ -239,7 +239,7 @@ def _select_kernels(trace: Trace, pattern: str) -> Bool:
             "no kernel in the trace",
             "record with --trace=cuda, and CUDA graphs with --cuda-graph-trace=node",
         )
-    used = distinct(np.concatenate([distinct(kernels.name), distinct(kernels.short_name)]))
+    used = find_distinct(np.concatenate([find_distinct(kernels.name), find_distinct(kernels.short_name)]))
     matches = np.zeros(len(trace.names) + 1, np.bool_)
     for index in used[used >= 0].tolist():
         matches[index] = trace.names[index] == pattern or fnmatchcase(trace.names[index], pattern)
@@ -400,7 +400,7 @@ def _fold_paths(trace: Trace, instances: Instances) -> _Paths:
     number_of = np.zeros(len(trace.names) + 1, np.int64)
     part = np.zeros(len(trace.names) + 1, np.bool_)
     texts: dict[str, int] = {}
-    for index in distinct(instances.name).tolist():
+    for index in find_distinct(instances.name).tolist():
         own = trace.names[index]
         text = fold_numbers(own)
         if _OF_A_LIBRARY.match(text):
@@ -433,7 +433,7 @@ def _detect_by_repeated_ranges(context: Context) -> Steps | None:
     duration = np.where(top, instances.end_ns - instances.start_ns, 0)
     busy = sum_groups(instances.thread.astype(np.int64), duration, len(trace.threads))
     sequences = []
-    for process in distinct(process_of_thread[instances.thread[top]]).tolist():
+    for process in find_distinct(process_of_thread[instances.thread[top]]).tolist():
         thread = int(np.argmax(np.where(process_of_thread == process, busy, -1)))
         sequence = _find_range_sequence(instances, paths, np.flatnonzero(top & (instances.thread == thread)))
         if sequence is not None:

@@ -52,7 +52,7 @@ from traceable.analysis.step_detection import (
 from traceable.analysis.table import Table, integers, objects, ratios
 from traceable.analysis.windows import STEP
 from traceable.errors import Message, MissingDataError
-from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, distinct, expand_slices
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, expand_slices, find_distinct
 from traceable.units import format_duration
 
 WARM_UP_FACTOR = 1.5
@@ -284,7 +284,7 @@ def _is_in_warm_up(
     if len(process) and steps.kind == BOUNDARY:
         inside[work.step[is_launched_in_spans(context, process, start_ns, end_ns)[work.operation]]] = True
         return inside
-    for one in distinct(process).tolist():
+    for one in find_distinct(process).tolist():
         rows, here = np.flatnonzero(steps.process[steps.lane] == one), process == one
         inside[rows] = is_in_spans(steps.start_ns[rows], start_ns[here], end_ns[here])
         if steps.kind == SEQUENCE:
@@ -301,7 +301,7 @@ def find_warm_up_spans(context: Context) -> tuple[Int64, Int64, Int64]:
     """
     trace, instances = context.trace, context.instances
     matches = np.zeros(len(trace.names), np.bool_)
-    for index in distinct(instances.name).tolist():
+    for index in find_distinct(instances.name).tolist():
         if "arm" in trace.names[index] or "ARM" in trace.names[index]:
             matches[index] = is_warm_up(trace.names[index])
     rows = np.flatnonzero(matches[instances.name] & instances.entered)
@@ -696,7 +696,7 @@ def _measure_waiting(context: Context, steps: Steps) -> Int64:
     waiting = select_calls(context, SYNCHRONIZATION_CALLS)
     process = _process_of_call(context, waiting)
     waits = np.zeros(len(steps), np.int64)
-    for one in distinct(process).tolist():
+    for one in find_distinct(process).tolist():
         call = waiting[process == one]
         busy = merge_intervals(calls.start_ns[call], calls.end_ns[call])
         rows = np.flatnonzero(steps.process[steps.lane] == one)
@@ -713,7 +713,7 @@ def _count_allocations(context: Context, steps: Steps) -> Int64:
     allocating = select_calls(context, ALLOCATION_CALLS)
     process = _process_of_call(context, allocating)
     number = np.full(len(steps), NULL if not len(calls) else 0, np.int64)
-    for one in distinct(process).tolist():
+    for one in find_distinct(process).tolist():
         times = calls.start_ns[allocating[process == one]]
         rows = np.flatnonzero(steps.process[steps.lane] == one)
         before = np.searchsorted(times, steps.start_ns[rows], "left")
@@ -992,7 +992,7 @@ def find_loader_wait_instances(context: Context) -> Int64:
     """
     instances, names = context.instances, context.trace.names
     matches = np.zeros(len(names), np.bool_)
-    for index in distinct(instances.name).tolist():
+    for index in find_distinct(instances.name).tolist():
         name = names[index]
         matches[index] = name == WAIT or (name.startswith("enumerate(DataLoader)#") and name.endswith(".__next__"))
     waits: Bool = matches[instances.name] & instances.entered

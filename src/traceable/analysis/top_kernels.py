@@ -17,7 +17,7 @@ from traceable.analysis.instances import Instances
 from traceable.analysis.labels import extract_base_name
 from traceable.analysis.name_patterns import NCCL_KERNEL
 from traceable.errors import MissingDataError
-from traceable.trace.model import START_END, Bool, Int64, distinct
+from traceable.trace.model import START_END, Bool, Int64, find_distinct
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def find_top_kernels(
     top_places = sorted(matches, key=lambda place: (-int(total[place]), names[int(name_codes[place])]))[:top]
     is_selected = np.isin(of_kernel, top_places)
     visible = inside & is_selected & _mask_visible(context, instances)
-    all_visible = len(distinct(of_kernel[visible])) == len(top_places)
+    all_visible = len(find_distinct(of_kernel[visible])) == len(top_places)
     eligible = visible if all_visible else is_selected
     return TopKernels(
         tuple(
@@ -175,7 +175,7 @@ def _count_needed_launches(kernel: Int64, start_ns: Int64, launches: int, skip: 
     """Return how many launches, in order of their start, hold `launches` of each kernel, or all it has."""
     last = 0
     in_order = kernel[np.argsort(start_ns, kind="stable")][skip:]
-    for one in distinct(in_order).tolist():
+    for one in find_distinct(in_order).tolist():
         at = np.flatnonzero(in_order == one)[:launches]
         last = max(last, int(at[-1]) + 1)
     return max(last, 1)

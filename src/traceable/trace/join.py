@@ -24,7 +24,7 @@ from traceable.trace.model import (
     Trace,
     argsort_by_start,
     concatenate_columns,
-    distinct,
+    find_distinct,
     select_values,
     take_values,
 )
@@ -141,7 +141,7 @@ def _list_correlation_shifts(
     """
     shifts = np.zeros(len(of_process), np.int64)
     processes = process_of_thread[calls.thread]
-    for process in distinct(processes).tolist():
+    for process in find_distinct(processes).tolist():
         correlations = calls.correlation[processes == process]
         correlations = correlations[correlations != NULL]
         if len(correlations):

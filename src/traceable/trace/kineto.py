@@ -45,7 +45,7 @@ from traceable.trace.model import (
     NDArray,
     Trace,
     argsort_by_start,
-    distinct,
+    find_distinct,
     fold_constant,
     make_constant_column,
 )
@@ -397,7 +397,7 @@ def number_gpus(files: Sequence[File]) -> dict[Path, dict[int, int]]:
     for file in files:
         used: set[int] = set()
         for kind in OPERATIONS:
-            used.update(distinct(getattr(file.events, kind).column("device")).tolist())
+            used.update(find_distinct(getattr(file.events, kind).column("device")).tolist())
         numbers_by_file[file.path] = {}
         for device in sorted(used - {-1}):
             number = own.get((file.rank, device))

@@ -517,7 +517,7 @@ def fold_constant(column: Column) -> Column:
     return make_constant_column(column[0], len(column), column.dtype)
 
 
-def distinct(values: Column) -> Column:
+def find_distinct(values: Column) -> Column:
     """Return the different values of a column of numbers, in order.
 
     As np.unique does, which since numpy 2.3 hashes: 50 times slower where most values differ, and it loads numpy.ma.

@@ -44,7 +44,7 @@ from traceable.trace.model import (
     Trace,
     Windows,
     argsort_by_start,
-    distinct,
+    find_distinct,
     fold_constant,
     is_constant,
     pack_columns,
@@ -150,8 +150,8 @@ class Threads:
     def close(self) -> None:
         """End the registration and assign the numbers."""
         nothing = np.empty(0, np.int64)
-        self._ids = distinct(np.concatenate([nothing, *self._id_parts]))
-        self._process_ids = distinct(np.concatenate([to_global_pid(self._ids), *self._process_id_parts]))
+        self._ids = find_distinct(np.concatenate([nothing, *self._id_parts]))
+        self._process_ids = find_distinct(np.concatenate([to_global_pid(self._ids), *self._process_id_parts]))
 
     @property
     def ids(self) -> Int64:
@@ -811,7 +811,7 @@ def _make_windows(ranges: Ranges, names: Names) -> Windows:
     texts = names.all()
     ids = {
         name: names.index(texts[name].removeprefix(WINDOW_PREFIX))
-        for name in distinct(ranges.name).tolist()
+        for name in find_distinct(ranges.name).tolist()
         if texts[name].startswith(WINDOW_PREFIX)
     }
     which = np.isin(ranges.name, np.array(list(ids), np.int32))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, is_identity
-from traceable.trace.model import NULL, Bool, Int32, Int64, distinct
+from traceable.trace.model import NULL, Bool, Int32, Int64, find_distinct
 
 
 def is_segment_domain(domain: Int32, number: Callable[[str], int]) -> Bool:
@@ -90,8 +90,8 @@ def _find_next(kind: Int32 | Int64, time_ns: Int64, of_kind: Int32 | Int64, star
     if not len(start_ns) or not len(time_ns):
         return np.full(len(time_ns), -1, np.int64)
     order = np.lexsort((start_ns, of_kind))
-    kinds = distinct(of_kind)
-    starts = distinct(start_ns)
+    kinds = find_distinct(of_kind)
+    starts = find_distinct(start_ns)
     keys = np.searchsorted(kinds, of_kind[order]) * (len(starts) + 1) + np.searchsorted(starts, start_ns[order])
     target_keys = np.searchsorted(kinds, kind) * (len(starts) + 1) + np.searchsorted(starts, time_ns)
     at = np.searchsorted(keys, target_keys, "left")

@@ -20,7 +20,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.model import Int64, distinct
+from traceable.trace.model import Int64, find_distinct
 from traceable.units import format_count, format_duration
 
 
@@ -43,7 +43,7 @@ def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Fi
         raise MissingDataError("no_steady_step", "no step is in the steady state", "record more steps")
     of_call = np.array(evidence.pids)[evidence.process_of_thread[calls.thread[allocating]]]
     findings = []
-    for one in distinct(steps["pid"][steady]).tolist():
+    for one in find_distinct(steps["pid"][steady]).tolist():
         mine = steady & (steps["pid"] == one)
         inside = contains(merge_intervals(steps["start_ns"][mine], steps["end_ns"][mine]), calls.start_ns[allocating])
         call, number = allocating[inside & (of_call == one)], int(mine.sum())

@@ -15,7 +15,7 @@ from traceable.checks.performance_rules.rule import (
     make_share_threshold,
 )
 from traceable.finding import Finding
-from traceable.trace.model import NULL, Bool, Float64, Int64, distinct
+from traceable.trace.model import NULL, Bool, Float64, Int64, find_distinct
 from traceable.units import format_count, format_duration
 
 
@@ -35,7 +35,7 @@ def find_bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
         slow = wall >= edge
         fast_ns = int(np.median(wall[~slow]))
         start, end = table["start_ns"][rows], table["end_ns"][rows]
-        apart = distinct(np.diff(np.flatnonzero(slow)))
+        apart = find_distinct(np.diff(np.flatnonzero(slow)))
         is_regular = slow.sum() > 2 and len(apart) == 1 and apart[0] > 3
         rhythm = f", one every {format_count(int(apart[0]), 'step')}" if is_regular else ""
         findings.append(

@@ -14,7 +14,7 @@ from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, MemoryOperation
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL
 from traceable.checks.performance_rules.places import format_gpu, format_range_name, join_words
 from traceable.errors import MissingDataError
-from traceable.trace.model import Bool, Float64, Int64, distinct
+from traceable.trace.model import Bool, Float64, Int64, find_distinct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Copies:
     def find_longest_call(self, row: Int64) -> str | None:
         """Return the copying call that took most time to make these copies."""
         calls = self.context.trace.calls
-        call = distinct(self._find_copying_call(row))
+        call = find_distinct(self._find_copying_call(row))
         call = call[call >= 0]
         if not len(call):
             return None
@@ -127,7 +127,7 @@ def has_known_peak(evidence: Evidence, copies: Copies, row: Int64) -> Bool:
     """
     known: Bool = ~np.isnan(copies.peak_gb_per_s[row])
     if len(row) and not known.any():
-        used = {int(gpu) for gpu in distinct(copies.memory_operations.gpu[row]).tolist()}
+        used = {int(gpu) for gpu in find_distinct(copies.memory_operations.gpu[row]).tolist()}
         names = [device.name or "without a name" for device in evidence.context.trace.devices if device.number in used]
         of = f" ({join_words(names)})" if names else ""
         raise MissingDataError(

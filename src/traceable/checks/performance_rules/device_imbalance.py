@@ -16,7 +16,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.model import Int64, distinct
+from traceable.trace.model import Int64, find_distinct
 from traceable.units import format_count, format_duration, format_percent
 
 
@@ -77,7 +77,7 @@ def _list_step_bounds(evidence: Evidence) -> Int64:
     pid, first = number_groups(steps["pid"][steps["steady"]])
     mine = starts[pid == int(np.bincount(pid, minlength=len(first)).argmax())]
     inside = mine[(mine > part.start_ns) & (mine < part.end_ns)]
-    return distinct(np.concatenate([[part.start_ns], inside, [part.end_ns]]))
+    return find_distinct(np.concatenate([[part.start_ns], inside, [part.end_ns]]))
 
 
 def _measure_work_ns(evidence: Evidence, bounds_ns: Int64) -> Int64:

@@ -31,7 +31,7 @@ from traceable.analysis.sync import find_waiting_calls
 from traceable.analysis.table import Table
 from traceable.checks.performance_rules.places import Labels
 from traceable.errors import MissingDataError
-from traceable.trace.model import NULL, Bool, Float64, Int8, Int64, NDArray, distinct, expand_slices
+from traceable.trace.model import NULL, Bool, Float64, Int8, Int64, NDArray, expand_slices, find_distinct
 
 LAUNCH_LATENCY_NS = 20_000
 """Maximum length of a gap explained by launch latency; the same as in the view `gaps`."""
@@ -343,7 +343,7 @@ def compute_max_call_saving_ns(
     process = evidence.process_of_thread[thread]
     until = _find_next_wait_ns(evidence.context, thread, start_ns)
     starts, ends = [start_ns[:0]], [start_ns[:0]]
-    processes = distinct(process).tolist()
+    processes = find_distinct(process).tolist()
     for one in processes:
         mine = process == one
         period = merge_intervals(start_ns[mine], until[mine])
@@ -403,7 +403,7 @@ def _find_next_wait_ns(context: Context, thread: NDArray[np.integer], start_ns: 
     waits = find_waiting_calls(context)
     of_wait = context.trace.calls.thread[waits.call]
     until = np.full(len(thread), np.iinfo(np.int64).max)
-    for one in distinct(thread).tolist():
+    for one in find_distinct(thread).tolist():
         # The waits of a thread come by start.
         mine = of_wait == one
         rows = thread == one

@@ -21,7 +21,7 @@ from traceable.checks.performance_rules.rule import (
     make_share_threshold,
 )
 from traceable.finding import Finding
-from traceable.trace.model import Bool, Int64, distinct
+from traceable.trace.model import Bool, Int64, find_distinct
 from traceable.units import format_count, format_duration
 
 _LAUNCHING = (CAUSES.index("host_late"), CAUSES.index("launch_latency"))
@@ -53,7 +53,7 @@ def find_launch_bound_ranges(evidence: Evidence, values: Values) -> list[Finding
     late[late] = np.isin(evidence.find_causes(late), _LAUNCHING)
     return [
         finding
-        for lane in distinct(gaps.lane[late]).tolist()
+        for lane in find_distinct(gaps.lane[late]).tolist()
         for finding in _find_launch_bound_places(evidence, values, lane, late & (gaps.lane == lane), least)
     ]
 
@@ -166,7 +166,7 @@ class RangePaths:
         if place == self.outside:
             return None, None
         names, instances = self._context.trace.names, self._context.instances
-        domains = distinct(instances.domain[self._of_instance[:-1] == place]).tolist()
+        domains = find_distinct(instances.domain[self._of_instance[:-1] == place]).tolist()
         domain = names[domains[0]] if len(domains) == 1 and domains[0] >= 0 else None
         return self._paths[place][-1], domain
 

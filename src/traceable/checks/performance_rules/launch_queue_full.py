@@ -12,7 +12,7 @@ from traceable.checks.performance_rules.places import format_gpu, join_words
 from traceable.checks.performance_rules.rule import PerformanceRule, Threshold, Values, make_finding
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.model import distinct
+from traceable.trace.model import find_distinct
 from traceable.units import format_count, format_duration, format_percent
 
 
@@ -31,7 +31,7 @@ def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]
             "record with a current version of nsys",
         )
     findings = []
-    for process in distinct(overheads.process[queue_full]).tolist():
+    for process in find_distinct(overheads.process[queue_full]).tolist():
         mine = queue_full[overheads.process[queue_full] == process]
         start, end = evidence.clip_to_scope(overheads.start_ns[mine], overheads.end_ns[mine])
         start, end = start[end > start], end[end > start]

@@ -18,7 +18,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.model import distinct
+from traceable.trace.model import find_distinct
 from traceable.units import format_duration, format_occurrences, format_percent
 
 
@@ -39,7 +39,7 @@ def find_loader_waits(evidence: Evidence, values: Values) -> list[Finding]:
         )
     process = evidence.process_of_thread[instances.thread[waits]]
     findings = []
-    for one in distinct(process).tolist():
+    for one in find_distinct(process).tolist():
         start, end = instances.start_ns[waits[process == one]], instances.end_ns[waits[process == one]]
         begin, until = evidence.clip_to_scope(start, end)
         inside = until > begin

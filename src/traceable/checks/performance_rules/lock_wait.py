@@ -18,7 +18,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.errors import MissingDataError
 from traceable.finding import LIKELY, Finding
-from traceable.trace.model import distinct
+from traceable.trace.model import find_distinct
 from traceable.units import format_duration, format_occurrences, format_percent
 
 _WAIT = re.compile(
@@ -46,7 +46,7 @@ def find_lock_waits(evidence: Evidence, values: Values) -> list[Finding]:
     context = evidence.context
     instances, labels, names = context.instances, evidence.labels, context.trace.names
     is_wait_name = np.zeros(len(names), np.bool_)
-    for index in distinct(instances.name).tolist():
+    for index in find_distinct(instances.name).tolist():
         is_wait_name[index] = is_wait(names[index])
     waits = is_wait_name[instances.name] & instances.entered
     waits[find_loader_wait_instances(context)] = False

@@ -16,7 +16,7 @@ from traceable.checks.performance_rules.evidence import Evidence, measure_union_
 from traceable.checks.performance_rules.places import format_gpu, join_words
 from traceable.checks.performance_rules.rule import PerformanceRule, Values, make_finding, make_share_threshold
 from traceable.finding import Finding
-from traceable.trace.model import distinct
+from traceable.trace.model import find_distinct
 from traceable.units import format_count, format_duration
 
 _CAUSE = CAUSES.index("module_loading")
@@ -39,7 +39,7 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     start = np.append(trace.overheads.start_ns[overhead], trace.calls.start_ns[call])
     end = np.append(trace.overheads.end_ns[overhead], trace.calls.end_ns[call])
     process = np.append(trace.overheads.process[overhead], evidence.process_of_thread[trace.calls.thread[call]])
-    users = distinct(context.gpu.process).tolist()
+    users = find_distinct(context.gpu.process).tolist()
     # How long each GPU was idle, in the scope, in gaps that module loading explains.
     near = overlaps_any(evidence.gaps, start, end)
     near[near] = evidence.find_causes(near) == _CAUSE

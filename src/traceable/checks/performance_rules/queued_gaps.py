@@ -6,7 +6,7 @@ from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.places import format_gpu
 from traceable.checks.performance_rules.rule import PerformanceRule, Values, make_finding, make_share_threshold
 from traceable.finding import Finding
-from traceable.trace.model import distinct
+from traceable.trace.model import find_distinct
 from traceable.units import format_count, format_duration
 
 
@@ -18,7 +18,7 @@ def find_queued_gaps(evidence: Evidence, _: Values) -> list[Finding]:
     """
     gaps = evidence.queued_gaps
     findings = []
-    for lane in distinct(gaps.lane).tolist():
+    for lane in find_distinct(gaps.lane).tolist():
         mine = gaps.take(gaps.lane == lane)
         length = evidence.measure_in_scope_ns(mine.start_ns, mine.end_ns)
         before = int(evidence.measure_before_steady_ns(mine.start_ns, mine.end_ns).sum())

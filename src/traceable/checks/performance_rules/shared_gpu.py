@@ -17,7 +17,7 @@ from traceable.checks.performance_rules.rule import (
     make_share_threshold,
 )
 from traceable.finding import LIKELY, Finding
-from traceable.trace.model import Bool, Int64, distinct
+from traceable.trace.model import Bool, Int64, find_distinct
 from traceable.units import format_count, format_duration
 
 
@@ -37,7 +37,7 @@ def find_shared_gpus(evidence: Evidence, values: Values) -> list[Finding]:
     queued = queued.take(
         evidence.measure_in_scope_ns(queued.start_ns, queued.end_ns) == queued.end_ns - queued.start_ns
     )
-    for lane in distinct(queued.lane).tolist():
+    for lane in find_distinct(queued.lane).tolist():
         mine = queued.take(queued.lane == lane)
         mine = mine.take(_select_chance_gaps(evidence, lane, mine, values["recurs"]))
         length = np.sort(mine.end_ns - mine.start_ns)

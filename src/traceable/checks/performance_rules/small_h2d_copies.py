@@ -27,7 +27,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.errors import MissingDataError
 from traceable.finding import Finding
-from traceable.trace.model import Bool, Int64, distinct
+from traceable.trace.model import Bool, Int64, find_distinct
 from traceable.units import format_bytes, format_count, format_duration, format_rate
 
 
@@ -81,7 +81,7 @@ def _make_batch_finding(
     took = evidence.measure_union_in_scope_ns(start, end)
     part, some = compute_copy_shares(evidence, copies, row)
     size_bytes, least = sum_bytes_and_min_ns(copies, row, part)
-    runs, number = len(distinct(run[some])), int(some.sum())
+    runs, number = len(find_distinct(run[some])), int(some.sum())
     copied = format_count(number, "host-to-device copy", "host-to-device copies")
     return make_finding(
         message=(

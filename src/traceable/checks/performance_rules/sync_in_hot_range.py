@@ -19,7 +19,7 @@ from traceable.checks.performance_rules.rule import (
     make_share_threshold,
 )
 from traceable.finding import Finding
-from traceable.trace.model import Int64, distinct
+from traceable.trace.model import Int64, find_distinct
 from traceable.units import format_count, format_duration, format_percent
 
 
@@ -42,7 +42,7 @@ def find_sync_in_hot_ranges(evidence: Evidence, values: Values) -> list[Finding]
     label = evidence.labels.of_instance[context.find_innermost_around_calls(waits.call)]
     loads = OneOffCopies(evidence)
     findings = []
-    for one in distinct(label[label >= 0]).tolist():
+    for one in find_distinct(label[label >= 0]).tolist():
         mine = np.flatnonzero(label == one)
         mine = mine[~loads.is_one_off(waits.own_operation[mine])]
         waited = int(evidence.measure_in_scope_ns(waits.start_ns[mine], waits.end_ns[mine]).sum())

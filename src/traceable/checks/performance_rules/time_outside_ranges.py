@@ -17,7 +17,7 @@ from traceable.checks.performance_rules.rule import (
 )
 from traceable.finding import Finding
 from traceable.protocol.nvtx import LOOP_DOMAIN
-from traceable.trace.model import distinct
+from traceable.trace.model import find_distinct
 from traceable.units import format_count, format_duration, format_percent
 
 
@@ -31,14 +31,14 @@ def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding
     trace, instances = context.trace, context.instances
     process = evidence.process_of_thread
     # An event loop, or a thread whose GPU works meanwhile, may have nothing to do.
-    others = np.isin(process, distinct(context.gpu.process))
+    others = np.isin(process, find_distinct(context.gpu.process))
     others[find_blocks(context).thread] = True
     start, end = evidence.clip_to_scope(instances.start_ns, instances.end_ns)
     of_thread = instances.thread
     some = instances.entered & (end > start) & ~others[of_thread]
     some &= instances.domain != trace.name_index(LOOP_DOMAIN)
     best: dict[int, tuple[int, Finding | None]] = {}
-    for thread in distinct(of_thread[some]).tolist():
+    for thread in find_distinct(of_thread[some]).tolist():
         rows = np.flatnonzero(some & (of_thread == thread))
         rows = rows[np.argsort(start[rows], kind="stable")]
         gaps = find_gaps(start, end, Lanes(rows, np.array([0, len(rows)])))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.analysis.compare import COUNTS, LETTERS, MEASURES, STEP_COLUMNS, compare_ranges, compare_step_summaries
-from traceable.analysis.table import Table, objects
+from traceable.analysis.table import Table, pack_objects
 
 Row = tuple[tuple[str, ...], str | None, str, int, float | None]
 
@@ -29,11 +29,11 @@ def table(result: list[Row], *, by_path: bool = True) -> Table:
     """A table as `ranges` answers; parents come before what lies inside them."""
     if by_path:
         result = sorted(result, key=lambda row: len(row[0]))
-    values: dict[str, Any] = {"path": objects([list(row[0]) for row in result])} if by_path else {}
+    values: dict[str, Any] = {"path": pack_objects([list(row[0]) for row in result])} if by_path else {}
     values |= {
-        "name": objects([row[0][-1] for row in result]),
-        "domain": objects([row[1] for row in result]),
-        "style": objects([row[2] for row in result]),
+        "name": pack_objects([row[0][-1] for row in result]),
+        "domain": pack_objects([row[1] for row in result]),
+        "style": pack_objects([row[2] for row in result]),
         "count": np.array([row[3] for row in result], np.int64),
     }
     measured = np.array([np.nan if row[4] is None else row[4] for row in result], float)

@@ -80,7 +80,7 @@ def test_the_spread_of_a_group(rows: list[tuple[int, int, bool]]) -> None:
     result = sort_groups(
         *(column([row[i] for row in rows]) for i in (0, 1)), 4, np.array([row[2] for row in rows], np.bool_)
     )
-    columns = {**result.spread("x"), "x_stddev_ns": result.deviations()}
+    columns = {**result.make_spread_columns("x"), "x_stddev_ns": result.compute_deviations()}
     for i in range(4):
         values = [value for group, value, use in rows if group == i and use]
         assert result.totals[i] == sum(values)

@@ -16,11 +16,11 @@ from traceable.analysis.intervals import (
     BlockIndex,
     build_lanes,
     find_gaps,
+    is_overlapping,
     measure_covered_ns,
     measure_extents,
-    overlaps_any,
+    merge_by_lane,
     subtract_union,
-    union_by_lane,
 )
 from traceable.trace.model import NULL
 
@@ -78,9 +78,9 @@ def test_rows_come_by_lane_and_those_of_no_lane_are_left_out(found: Any) -> None
 @given(rows())
 def test_the_union_holds_each_lane_once(found: Any) -> None:
     lane, start, end = found
-    whole = union_by_lane(start, end, sorted_lanes(lane, start))
+    whole = merge_by_lane(start, end, sorted_lanes(lane, start))
     for which in range(LANES):
-        starts, ends = whole.lane(which)
+        starts, ends = whole.get_lane(which)
         assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == merge_touching(lane, start, end, which)
     assert whole.total_ns().tolist() == [
         len(instants(start[lane == which], end[lane == which])) for which in range(LANES)
@@ -106,7 +106,7 @@ def test_gaps_lie_between_the_intervals_of_a_lane(found: Any) -> None:
 @given(rows(), rows(lowest_lane=-1))
 def test_what_a_lane_covers_of_an_interval(found: Any, asked: Any) -> None:
     lane, start, end = found
-    covered = measure_covered_ns(union_by_lane(start, end, sorted_lanes(lane, start)), *asked)
+    covered = measure_covered_ns(merge_by_lane(start, end, sorted_lanes(lane, start)), *asked)
     busy = [instants(start[lane == which], end[lane == which]) for which in range(LANES)]
     assert covered.tolist() == [
         len(busy[which] & set(range(begin, until))) if which >= 0 else 0
@@ -116,7 +116,7 @@ def test_what_a_lane_covers_of_an_interval(found: Any, asked: Any) -> None:
 
 def test_an_interval_that_ends_before_it_starts_covers_nothing() -> None:
     one = np.zeros(1, np.int64)
-    whole = union_by_lane(one, one + 9, build_lanes(one, 1, one))
+    whole = merge_by_lane(one, one + 9, build_lanes(one, 1, one))
     assert measure_covered_ns(whole, one, one + 5, one + 2).tolist() == [0]
 
 
@@ -144,7 +144,7 @@ def test_touched_gaps_are_those_that_overlap_an_interval(found: Any, other: Any)
         any(first < until and last > begin for first, last in zip(other[1], other[2], strict=True))
         for begin, until in zip(gaps.start_ns, gaps.end_ns, strict=True)
     ]
-    assert overlaps_any(gaps, other[1], other[2]).tolist() == expected
+    assert is_overlapping(gaps, other[1], other[2]).tolist() == expected
 
 
 @given(rows(lowest_lane=-1))

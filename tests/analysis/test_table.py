@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traceable.analysis.table import Table, integers, objects
+from traceable.analysis.table import Table, mask_integers, pack_objects
 from traceable.trace.model import NULL
 
 INTEGERS = st.one_of(st.none(), st.integers(NULL + 1, -NULL - 1))
@@ -28,8 +28,8 @@ def make_table(rows: list[tuple[Any, ...]]) -> Table:
         {
             "count": np.array([NULL if value is None else value for value in count], np.int64),
             "mean_ns": np.array([np.nan if value is None else value for value in mean], np.float64),
-            "name": objects(name),
-            "path": objects(path),
+            "name": pack_objects(name),
+            "path": pack_objects(path),
             "clipped": np.array(clipped, np.bool_),
         }
     )
@@ -101,5 +101,5 @@ def test_without_the_library_the_error_names_the_extra(method: str, module: str)
 
 
 def test_narrow_integers_are_absent_where_unknown() -> None:
-    values = integers(np.array([1, 2], np.int32), np.array([True, False]))
+    values = mask_integers(np.array([1, 2], np.int32), np.array([True, False]))
     assert Table({"n": values}).column("n") == [1, None]

@@ -20,7 +20,7 @@ import pytest
 from tests.report.sample_export import NAME_COLUMNS
 
 from traceable.analysis.columns import RANGE_COLUMNS
-from traceable.analysis.table import Table, objects
+from traceable.analysis.table import Table, pack_objects
 from traceable.cli.options import add_view_arguments
 from traceable.cli.profile import show_profile
 from traceable.errors import TraceableError
@@ -268,8 +268,8 @@ def steps_shown(pids: list[int], processes: list[str | None], top: int = 9) -> l
     """The heading of the steps of these processes in a recording without GPU work, and its rows."""
     count = len(pids)
     absent = {name: np.full(count, NULL) for name in ("device", "gpu_busy_ns", "idle_ns", "kernels", "launch_ns")}
-    columns = {"step": np.arange(count), "pid": np.array(pids), "process": objects(processes), **absent}
-    columns |= {"wall_ns": np.full(count, 5), "name": objects(["step"] * count)}
+    columns = {"step": np.arange(count), "pid": np.array(pids), "process": pack_objects(processes), **absent}
+    columns |= {"wall_ns": np.full(count, 5), "name": pack_objects(["step"] * count)}
     stream = io.StringIO()
     write_view(Page(stream), VIEWS["steps"], Table(columns), RowFilter(top=top), 9)
     return stream.getvalue().splitlines()

@@ -28,7 +28,7 @@ from traceable.analysis.range_rows import (
     make_range_style_columns,
     sort_by_range,
 )
-from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.errors import Message, MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Int32, Int64, NDArray, Trace
@@ -210,12 +210,12 @@ def _group_by_call(selected: _SelectedCalls) -> Table:
     if len(results.failed):
         code = find_most_common(selected.function[results.failed], calls.return_value[results.failed], groups)[1]
     values = {
-        "name": objects(text or None for text in selected.texts),
-        "kind": objects(KINDS[kind] for kind in selected.kinds.tolist()),
-        "api": objects("driver" if one else "runtime" for one in driver.tolist()),
+        "name": pack_objects(text or None for text in selected.texts),
+        "kind": pack_objects(KINDS[kind] for kind in selected.kinds.tolist()),
+        "api": pack_objects("driver" if one else "runtime" for one in driver.tolist()),
         **_make_time_columns(selected, selected.function, groups),
         "errors": _count_errors(results, selected.function, groups),
-        "error": objects(
+        "error": pack_objects(
             None if one == NULL else get_error_name(one, of_driver)
             for one, of_driver in zip(code.tolist(), driver.tolist(), strict=True)
         ),
@@ -229,7 +229,7 @@ def _group_by_kind(selected: _SelectedCalls) -> Table:
     groups = len(first)
     group = kind[selected.function]
     values = {
-        "kind": objects(KINDS[one] for one in selected.kinds[first].tolist()),
+        "kind": pack_objects(KINDS[one] for one in selected.kinds[first].tolist()),
         "functions": np.bincount(kind, minlength=groups),
         **_make_time_columns(selected, group, groups),
         "errors": _count_errors(_classify_results(selected.calls.return_value), group, groups),
@@ -301,19 +301,19 @@ def _make_range_table(
     path_column: dict[str, NDArray[Any]] = {}
     if paths:
         path_of_instance, names = context.instances.path, context.trace.names
-        path_column["path"] = objects(
+        path_column["path"] = pack_objects(
             None if one == OUTSIDE else [names[name] for name in context.instances.paths[path_of_instance[first[one]]]]
             for one in number.tolist()
         )
     values = {
         **path_column,
         **make_range_style_columns(context.trace, context.instances, first, number),
-        "kind": objects(KINDS[code] for code in kind.tolist()),
-        "range_instances": integers(instances, number != OUTSIDE),
+        "kind": pack_objects(KINDS[code] for code in kind.tolist()),
+        "range_instances": mask_integers(instances, number != OUTSIDE),
         "count": count,
         "total_ns": total,
-        "count_per_instance": ratios(count, instances),
-        "total_per_instance_ns": ratios(total, instances),
+        "count_per_instance": compute_ratios(count, instances),
+        "total_per_instance_ns": compute_ratios(total, instances),
         **measured,
     }
     return Table(values).take(sort_by_range(number, total))
@@ -322,7 +322,7 @@ def _make_range_table(
 def _make_time_columns(selected: _SelectedCalls, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     measured = _measure_calls(group, selected.duration_ns, selected.nested, groups)
     total = measured["total_ns"]
-    share = {"api_share": ratios(total, np.full(groups, total.sum()))}
+    share = {"api_share": compute_ratios(total, np.full(groups, total.sum()))}
     return {"count": measured["count"], "total_ns": total, **share, **measured}
 
 
@@ -334,7 +334,7 @@ def _measure_calls(group: Int64, duration_ns: Int64, inner: Int64, groups: int) 
         "total_ns": groups_by_duration.totals,
         "nested_count": np.bincount(group[inner], minlength=groups),
         "nested_total_ns": sum_groups(group[inner], duration_ns[inner], groups),
-        **groups_by_duration.summary("call"),
+        **groups_by_duration.make_summary_columns("call"),
     }
 
 
@@ -359,7 +359,7 @@ def _count_errors(results: _CallResults, group: Int64, groups: int, which: Int64
     """Return how many calls of each group failed, or are `which`; absent where no return code was recorded."""
     of = results.failed if which is None else which
     known = np.bincount(group, minlength=groups) > np.bincount(group[results.unknown], minlength=groups)
-    return integers(np.bincount(group[of], minlength=groups), known)
+    return mask_integers(np.bincount(group[of], minlength=groups), known)
 
 
 def _make_notes(selected: _SelectedCalls) -> tuple[Message, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.table import Table, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, pack_objects
 from traceable.trace.model import NULL, NDArray
 
 LETTERS = string.ascii_uppercase
@@ -70,10 +70,10 @@ def compare_ranges(tables: Sequence[Table]) -> Table:
             first_seen.setdefault(path[:depth], len(first_seen))
     # Inner ranges come after those around them, and otherwise all in order of appearance.
     keys.sort(key=lambda key: [first_seen[key[0][:depth]] for depth in range(1, len(key[0]) + 1)])
-    values: dict[str, NDArray[Any]] = {"path": objects([list(key[0]) for key in keys])} if by_path else {}
-    values["name"] = objects([key[0][-1] for key in keys])
-    values["domain"] = objects([key[1] for key in keys])
-    values["style"] = objects([key[2] for key in keys])
+    values: dict[str, NDArray[Any]] = {"path": pack_objects([list(key[0]) for key in keys])} if by_path else {}
+    values["name"] = pack_objects([key[0][-1] for key in keys])
+    values["domain"] = pack_objects([key[1] for key in keys])
+    values["style"] = pack_objects([key[2] for key in keys])
     for letter, table, rows in zip(LETTERS, tables, rows_by_key, strict=False):
         place = np.array([rows.get(key, -1) for key in keys], np.int64)
         for name in (*COUNTS, *MEASURES):
@@ -82,7 +82,7 @@ def compare_ranges(tables: Sequence[Table]) -> Table:
             # A range that the recording lacks has place -1, the last value.
             values[format_column_name(letter, name)] = np.append(column.astype(dtype), absent)[place]
         for name in MEASURES if letter != LETTERS[0] else ():
-            values[format_ratio_name(letter, name)] = ratios(
+            values[format_ratio_name(letter, name)] = compute_ratios(
                 values[format_column_name(letter, name)], values[format_column_name(LETTERS[0], name)]
             )
     return Table(values)
@@ -98,7 +98,7 @@ def compare_step_summaries(summaries: Sequence[Table | None]) -> Table:
     """
     parts = [(letter, table) for letter, table in zip(LETTERS, summaries, strict=False) if table is not None]
     values: dict[str, NDArray[Any]] = {
-        "recording": objects([letter for letter, table in parts for _ in range(len(table))])
+        "recording": pack_objects([letter for letter, table in parts for _ in range(len(table))])
     }
     for name in ("pid", "device", *STEP_COLUMNS):
         columns = [table.values[name] for _, table in parts]
@@ -106,7 +106,7 @@ def compare_step_summaries(summaries: Sequence[Table | None]) -> Table:
     first = summaries[0] if summaries else None
     single = first.values["wall_p50_ns"] if first is not None and len(first) == 1 else np.array([np.nan])
     wall_ratios = [
-        ratios(table.values["wall_p50_ns"], single) if len(table) == 1 else np.full(len(table), np.nan)
+        compute_ratios(table.values["wall_p50_ns"], single) if len(table) == 1 else np.full(len(table), np.nan)
         for letter, table in parts
     ]
     values["wall_p50_ratio"] = np.concatenate(wall_ratios) if wall_ratios else np.zeros(0)

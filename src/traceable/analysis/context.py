@@ -27,7 +27,7 @@ from traceable.analysis.instances import (
     select_segments,
 )
 from traceable.analysis.interval_index import ThreadEvents, argsort_index, find_slices, iter_pairs
-from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, union_by_lane
+from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_by_lane
 from traceable.analysis.name_patterns import (
     ALLOCATION_CALLS,
     COPY_CALLS,
@@ -466,7 +466,7 @@ def group_waits_by_thread(context: Context) -> Union:
     calls = context.trace.calls
     waiting = select_calls(context, SYNCHRONIZATION_CALLS)
     lanes = build_lanes(calls.thread[waiting], len(context.trace.threads), np.arange(len(waiting)))
-    return union_by_lane(calls.start_ns[waiting], calls.end_ns[waiting], lanes)
+    return merge_by_lane(calls.start_ns[waiting], calls.end_ns[waiting], lanes)
 
 
 def measure_sync_waits(context: Context) -> Int64:

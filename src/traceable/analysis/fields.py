@@ -13,7 +13,7 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
-from traceable.analysis.table import objects
+from traceable.analysis.table import pack_objects
 from traceable.errors import MissingDataError
 from traceable.trace.model import NULL, Int32, Int64, NDArray
 
@@ -87,7 +87,7 @@ def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]
         absent = None
         texts = [value if isinstance(value, str) or value is None else json.dumps(value) for value in of_pair]
         order = sorted({text for text in texts if text is not None})
-        distinct = objects(order)
+        distinct = pack_objects(order)
         index = {text: i for i, text in enumerate(order)}
         number = np.array([index[text] for text in texts if text is not None], np.int64)
     code = np.full(len(of_pair), len(distinct), np.int64)
@@ -99,7 +99,7 @@ def get_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]
 def get_instance_fields(context: Context) -> NDArray[Any]:
     """Return the fields of each range instance, as of `get_field_values`, a dict; None where it has none."""
     combinations, pair = _combine_fields(context)
-    column: NDArray[Any] = objects(fields or None for fields in combinations)[pair]
+    column: NDArray[Any] = pack_objects(fields or None for fields in combinations)[pair]
     return column
 
 

@@ -47,10 +47,10 @@ from traceable.analysis.intervals import (
     BlockIndex,
     Gaps,
     build_lanes,
+    is_overlapping,
     measure_covered_ns,
+    merge_by_lane,
     merge_intervals,
-    overlaps_any,
-    union_by_lane,
 )
 from traceable.analysis.labels import get_operation_name, label_operations, make_range_columns, strip_call_version
 from traceable.analysis.name_patterns import (
@@ -61,7 +61,7 @@ from traceable.analysis.name_patterns import (
     PROFILING_OVERHEAD,
     SYNCHRONIZATION_CALLS,
 )
-from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Bool, Int8, Int64, NDArray, find_distinct
 from traceable.units import format_duration, format_percent
@@ -121,7 +121,7 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     """
     gpus = find_gpus(context)
     timelines = compute_timelines(context)
-    across = overlaps_any(timelines.gaps, *context.trace.windows.find_gaps())
+    across = is_overlapping(timelines.gaps, *context.trace.windows.find_gaps())
     idle_gaps = timelines.gaps.take(~across) if across.any() else timelines.gaps
     idle = _sum_gaps(idle_gaps, len(gpus))
     out = _sum_gaps(timelines.gaps.take(across), len(gpus))
@@ -179,16 +179,16 @@ def _make_device_columns(
     return {
         "device": gpus.make_number_column(),
         "name": gpus.make_name_column(context.trace),
-        "processes": objects([pids[i] for i in indices] for indices in gpus.processes),
+        "processes": pack_objects([pids[i] for i in indices] for indices in gpus.processes),
         "first_start_ns": first,
         "last_end_ns": last,
         "total_ns": last - first - out,
         "busy_ns": last - first - out - edges - idle,
         "idle_ns": idle + edges,
-        "utilization_share": ratios(last - first - out - edges - idle, last - first - out),
+        "utilization_share": compute_ratios(last - first - out - edges - idle, last - first - out),
         "gaps": np.diff(_find_lane_bounds(idle_gaps, len(gpus))),
         "gap_total_ns": idle if idle_gaps is timelines.gaps else _sum_gaps(idle_gaps, len(gpus)),
-        **sort_groups(idle_gaps.lane, length, len(gpus)).spread("gap"),
+        **sort_groups(idle_gaps.lane, length, len(gpus)).make_spread_columns("gap"),
     }
 
 
@@ -214,7 +214,7 @@ def _sum_by_kind(gpus: Gpus, idle_gaps: Gaps, kind: Int64 | Int8, kinds: int) ->
     return {
         "count": np.bincount(group, minlength=len(gpus) * kinds).astype(np.int64),
         "total_ns": total,
-        "idle_share": ratios(total, whole),
+        "idle_share": compute_ratios(total, whole),
     }
 
 
@@ -224,7 +224,7 @@ def _summarize_buckets(gpus: Gpus, idle_gaps: Gaps) -> Table:
     return Table(
         {
             "device": np.repeat(gpus.make_number_column(), len(BUCKETS)),
-            "bucket": objects([label for label, _, _ in BUCKETS] * len(gpus)),
+            "bucket": pack_objects([label for label, _, _ in BUCKETS] * len(gpus)),
             "from_ns": np.tile(lower, len(gpus)),
             "until_ns": np.tile(np.array([high for _, _, high in BUCKETS], np.int64), len(gpus)),
             **_sum_by_kind(gpus, idle_gaps, bucket, len(BUCKETS)),
@@ -236,7 +236,7 @@ def _summarize_causes(gpus: Gpus, idle_gaps: Gaps, cause: Int8) -> Table:
     table = Table(
         {
             "device": np.repeat(gpus.make_number_column(), len(CAUSES)),
-            "cause": objects(list(CAUSES) * len(gpus)),
+            "cause": pack_objects(list(CAUSES) * len(gpus)),
             **_sum_by_kind(gpus, idle_gaps, cause, len(CAUSES)),
         }
     )
@@ -258,15 +258,15 @@ def _list_largest(context: Context, gpus: Gpus, idle_gaps: Gaps, cause: Int8, to
         "device": gpus.make_number_column()[largest.lane],
         "start_ns": largest.start_ns,
         "duration_ns": length[which],
-        "cause": objects(CAUSES[i] for i in cause[which].tolist()),
-        "detail": objects(describe_gaps(context, gpus, largest, cause[which])),
+        "cause": pack_objects(CAUSES[i] for i in cause[which].tolist()),
+        "detail": pack_objects(describe_gaps(context, gpus, largest, cause[which])),
     }
     for word, operation in (("before", largest.before), ("after", largest.after)):
         label = label_operations(context, operation)
-        columns[word] = objects(get_operation_name(trace, i) for i in label.tolist())
+        columns[word] = pack_objects(get_operation_name(trace, i) for i in label.tolist())
         columns |= make_range_columns(trace, context.instances, context.innermost[operation], f"{word}_")
         stream = gpu.stream[operation]
-        columns[f"{word}_stream"] = integers(stream, stream >= 0)
+        columns[f"{word}_stream"] = mask_integers(stream, stream >= 0)
         columns[f"{word}_pid"] = pids[gpu.process[operation]]
     return Table(columns)
 
@@ -343,13 +343,13 @@ class _Host:
         if name == "waiting_copy":
             # Kernels, which nearly all are, come first among the operations and copy nothing.
             copies = np.flatnonzero(self.launched & (gaps.after >= len(trace.kernels)))
-            own[copies] = self.context.gpu.pageable_bytes(gaps.after[copies]) > 0
+            own[copies] = self.context.gpu.get_pageable_bytes(gaps.after[copies]) > 0
         if not len(which) and not own.any():
             return which
         start, end, thread = trace.calls.start_ns[which], trace.calls.end_ns[which], trace.calls.thread[which]
         # No call lies between the begin of the gap and that of a launch before it.
-        rows = np.flatnonzero((overlaps_any(gaps, start, end) & self.late) | own)
-        inside = union_by_lane(start, end, build_lanes(thread, len(trace.threads), np.arange(len(which))))
+        rows = np.flatnonzero((is_overlapping(gaps, start, end) & self.late) | own)
+        inside = merge_by_lane(start, end, build_lanes(thread, len(trace.threads), np.arange(len(which))))
         until = np.minimum(self.begun_ns[rows], gaps.end_ns[rows])
         threads = self.context.launches.calls.thread[self.call[rows]]
         covered_ns = measure_covered_ns(inside, threads, gaps.start_ns[rows], until)
@@ -361,12 +361,12 @@ class _Host:
         gaps, overheads = self.gaps, self.context.trace.overheads
         which = select_overheads(self.context, OVERHEADS_OF_CAUSE[name])
         start, end = overheads.start_ns[which], overheads.end_ns[which]
-        rows = np.flatnonzero(overlaps_any(gaps, start, end))
+        rows = np.flatnonzero(is_overlapping(gaps, start, end))
         rows = rows[~self.launched[rows] | (self.ended_ns[rows] > gaps.start_ns[rows])]
         lanes = build_lanes(overheads.process[which], len(self.context.trace.processes), np.arange(len(which)))
         process = self.context.gpu.process[gaps.after[rows]]
         begin, until = gaps.start_ns[rows], gaps.end_ns[rows]
-        return rows[2 * measure_covered_ns(union_by_lane(start, end, lanes), process, begin, until) >= until - begin]
+        return rows[2 * measure_covered_ns(merge_by_lane(start, end, lanes), process, begin, until) >= until - begin]
 
 
 def _is_after_other_gpu(context: Context, gaps: Gaps, which: Int64, gpu: Int64, within_ns: int) -> Bool:

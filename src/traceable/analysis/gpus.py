@@ -18,7 +18,7 @@ from traceable.analysis.grouping import number_groups
 from traceable.analysis.intervals import Gaps, Lanes, build_lanes, find_gaps, narrow_dtype
 from traceable.analysis.name_patterns import GRAPH_LAUNCH_CALLS, match_names
 from traceable.analysis.select import map_gpu_numbers
-from traceable.analysis.table import objects
+from traceable.analysis.table import pack_objects
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Int64, NDArray, Trace, find_distinct
 
@@ -85,7 +85,7 @@ class Gpus:
     def make_name_column(self, trace: Trace) -> NDArray[Any]:
         """Return the names as a column of a table, absent where they were not recorded."""
         known = {device.number: device.name for device in trace.devices}
-        return objects(known.get(number) or None for number in self.number)
+        return pack_objects(known.get(number) or None for number in self.number)
 
 
 @cache_per_context

@@ -46,11 +46,11 @@ class SortedGroups:
         """The integers themselves."""
         return self._decode(self.above)
 
-    def summary(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Return the columns of `spread` and the deviation, as `<prefix>_stddev_ns`."""
-        return {**self.spread(prefix), f"{prefix}_stddev_ns": self.deviations()}
+    def make_summary_columns(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """Return the columns of `make_spread_columns` and the deviation, as `<prefix>_stddev_ns`."""
+        return {**self.make_spread_columns(prefix), f"{prefix}_stddev_ns": self.compute_deviations()}
 
-    def spread(self, prefix: str) -> dict[str, NDArray[Any]]:
+    def make_spread_columns(self, prefix: str) -> dict[str, NDArray[Any]]:
         """Return mean, minimum, quantiles and maximum as columns `<prefix>_mean_ns` and so on.
 
         Absent for a group without values. Quantiles are exact: linear interpolation, as numpy's default method.
@@ -77,7 +77,7 @@ class SortedGroups:
         np.divide(self.totals, self.counts, out=mean, where=self.counts > 0)
         return mean
 
-    def deviations(self) -> Float64:
+    def compute_deviations(self) -> Float64:
         """Return the sample standard deviation (n - 1) of each group, 0 for one value and NaN for none."""
         mean, last = self.compute_means(), self.first + self.counts
         squares = np.zeros(len(mean))

@@ -30,14 +30,14 @@ class Lanes:
 
     def __iter__(self) -> Iterator[Int64]:
         """Yield the rows of each lane, by start."""
-        for here in self.lane_slices():
+        for here in self.iter_lane_slices():
             yield self.order[here]
 
-    def lane(self, i: int) -> Int64:
+    def get_lane(self, i: int) -> Int64:
         """Return the rows of a lane, by start."""
         return self.order[int(self.bounds[i]) : int(self.bounds[i + 1])]
 
-    def lane_slices(self) -> Iterator[slice]:
+    def iter_lane_slices(self) -> Iterator[slice]:
         """Yield where in `order` the rows of each lane are."""
         for first, last in pairwise(self.bounds.tolist()):
             yield slice(first, last)
@@ -88,22 +88,22 @@ class Union:
         """Return the number of lanes."""
         return len(self.bounds) - 1
 
-    def lane(self, i: int) -> tuple[Int64, Int64]:
+    def get_lane(self, i: int) -> tuple[Int64, Int64]:
         """Return the starts and ends of the intervals of a lane."""
         here = slice(int(self.bounds[i]), int(self.bounds[i + 1]))
         return self.start_ns[here], self.end_ns[here]
 
-    def lane_indices(self) -> Int64:
+    def list_lane_indices(self) -> Int64:
         """Return the lane of each interval."""
         return np.repeat(np.arange(len(self)), np.diff(self.bounds))
 
     def total_ns(self) -> Int64:
         """Return the summed length of each lane, shape (lanes,)."""
-        lanes = (self.lane(i) for i in range(len(self)))
+        lanes = (self.get_lane(i) for i in range(len(self)))
         return np.array([int((end - start).sum()) for start, end in lanes], np.int64)
 
 
-def union_by_lane(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Union:
+def merge_by_lane(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Union:
     """Return the union of the intervals of each lane."""
     starts, ends, sizes, last = [start_ns[:0]], [end_ns[:0]], [0], [0]
     for rows in lanes:
@@ -224,7 +224,7 @@ def find_gaps(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Gaps:
     return Gaps(*(np.concatenate(column) for column in zip(*result, strict=True)))
 
 
-def overlaps_any(gaps: Gaps, start_ns: Int64, end_ns: Int64) -> Bool:
+def is_overlapping(gaps: Gaps, start_ns: Int64, end_ns: Int64) -> Bool:
     """Return which gaps, of whatever lane, overlap any of the intervals.
 
     To pass over what needs no closer look: its cost grows with the number of intervals more than with that of gaps.
@@ -248,7 +248,7 @@ def measure_covered_ns(within: Union, lane: NDArray[np.integer], start_ns: Int64
     covered = np.zeros(len(lane), np.int64)
     valid = np.flatnonzero((end_ns > start_ns) & (lane >= 0))
     for i, rows in enumerate(build_lanes(lane, len(within), valid)):
-        starts, ends = within.lane(i)
+        starts, ends = within.get_lane(i)
         if len(starts) and len(rows):
             covered[rows] = _measure_covered(starts, ends, start_ns[rows], end_ns[rows])
     return covered
@@ -280,10 +280,10 @@ def subtract_union(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> tuple[Int64,
 def merge_intervals(start_ns: Int64, end_ns: Int64) -> Union:
     """Return the union of intervals in any order, as a single lane."""
     order = np.argsort(start_ns, kind="stable")
-    return union_by_lane(start_ns, end_ns, Lanes(order, np.array([0, len(order)])))
+    return merge_by_lane(start_ns, end_ns, Lanes(order, np.array([0, len(order)])))
 
 
-def contains(within: Union, at_ns: Int64) -> Bool:
+def is_inside_union(within: Union, at_ns: Int64) -> Bool:
     """Return which times lie in a union of one lane, the ends of its intervals not included."""
     if not len(within.start_ns):
         return np.zeros(len(at_ns), np.bool_)

@@ -36,7 +36,7 @@ from traceable.analysis.range_rows import (
     sort_by_range,
 )
 from traceable.analysis.select import map_gpu_numbers
-from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.errors import Message, MissingDataError
 from traceable.trace import model
 from traceable.trace.model import GEOMETRY, NULL, Bool, Int32, Int64, NDArray, Trace
@@ -207,7 +207,7 @@ def _group_by_kernel(selected: _SelectedKernels) -> Table:
         "streams": streams,
         "stream": _widen_index(kernels.stream[one[np.where(only == NULL, 0, only)]], only != NULL),
         "geometries": geometries,
-        "geometry": objects(_format_geometry(shapes[row]) if row != NULL else None for row in shape.tolist()),
+        "geometry": pack_objects(_format_geometry(shapes[row]) if row != NULL else None for row in shape.tolist()),
         "geometry_count": often,
     }
     return _sort_by_total(values)
@@ -217,7 +217,7 @@ def _group_by_family(selected: _SelectedKernels) -> Table:
     group, first = number_groups(selected.family)
     groups = len(first)
     values = {
-        "family": objects(selected.kernel_names.families[code] for code in selected.family[first].tolist()),
+        "family": pack_objects(selected.kernel_names.families[code] for code in selected.family[first].tolist()),
         "kernels": count_distinct(group, selected.label, groups),
         **_measure_times(selected, group, groups),
     }
@@ -233,8 +233,8 @@ def _group_by_geometry(selected: _SelectedKernels) -> Table:
     texts = [_format_geometry(table[one]).split(" / ") if one >= 0 else [None, None] for one in row.tolist()]
     values = {
         **_make_name_columns(selected, group, first),
-        "grid": objects(text[0] for text in texts),
-        "block": objects(text[1] for text in texts),
+        "grid": pack_objects(text[0] for text in texts),
+        "block": pack_objects(text[1] for text in texts),
         "blocks": _multiply(geometry["grid_x"], geometry["grid_y"], geometry["grid_z"]),
         "threads_per_block": _multiply(geometry["block_x"], geometry["block_y"], geometry["block_z"]),
         **{name: geometry[name] for name in GEOMETRY[6:]},
@@ -273,14 +273,14 @@ def _group_by_launch(selected: _SelectedKernels) -> Table:
         "tid": np.array([one.tid for one in threads], np.int64),
         "cuda_device": _widen_index(rows["device"], rows["device"] >= 0),
         "api_name": rows["api"],
-        "name": objects(selected.kernel_names.texts[code] for code in rows["label"].tolist()),
-        "family": objects(selected.kernel_names.families[code] for code in rows["family"].tolist()),
+        "name": pack_objects(selected.kernel_names.texts[code] for code in rows["label"].tolist()),
+        "family": pack_objects(selected.kernel_names.families[code] for code in rows["family"].tolist()),
         "count": groups_by_time["kernel"].counts,
         "total_ns": groups_by_time["kernel"].totals,
         "queue_count": groups_by_time["queue"].counts,
     }
     for prefix in ("end_to_end", "api", "queue", "kernel"):
-        values.update(groups_by_time[prefix].summary(prefix))
+        values.update(groups_by_time[prefix].make_summary_columns(prefix))
     has_launch = np.zeros(len(kernels), np.bool_)
     has_launch[at] = True
     missing = len(selected.kind) - int(np.count_nonzero(has_launch))
@@ -315,7 +315,7 @@ def _build_launch_rows(selected: _SelectedKernels, kernel: Int64, call: Int64) -
     of_combination[in_order] = group
     return of_combination[combination], {
         **{word: values[row] for word, values in columns.items()},
-        "api": objects(list(index)[code] for code in api[row].tolist()),
+        "api": pack_objects(list(index)[code] for code in api[row].tolist()),
     }
 
 
@@ -335,8 +335,8 @@ def _make_name_columns(selected: _SelectedKernels, group: Int64, first: Int64) -
     code = find_single_value(group, selected.family, len(first))[1]
     families = [selected.kernel_names.families[one] if one != NULL else None for one in code.tolist()]
     return {
-        "name": objects(selected.kernel_names.texts[code] for code in selected.label[first].tolist()),
-        "family": objects(families),
+        "name": pack_objects(selected.kernel_names.texts[code] for code in selected.label[first].tolist()),
+        "family": pack_objects(families),
     }
 
 
@@ -350,13 +350,13 @@ def _measure_times(selected: _SelectedKernels, group: Int64, groups: int) -> dic
     total = groups_of_kernels.totals
     extent = selected.trace.extent_ns()
     wall = extent[1] - extent[0] if extent else 0
-    queue = queues.spread("queue")
+    queue = queues.make_spread_columns("queue")
     return {
         "count": groups_of_kernels.counts,
         "total_ns": total,
-        "gpu_share": ratios(total, np.full(groups, total.sum())),
-        "wall_share": ratios(total, np.full(groups, wall)),
-        **groups_of_kernels.summary("kernel"),
+        "gpu_share": compute_ratios(total, np.full(groups, total.sum())),
+        "wall_share": compute_ratios(total, np.full(groups, wall)),
+        **groups_of_kernels.make_summary_columns("kernel"),
         "queue_count": queues.counts,
         **{f"queue_{word}_ns": queue[f"queue_{word}_ns"] for word in ("mean", "p50", "p99", "max")},
     }
@@ -369,12 +369,12 @@ def _format_geometry(row: Int64) -> str:
 
 def _widen_index(values: Int32, known: Bool) -> Int64:
     """Return an index column as an integer column, which is absent where not `known`."""
-    return integers(values.astype(np.int64), known)
+    return mask_integers(values.astype(np.int64), known)
 
 
 def _multiply(*columns: Int64) -> Int64:
     known = np.all([column != NULL for column in columns], axis=0)
-    return integers(np.prod([np.where(known, column, 0) for column in columns], axis=0), known)
+    return mask_integers(np.prod([np.where(known, column, 0) for column in columns], axis=0), known)
 
 
 def _sort_by_total(values: dict[str, NDArray[Any]]) -> Table:
@@ -499,8 +499,8 @@ def group_by_range(context: Context, kinds: Kinds, kernel_names: KernelNames, ra
     values = {
         **make_range_style_columns(context.trace, instances, first, number),
         **_make_thread_columns(context, thread),
-        "name": objects(kernel_names.texts[code] for code in of_label.tolist()),
-        "family": objects(kernel_names.families[one] if one != NULL else None for one in family.tolist()),
+        "name": pack_objects(kernel_names.texts[code] for code in of_label.tolist()),
+        "family": pack_objects(kernel_names.families[one] if one != NULL else None for one in family.tolist()),
         **_expand_rows(ours, row[:split], len(one)),
         **_expand_rows(theirs, row[split:], len(one)),
     }
@@ -601,7 +601,7 @@ def _measure_chunk(
         f"{prefix}range_instances": counter.get_counts(number * cells + cell),
         f"{prefix}count": _count_kernels(group, item, kernel, groups, len(items.kernel) == len(kernels)),
         f"{prefix}total_ns": durations.totals,
-        **durations.summary(f"{prefix}kernel"),
+        **durations.make_summary_columns(f"{prefix}kernel"),
     }
     return np.stack([number - 1, items.thread[cell], items.label[cell]], axis=1), columns
 

@@ -9,7 +9,7 @@ import numpy as np
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
 from traceable.analysis.instances import Instances
-from traceable.analysis.table import objects
+from traceable.analysis.table import pack_objects
 from traceable.trace.model import Int64, NDArray, Trace
 
 COPY_KINDS = (
@@ -124,4 +124,4 @@ def make_range_columns(
         domain = int(instances.domain[instance]) if inside else -1
         names.append(trace.names[instances.name[instance]] if inside else None)
         domains.append(trace.names[domain] if domain >= 0 else None)
-    return {f"{prefix}range": objects(names), f"{prefix}domain": objects(domains)}
+    return {f"{prefix}range": pack_objects(names), f"{prefix}domain": pack_objects(domains)}

@@ -45,7 +45,7 @@ from traceable.analysis.labels import (
 )
 from traceable.analysis.name_patterns import match_names
 from traceable.analysis.select import map_gpu_numbers
-from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.errors import Message, MissingDataError
 from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Float64, Int8, Int32, Int64, NDArray, Trace
@@ -211,7 +211,7 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
 
 def _group_by_operation(moves: MemoryOperations, which: Int64) -> Table:
     group, first = number_groups(moves.kind[which])
-    names = objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist())
+    names = pack_objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist())
     return _sort_by_time({"operation": names}, _measure_groups(moves, which, group, len(first)))
 
 
@@ -222,10 +222,10 @@ def _group_by_process(trace: Trace, moves: MemoryOperations, which: Int64) -> Ta
     names = {device.number: device.name for device in trace.devices}
     key = {
         "pid": np.array([process.pid if process else NULL for process in processes], np.int64),
-        "process": objects((process.name or None) if process else None for process in processes),
-        "device": integers(gpu, gpu >= 0),
-        "device_name": objects(names.get(number) or None for number in gpu.tolist()),
-        "operation": objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist()),
+        "process": pack_objects((process.name or None) if process else None for process in processes),
+        "device": mask_integers(gpu, gpu >= 0),
+        "device_name": pack_objects(names.get(number) or None for number in gpu.tolist()),
+        "operation": pack_objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist()),
     }
     return _sort_by_time(key, _measure_groups(moves, which, group, len(first)))
 
@@ -257,7 +257,7 @@ def _group_by_range(context: Context, moves: MemoryOperations, which: Int64) -> 
     instance = np.where(of_row >= 0, np.append(first_of_label, -1)[of_row], -1)
     key = {
         **make_range_columns(context.trace, instances, instance),
-        "operation": objects(OPERATION_NAMES[kind] for kind in moves.kind[move[first]].tolist()),
+        "operation": pack_objects(OPERATION_NAMES[kind] for kind in moves.kind[move[first]].tolist()),
     }
     whole = int(moves.duration_ns[which].sum())
     return _sort_by_time(key, _measure_groups(moves, move, group, len(first), whole))
@@ -283,17 +283,17 @@ def _group_by_call(context: Context, moves: MemoryOperations, which: Int64) -> T
     size, time = sum_groups(group, moves.size_bytes[which], groups), sum_groups(group, moves.duration_ns[which], groups)
     table = Table(
         {
-            "call": objects(strip_call_version(trace.names[name]) for name in calls.name[call[first]].tolist()),
-            "call_mode": objects(words),
-            "operation": objects(OPERATION_NAMES[of] for of in moves.kind[which[first]].tolist()),
-            "host_memory": objects((("pageable", "pinned", None)[of]) for of in memory_of[first].tolist()),
+            "call": pack_objects(strip_call_version(trace.names[name]) for name in calls.name[call[first]].tolist()),
+            "call_mode": pack_objects(words),
+            "operation": pack_objects(OPERATION_NAMES[of] for of in moves.kind[which[first]].tolist()),
+            "host_memory": pack_objects((("pageable", "pinned", None)[of]) for of in memory_of[first].tolist()),
             "count": np.bincount(group, minlength=groups),
             "size_total_bytes": size,
             "gpu_total_ns": time,
-            "gb_per_s": ratios(size, time),
+            "gb_per_s": compute_ratios(size, time),
             "calls": np.bincount(group_of_call, minlength=groups),
             "call_total_ns": sum_groups(group_of_call, duration, groups),
-            **sort_groups(group_of_call, duration, groups).spread("call"),
+            **sort_groups(group_of_call, duration, groups).make_spread_columns("call"),
         }
     )
     return table.take(np.argsort(-table.values["call_total_ns"], kind="stable"))
@@ -307,13 +307,13 @@ def _summarize_sizes(moves: MemoryOperations, which: Int64) -> Table:
     size, time = sum_groups(group, moves.size_bytes[which], groups), sum_groups(group, moves.duration_ns[which], groups)
     return Table(
         {
-            "operation": objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist()),
-            "size": objects(SIZE_BUCKETS[i][1] for i in bucket[first].tolist()),
+            "operation": pack_objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist()),
+            "size": pack_objects(SIZE_BUCKETS[i][1] for i in bucket[first].tolist()),
             "from_bytes": edges[bucket[first]],
             "count": np.bincount(group, minlength=groups),
             "size_total_bytes": size,
             "gpu_total_ns": time,
-            "gb_per_s": ratios(size, time),
+            "gb_per_s": compute_ratios(size, time),
         }
     )
 
@@ -330,17 +330,17 @@ def _measure_groups(
     duration, size = moves.duration_ns[which], moves.size_bytes[which]
     total, total_size = sum_groups(group, duration, groups), sum_groups(group, size, groups)
     peak = _find_common_value(group, moves.peak_gb_per_s[which], groups)
-    rate = ratios(total_size, total)
+    rate = compute_ratios(total_size, total)
     times, sizes = sort_groups(group, duration, groups), sort_groups(group, size, groups)
     return {
-        "time_share": ratios(total, np.full(groups, int(duration.sum()) if whole is None else whole)),
+        "time_share": compute_ratios(total, np.full(groups, int(duration.sum()) if whole is None else whole)),
         "count": np.bincount(group, minlength=groups),
         "gpu_total_ns": total,
-        **times.spread("gpu"),
-        "gpu_stddev_ns": times.deviations(),
+        **times.make_spread_columns("gpu"),
+        "gpu_stddev_ns": times.compute_deviations(),
         "size_total_bytes": total_size,
-        **_replace_suffix(sizes.spread("size"), "_ns", "_bytes"),
-        "size_stddev_bytes": sizes.deviations(),
+        **_replace_suffix(sizes.make_spread_columns("size"), "_ns", "_bytes"),
+        "size_stddev_bytes": sizes.compute_deviations(),
         # Bytes per ns are GB per s.
         "gb_per_s": rate,
         **_measure_rates(group, duration, size, groups),
@@ -365,9 +365,11 @@ def _measure_causes(moves: MemoryOperations, which: Int64, group: Int64, groups:
     for name, (member, known) in rows.items():
         has_known = np.bincount(group[known], minlength=groups) > 0
         inside = np.flatnonzero(member)
-        columns[f"{name}_count"] = integers(np.bincount(group[inside], minlength=groups), has_known)
+        columns[f"{name}_count"] = mask_integers(np.bincount(group[inside], minlength=groups), has_known)
         for unit, values in (("bytes", moves.size_bytes), ("ns", moves.duration_ns)):
-            columns[f"{name}_{unit}"] = integers(sum_groups(group[inside], values[which[inside]], groups), has_known)
+            columns[f"{name}_{unit}"] = mask_integers(
+                sum_groups(group[inside], values[which[inside]], groups), has_known
+            )
     return columns
 
 
@@ -376,7 +378,7 @@ def _measure_rates(group: Int64, duration: Int64, size: Int64, groups: int) -> d
     lasting = duration > 0
     rate = np.zeros(len(group), np.int64)
     rate[lasting] = np.rint(np.minimum(size[lasting] / duration[lasting] * 1e9, 2.0**62))
-    rates = sort_groups(group, rate, groups, lasting).spread("rate")
+    rates = sort_groups(group, rate, groups, lasting).make_spread_columns("rate")
     absent = {name: values == NULL if values.dtype.kind == "i" else np.isnan(values) for name, values in rates.items()}
     return _replace_suffix(
         {name: np.where(absent[name], np.nan, values / 1e9) for name, values in rates.items()}, "_ns", "_gb_per_s"
@@ -584,7 +586,7 @@ def summarize_usage(context: Context) -> Table | None:
     number = np.bincount(steps.group_of_event[allocations], minlength=groups)
     columns = {
         **_make_identity_columns(trace, steps, np.arange(groups)),
-        "peak_bytes": integers(peak, some),
+        "peak_bytes": mask_integers(peak, some),
         "peak_at_ns": peak_at,
         "end_bytes": end,
         "allocations": number,
@@ -730,9 +732,9 @@ def _make_identity_columns(trace: Trace, steps: _UsageSteps, group: Int64) -> di
     kinds = trace.allocations.memory_kind[first].tolist()
     return {
         "pid": np.array([one.pid if one else NULL for one in process], np.int64),
-        "process": objects((one.name or None) if one else None for one in process),
-        "device": integers(gpu, gpu >= 0),
-        "memory_kind": objects(MEMORY_KINDS[kind] if 0 <= kind < len(MEMORY_KINDS) else None for kind in kinds),
+        "process": pack_objects((one.name or None) if one else None for one in process),
+        "device": mask_integers(gpu, gpu >= 0),
+        "memory_kind": pack_objects(MEMORY_KINDS[kind] if 0 <= kind < len(MEMORY_KINDS) else None for kind in kinds),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.table import Table, objects
+from traceable.analysis.table import Table, pack_objects
 from traceable.errors import TraceError
 from traceable.trace.model import NDArray
 from traceable.trace.ncu_csv import COMPUTE, DRAM, DURATION, MEMORY, OCCUPANCY, WAVES, Launch
@@ -76,7 +76,7 @@ def summarize_launches(launches: Sequence[Launch]) -> Table:
         kernels.append(_make_row(members, durations, units))
     kernels.sort(key=lambda row: -np.nan_to_num(row["duration_total_ns"]))
     single = [_make_row([one], {"duration_ns": one.values.get(DURATION, math.nan)}, units) for one in launches]
-    metrics = {"metric": objects(units), "unit": objects(unit or None for unit in units.values())}
+    metrics = {"metric": pack_objects(units), "unit": pack_objects(unit or None for unit in units.values())}
     return Table(_make_columns(kernels), {"launches": Table(_make_columns(single)), "metrics": Table(metrics)})
 
 
@@ -149,7 +149,7 @@ def _make_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     for name in rows[0]:
         values = [row[name] for row in rows]
         if any(isinstance(value, str) for value in values):
-            columns[name] = objects(None if value != value else value for value in values)
+            columns[name] = pack_objects(None if value != value else value for value in values)
         else:
             columns[name] = np.array(values, np.int64 if name == "launches" else np.float64)
     return columns

@@ -72,7 +72,7 @@ class GpuOperations:
         """Return how much each of these operations copied or set; 0 for others."""
         return self._get_moved(self.moved_bytes, operation, 0)
 
-    def pageable_bytes(self, operation: Int64) -> Int64:
+    def get_pageable_bytes(self, operation: Int64) -> Int64:
         """Return how much of that was pageable host memory; NULL where that is not recorded, and for others."""
         return self._get_moved(self.moved_pageable_bytes, operation, NULL)
 

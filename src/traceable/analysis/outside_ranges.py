@@ -8,7 +8,7 @@ import numpy as np
 
 from traceable.analysis.context import Context, cache_per_context
 from traceable.analysis.intervals import merge_intervals
-from traceable.analysis.table import Table, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, pack_objects
 from traceable.protocol.nvtx import LOOP_DOMAIN
 
 
@@ -40,14 +40,14 @@ def measure_outside_ranges(context: Context) -> Table:
     table = Table(
         {
             "pid": np.array([process.pid for process in processes], np.int64),
-            "process": objects(process.name or None for process in processes),
+            "process": pack_objects(process.name or None for process in processes),
             "tid": np.array([thread.tid for thread in threads], np.int64),
-            "thread": objects(thread.name or None for thread in threads),
+            "thread": pack_objects(thread.name or None for thread in threads),
             "start_ns": start,
             "end_ns": end,
             "wall_ns": wall,
             "outside_ns": outside,
-            "outside_share": ratios(outside, wall),
+            "outside_share": compute_ratios(outside, wall),
         }
     )
     return table.take(np.argsort(-outside, kind="stable"))

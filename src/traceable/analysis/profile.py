@@ -41,7 +41,7 @@ from traceable.analysis.interval_index import (
 )
 from traceable.analysis.loop_blocks import find_longest_in_callbacks
 from traceable.analysis.operations import DIRECTIONS, GRAPH, KERNEL, GpuOperations, Launches
-from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, Trace, expand_slices
 
 STYLES = ("push_pop", "start_end")
@@ -193,7 +193,7 @@ def profile_ranges(context: Context) -> RangeProfile:
     paths = [[trace.names[name] for name in instances.paths[path]] for path in instances.path[first].tolist()]
     identity = _make_identity_columns(trace, instances, first)
     table = Table(
-        {"path": objects(paths), **identity, **_make_cost_columns(trace, instances, costs, group, len(first))}
+        {"path": pack_objects(paths), **identity, **_make_cost_columns(trace, instances, costs, group, len(first))}
     )
     table = Table({**table.values, "cpu_excess_reason": _explain_excess(instances, group, first, table)})
     order = _sort_tree(instances, first, table.values["cpu_total_ns"])
@@ -246,9 +246,9 @@ def _make_name_table(trace: Trace, instances: Instances, costs: InstanceCosts, g
         {
             **_make_identity_columns(trace, instances, first),
             **columns,
-            "nsys_cpu_share": ratios(columns["cpu_total_ns"], of_style[style]),
-            "nsys_level_mean": ratios(sum_groups(group_of_listed, instances.depth[listed], len(first)), number),
-            "nsys_children_mean": ratios(sum_groups(group_of_listed, inside[listed], len(first)), number),
+            "nsys_cpu_share": compute_ratios(columns["cpu_total_ns"], of_style[style]),
+            "nsys_level_mean": compute_ratios(sum_groups(group_of_listed, instances.depth[listed], len(first)), number),
+            "nsys_children_mean": compute_ratios(sum_groups(group_of_listed, inside[listed], len(first)), number),
         }
     )
 
@@ -276,9 +276,9 @@ def group_by_keys(*keys: NDArray[Any]) -> tuple[Int64, Int64]:
 def _make_identity_columns(trace: Trace, instances: Instances, first: Int64) -> dict[str, NDArray[Any]]:
     domains = [trace.names[domain] if domain >= 0 else None for domain in instances.domain[first].tolist()]
     return {
-        "name": objects([trace.names[name] for name in instances.name[first].tolist()]),
-        "domain": objects(domains),
-        "style": objects([STYLES[style != PUSH_POP] for style in instances.style[first].tolist()]),
+        "name": pack_objects([trace.names[name] for name in instances.name[first].tolist()]),
+        "domain": pack_objects(domains),
+        "style": pack_objects([STYLES[style != PUSH_POP] for style in instances.style[first].tolist()]),
     }
 
 
@@ -291,7 +291,7 @@ def _make_cost_columns(
     duration = np.where(real, instances.end_ns - instances.start_ns, 0)
     outermost = int(duration[instances.parent < 0].sum())
     count = np.bincount(group[real], minlength=groups)
-    total = integers(sum_groups(group, duration, groups), count > 0)
+    total = mask_integers(sum_groups(group, duration, groups), count > 0)
     nsys = costs.nsys_projection
     listed = nsys.operations > 0
     nsys_count = np.bincount(group[listed], minlength=groups)
@@ -299,19 +299,19 @@ def _make_cost_columns(
         "count": count,
         "clipped": np.bincount(group[real & instances.clipped], minlength=groups),
         "cpu_total_ns": total,
-        "cpu_share": ratios(np.where(count > 0, total, np.nan), np.full(groups, outermost)),
-        **sort_groups(group, duration, groups, whole).summary("cpu"),
+        "cpu_share": compute_ratios(np.where(count > 0, total, np.nan), np.full(groups, outermost)),
+        **sort_groups(group, duration, groups, whole).make_summary_columns("cpu"),
         "cpu_self_total_ns": _sum_known(group, instances.self_ns, groups),
         "active_total_ns": _sum_known(group, instances.active_ns, groups),
-        **sort_groups(group, instances.active_ns, groups, whole & instances.task).summary("active"),
-        "blocking_path": objects(_find_blocking_paths(trace, instances, costs.blocking_instance, group, groups)),
+        **sort_groups(group, instances.active_ns, groups, whole & instances.task).make_summary_columns("active"),
+        "blocking_path": pack_objects(_find_blocking_paths(trace, instances, costs.blocking_instance, group, groups)),
         "sync_wait_total_ns": _sum_known(group, costs.sync_wait_ns, groups),
         **_make_gpu_columns(instances, costs.work, duration, group, groups),
-        "nsys_gpu_count": integers(nsys_count, nsys_count > 0),
-        "nsys_cpu_total_ns": integers(sum_groups(group, np.where(listed, duration, 0), groups), nsys_count > 0),
-        "nsys_launches": integers(sum_groups(group, nsys.launches, groups), nsys_count > 0),
-        "nsys_gpu_span_total_ns": integers(sum_groups(group, nsys.span_ns, groups), nsys_count > 0),
-        **sort_groups(group, nsys.span_ns, groups, listed).summary("nsys_gpu_span"),
+        "nsys_gpu_count": mask_integers(nsys_count, nsys_count > 0),
+        "nsys_cpu_total_ns": mask_integers(sum_groups(group, np.where(listed, duration, 0), groups), nsys_count > 0),
+        "nsys_launches": mask_integers(sum_groups(group, nsys.launches, groups), nsys_count > 0),
+        "nsys_gpu_span_total_ns": mask_integers(sum_groups(group, nsys.span_ns, groups), nsys_count > 0),
+        **sort_groups(group, nsys.span_ns, groups, listed).make_summary_columns("nsys_gpu_span"),
     }
 
 
@@ -342,12 +342,12 @@ def _make_gpu_columns(
     some = count > 0
 
     def sum_column(values: Int64) -> Int64:
-        return integers(sum_groups(group, values, groups), some)
+        return mask_integers(sum_groups(group, values, groups), some)
 
     queued = sum_groups(group, work.queued, groups)
     time, operations = work.sum_by_rule(instances.task, group, groups)
     return {
-        "gpu_count": integers(count, some),
+        "gpu_count": mask_integers(count, some),
         "cpu_total_with_gpu_ns": sum_column(np.where(worked, duration, 0)),
         "gpu_operations": sum_column(work.operations),
         "kernels": sum_column(work.kernels),
@@ -355,17 +355,17 @@ def _make_gpu_columns(
         "launches": sum_column(work.launches),
         "gpu_sum_total_ns": sum_column(work.sum_ns),
         "gpu_busy_total_ns": sum_column(work.busy_ns),
-        **sort_groups(group, work.busy_ns, groups, whole).summary("gpu_busy"),
+        **sort_groups(group, work.busy_ns, groups, whole).make_summary_columns("gpu_busy"),
         "gpu_span_total_ns": sum_column(work.span_ns),
-        **sort_groups(group, work.span_ns, groups, whole).summary("gpu_span"),
+        **sort_groups(group, work.span_ns, groups, whole).make_summary_columns("gpu_span"),
         "gpu_idle_total_ns": sum_column(work.span_ns - work.busy_ns),
-        "queue_count": integers(queued, some),
-        "queue_mean_ns": ratios(sum_groups(group, work.queue_ns, groups), queued),
+        "queue_count": mask_integers(queued, some),
+        "queue_mean_ns": compute_ratios(sum_groups(group, work.queue_ns, groups), queued),
         "queue_max_ns": find_group_maxima(group, work.queue_max_ns, groups),
         **_make_copy_columns(work, group, groups),
         "attribution": find_main_rules(time, operations),
         **{
-            f"attributed_{rule.replace('-', '_')}_ns": integers(time[i], operations[i] > 0)
+            f"attributed_{rule.replace('-', '_')}_ns": mask_integers(time[i], operations[i] > 0)
             for i, rule in enumerate(RULES)
         },
     }
@@ -379,14 +379,14 @@ def _make_copy_columns(work: GpuWork, group: Int64, groups: int) -> dict[str, ND
         count, size, time = (
             sum_groups(of_copies, values, groups) for values in (copied.copies, copied.size_bytes, copied.copy_ns)
         )
-        columns[f"{direction}_count"] = integers(count, count > 0)
-        columns[f"{direction}_bytes"] = integers(size, count > 0)
-        columns[f"{direction}_ns"] = integers(time, count > 0)
+        columns[f"{direction}_count"] = mask_integers(count, count > 0)
+        columns[f"{direction}_bytes"] = mask_integers(size, count > 0)
+        columns[f"{direction}_ns"] = mask_integers(time, count > 0)
         # Bytes per ns are GB per s.
-        columns[f"{direction}_gb_per_s"] = ratios(size, time)
+        columns[f"{direction}_gb_per_s"] = compute_ratios(size, time)
         if direction in ("h2d", "d2h"):
             pageable = _sum_known(of_copies, copied.pageable_bytes, groups)
-            columns[f"{direction}_pageable_share"] = np.where(pageable == NULL, np.nan, ratios(pageable, size))
+            columns[f"{direction}_pageable_share"] = np.where(pageable == NULL, np.nan, compute_ratios(pageable, size))
     return columns
 
 
@@ -398,7 +398,7 @@ def find_main_rules(time: Int64, operations: Int64) -> NDArray[Any]:
     """
     # Where nothing took time the number of operations decides.
     most = np.lexsort((operations, time), axis=0)[-1]
-    main_rules: NDArray[Any] = objects((*RULES, None))[np.where(operations.sum(axis=0) > 0, most, len(RULES))]
+    main_rules: NDArray[Any] = pack_objects((*RULES, None))[np.where(operations.sum(axis=0) > 0, most, len(RULES))]
     return main_rules
 
 
@@ -406,7 +406,7 @@ def _sum_known(group: Int64, values: Int64, groups: int) -> Int64:
     """Return the sum of the values by group that are not NULL; NULL where all are."""
     known = values != NULL
     sums = sum_groups(group[known], values[known], groups)
-    return integers(sums, np.bincount(group[known], minlength=groups) > 0)
+    return mask_integers(sums, np.bincount(group[known], minlength=groups) > 0)
 
 
 def _explain_excess(instances: Instances, group: Int64, first: Int64, table: Table) -> NDArray[Any]:
@@ -660,7 +660,7 @@ def _add_copies(
         some = sums.select(copies)
         number = some.sum_values(np.ones(len(copies), np.int64))
         has = np.flatnonzero(number)
-        pageable = gpu.pageable_bytes(item[copies])
+        pageable = gpu.get_pageable_bytes(item[copies])
         is_recorded = pageable != NULL
         work.copied.append(
             Copied(

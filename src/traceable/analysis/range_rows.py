@@ -10,7 +10,7 @@ import numpy as np
 
 from traceable.analysis.instances import Instances
 from traceable.analysis.labels import make_range_columns
-from traceable.analysis.table import objects
+from traceable.analysis.table import pack_objects
 from traceable.trace.model import PUSH_POP, Bool, Int64, NDArray, Trace
 
 OUTSIDE = -1
@@ -129,7 +129,7 @@ def make_range_style_columns(
     """
     instance = np.append(first, OUTSIDE)[number]
     styles = [_STYLES[int(instances.style[one] != PUSH_POP)] if one != OUTSIDE else None for one in instance.tolist()]
-    return {**make_range_columns(trace, instances, instance), "style": objects(styles)}
+    return {**make_range_columns(trace, instances, instance), "style": pack_objects(styles)}
 
 
 def sort_by_range(number: Int64, total: Int64) -> Int64:

@@ -17,7 +17,7 @@ from traceable.analysis.gpus import find_gpus
 from traceable.analysis.instances import build_children
 from traceable.analysis.profile import STYLES, find_main_rules, measure_instances, profile_by_group, profile_ranges
 from traceable.analysis.select import map_gpu_numbers, select_part
-from traceable.analysis.table import Table, integers, objects
+from traceable.analysis.table import Table, mask_integers, pack_objects
 from traceable.errors import MissingDataError, UsageError
 from traceable.trace.model import NULL, Int64, NDArray, Trace
 
@@ -78,7 +78,7 @@ def _profile_by_process(context: Context) -> Table:
     place = _map_thread_to_process(context)[context.instances.thread]
     rows, process = profile_by_group(context, place)
     pids = np.array([one.pid for one in context.trace.processes], np.int64)[process]
-    names = objects(context.trace.processes[one].name or None for one in process.tolist())
+    names = pack_objects(context.trace.processes[one].name or None for one in process.tolist())
     return Table({"pid": pids, "process": names, **rows.values})
 
 
@@ -87,7 +87,7 @@ def _profile_by_thread(context: Context) -> Table:
     threads = context.trace.threads
     pids = np.array([one.pid for one in context.trace.processes], np.int64)
     tids = np.array([one.tid for one in threads], np.int64)
-    names = objects(threads[one].name or None for one in thread.tolist())
+    names = pack_objects(threads[one].name or None for one in thread.tolist())
     place = {"pid": pids[_map_thread_to_process(context)[thread]], "tid": tids[thread], "thread": names}
     return Table({**place, **rows.values})
 
@@ -143,15 +143,15 @@ def list_range_instances(context: Context, *, range_name: str | None = None) -> 
     of_thread = np.array([thread.process for thread in trace.threads], np.int64)
 
     def mask_unworked(values: Int64) -> Int64:
-        return integers(values, worked)
+        return mask_integers(values, worked)
 
     def mask_unlisted(values: Int64) -> Int64:
-        return integers(values, listed)
+        return mask_integers(values, listed)
 
     table = Table(
         {
             "instance": number,
-            "parent_instance": integers(instances.parent + 1, instances.parent >= 0),
+            "parent_instance": mask_integers(instances.parent + 1, instances.parent >= 0),
             "level": instances.depth,
             "children": inside,
             "name": _take_names(trace.names, instances.name),
@@ -161,11 +161,11 @@ def list_range_instances(context: Context, *, range_name: str | None = None) -> 
             "domain": _take_names(trace.names, instances.domain),
             "payload": _get_payloads(context),
             "fields": get_instance_fields(context),
-            "style": objects([STYLES[style] for style in instances.style.tolist()]),
+            "style": pack_objects([STYLES[style] for style in instances.style.tolist()]),
             "pid": pids[of_thread[instances.thread]],
             "tid": tids[instances.thread],
             "start_ns": instances.start_ns,
-            "cpu_ns": integers(instances.end_ns - instances.start_ns, real),
+            "cpu_ns": mask_integers(instances.end_ns - instances.start_ns, real),
             "clipped": instances.clipped,
             "replay": instances.replay,
             "cpu_self_ns": instances.self_ns,
@@ -211,7 +211,9 @@ def list_slowest_instances(context: Context, most: int, *, range_name: str | Non
     rows = np.flatnonzero(selected)
     rows = rows[np.argsort(instances.start_ns[rows] - instances.end_ns[rows], kind="stable")][:most]
     children = build_children(instances)
-    trees = [(number, *member) for number, root in enumerate(rows.tolist(), 1) for member in children.subtree(root)]
+    trees = [
+        (number, *member) for number, root in enumerate(rows.tolist(), 1) for member in children.list_subtree(root)
+    ]
     columns = np.array(trees, np.int64).reshape(-1, 3).T
     table = list_range_instances(context).take(columns[2])
     return Table({"slowest": columns[0], "depth": columns[1], **table.values})
@@ -230,5 +232,5 @@ def _get_payloads(context: Context) -> Int64:
 
 def _take_names(names: tuple[str, ...], index: NDArray[np.int32]) -> NDArray[Any]:
     """Return the names at an index column; None at -1."""
-    known: NDArray[Any] = objects((*names, None))
+    known: NDArray[Any] = pack_objects((*names, None))
     return known[index]

@@ -32,9 +32,9 @@ from traceable.analysis.intervals import (
     Union,
     build_lanes,
     measure_covered_ns,
+    merge_by_lane,
     merge_intervals,
     narrow_dtype,
-    union_by_lane,
 )
 from traceable.analysis.name_patterns import ALLOCATION_CALLS, SYNCHRONIZATION_CALLS
 from traceable.analysis.operations import COPY, GRAPH, KERNEL
@@ -49,7 +49,7 @@ from traceable.analysis.step_detection import (
     is_launched_in_spans,
     map_threads_to_processes,
 )
-from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.analysis.windows import STEP
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int64, NDArray, expand_slices, find_distinct
@@ -191,7 +191,7 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
         "index": _read_program_index(context, steps),
         **_make_process_columns(context, steps, steps.lane),
         **_make_device_columns(context, steps, work),
-        "name": objects(steps.labels)[steps.label],
+        "name": pack_objects(steps.labels)[steps.label],
         "source": np.full(len(steps), steps.source, object),
         "steady": steady,
         "warm_up": phases.warm_up,
@@ -359,7 +359,7 @@ def _make_process_columns(context: Context, steps: Steps, lane: Int64) -> dict[s
     processes = [context.trace.processes[index] for index in steps.process.tolist()]
     return {
         "pid": np.array([process.pid for process in processes], np.int64)[lane],
-        "process": objects(process.name or None for process in processes)[lane],
+        "process": pack_objects(process.name or None for process in processes)[lane],
     }
 
 
@@ -367,7 +367,7 @@ def _make_device_columns(context: Context, steps: Steps, work: StepOperations) -
     """Return how many GPUs each step ran on, and the number of the GPU where it is one."""
     if steps.kind == BOUNDARY:
         device = _map_lane_devices(context, steps)[steps.lane]
-        return {"devices": np.ones(len(steps), np.int64), "device": integers(device, device >= 0)}
+        return {"devices": np.ones(len(steps), np.int64), "device": mask_integers(device, device >= 0)}
     if not len(context.gpu):
         return {"devices": np.zeros(len(steps), np.int64), "device": np.full(len(steps), NULL)}
     used = find_gpus(context)
@@ -415,7 +415,7 @@ def _summarize_lanes(
         sums = np.bincount(steps.lane[known], weights=columns[name][known], minlength=lanes)
         word = name.removesuffix("_ns")
         unit = "_ns" if name.endswith("_ns") else ""
-        means[f"{word}_mean{unit}"] = ratios(sums, np.bincount(steps.lane[known], minlength=lanes))
+        means[f"{word}_mean{unit}"] = compute_ratios(sums, np.bincount(steps.lane[known], minlength=lanes))
     # Steps may overlap (requests): the elapsed time counts, not the sum of their times.
     start_or_0, end_or_0 = np.where(count > 0, start, 0), np.where(count > 0, end, 0)
     elapsed_ns = end_or_0 - start_or_0 - context.trace.windows.measure_gaps_ns(start_or_0, end_or_0)
@@ -425,18 +425,18 @@ def _summarize_lanes(
     return Table(
         {
             **_make_process_columns(context, steps, np.arange(lanes)),
-            "device": integers(device, device >= 0),
+            "device": mask_integers(device, device >= 0),
             "source": np.full(lanes, steps.source, object),
             "steps": np.bincount(steps.lane, minlength=lanes),
             "steady": count,
             "warm_up": np.bincount(steps.lane[warm_up], minlength=lanes),
             "clipped": np.bincount(steps.lane[steps.clipped], minlength=lanes),
-            "steady_start_ns": integers(start, count > 0),
-            "steady_end_ns": integers(end, count > 0),
-            **sort_groups(steps.lane, columns["wall_ns"], lanes, steady).summary("wall"),
-            "steps_per_s": ratios(count * 1e9, elapsed_ns),
+            "steady_start_ns": mask_integers(start, count > 0),
+            "steady_end_ns": mask_integers(end, count > 0),
+            **sort_groups(steps.lane, columns["wall_ns"], lanes, steady).make_summary_columns("wall"),
+            "steps_per_s": compute_ratios(count * 1e9, elapsed_ns),
             **measure_rhythm(context, steps, steady, elapsed_ns),
-            "utilization_share": ratios(busy, wall),
+            "utilization_share": compute_ratios(busy, wall),
             **means,
         }
     )
@@ -634,7 +634,7 @@ def measure_steps(context: Context, steps: Steps, work: StepOperations) -> dict[
     other = np.flatnonzero(work.operation >= len(trace.kernels))
     kind = gpu.kind[work.operation[other]]
     # The GPU is not idle while any operation of the process (and device) runs, whichever step that is of.
-    busy = union_by_lane(gpu.start_ns, gpu.end_ns, work.lanes)
+    busy = merge_by_lane(gpu.start_ns, gpu.end_ns, work.lanes)
     idle = wall - measure_covered_ns(busy, steps.lane, steps.start_ns, steps.end_ns)
     del busy
     columns: dict[str, NDArray[Any]] = {
@@ -651,13 +651,13 @@ def measure_steps(context: Context, steps: Steps, work: StepOperations) -> dict[
         "idle_ns": idle,
     }
     for name in list(columns)[3:]:
-        columns[name] = integers(columns[name], has_gpu)
+        columns[name] = mask_integers(columns[name], has_gpu)
     has_calls = np.full(len(steps), len(trace.calls) > 0)
     return {
         **columns,
-        "utilization_share": np.where(has_gpu, ratios(wall - idle, wall), np.nan),
-        "launch_ns": integers(_measure_launching(context, steps), has_calls & has_gpu),
-        "sync_ns": integers(_measure_waiting(context, steps), has_calls),
+        "utilization_share": np.where(has_gpu, compute_ratios(wall - idle, wall), np.nan),
+        "launch_ns": mask_integers(_measure_launching(context, steps), has_calls & has_gpu),
+        "sync_ns": mask_integers(_measure_waiting(context, steps), has_calls),
         "allocations": _count_allocations(context, steps),
     }
 
@@ -686,7 +686,7 @@ def _measure_launching(context: Context, steps: Steps) -> Int64:
     lane = _assign_lanes(context, steps)[find_streams(context).stream_of_operation[leading]]
     call = launches.call_of[leading]
     start, end = calls.start_ns[call], calls.end_ns[call]
-    busy = union_by_lane(start, end, build_lanes(lane, len(steps.process), np.argsort(start, kind="stable")))
+    busy = merge_by_lane(start, end, build_lanes(lane, len(steps.process), np.argsort(start, kind="stable")))
     return measure_covered_ns(busy, steps.lane, steps.start_ns, steps.end_ns)
 
 
@@ -743,9 +743,9 @@ def split_step(context: Context, steps: Steps, work: StepOperations, step: int) 
     has_range = np.bincount(of_range, minlength=count)
     return Parts(
         path=paths,
-        instances=integers(has_range, np.full(count, steps.kind != BOUNDARY)),
-        self_ns=integers(sum_groups(of_range, self_ns, count), has_range > 0),
-        sync_ns=integers(sum_groups(of_range, waited_ns, count), has_range > 0),
+        instances=mask_integers(has_range, np.full(count, steps.kind != BOUNDARY)),
+        self_ns=mask_integers(sum_groups(of_range, self_ns, count), has_range > 0),
+        sync_ns=mask_integers(sum_groups(of_range, waited_ns, count), has_range > 0),
         busy_ns=sum_groups(of_operation, work.added_ns[pairs], count),
         sum_ns=sum_groups(of_operation, gpu.end_ns[operation] - gpu.start_ns[operation], count),
         operations=np.bincount(of_operation, minlength=count),
@@ -805,19 +805,19 @@ def break_down_step(context: Context, steps: Steps, work: StepOperations, step: 
     parts = split_step(context, steps, work, step)
     order = np.lexsort((-parts.self_ns, -parts.busy_ns))
     has_gpu = np.full(len(order), len(context.gpu) > 0)
-    busy = integers(parts.busy_ns, has_gpu)
+    busy = mask_integers(parts.busy_ns, has_gpu)
     return Table(
         {
-            "path": objects(list(path) if path is not None else None for path in parts.path),
+            "path": pack_objects(list(path) if path is not None else None for path in parts.path),
             "ranges": parts.instances,
             "gpu_busy_ns": busy,
-            "gpu_busy_share": ratios(parts.busy_ns, np.full(len(order), parts.busy_ns.sum())),
-            "gpu_sum_ns": integers(parts.sum_ns, has_gpu),
-            "operations": integers(parts.operations, has_gpu),
-            "kernels": integers(parts.kernels, has_gpu),
-            "copies": integers(parts.copies, has_gpu),
+            "gpu_busy_share": compute_ratios(parts.busy_ns, np.full(len(order), parts.busy_ns.sum())),
+            "gpu_sum_ns": mask_integers(parts.sum_ns, has_gpu),
+            "operations": mask_integers(parts.operations, has_gpu),
+            "kernels": mask_integers(parts.kernels, has_gpu),
+            "copies": mask_integers(parts.copies, has_gpu),
             "cpu_self_ns": parts.self_ns,
-            "sync_self_ns": integers(parts.sync_ns, (parts.sync_ns != NULL) & (len(context.trace.calls) > 0)),
+            "sync_self_ns": mask_integers(parts.sync_ns, (parts.sync_ns != NULL) & (len(context.trace.calls) > 0)),
         }
     ).take(order)
 
@@ -842,7 +842,7 @@ def compare_slowest_steps(
         values = columns[name]
         unit = "_ns" if name.endswith("_ns") else ""
         known = (values[rows] != NULL) & (values[median] != NULL)
-        more[f"{name.removesuffix('_ns')}_delta{unit}"] = integers(values[rows] - values[median], known)
+        more[f"{name.removesuffix('_ns')}_delta{unit}"] = mask_integers(values[rows] - values[median], known)
     causes: list[str] = []
     ranges: list[Path] = []
     times: list[int] = []
@@ -865,8 +865,8 @@ def compare_slowest_steps(
     return Table(
         {
             **{name: columns[name][rows] for name in _IDENTIFYING},
-            "cause": objects(causes),
-            "path": objects(list(path) if path is not None else None for path in ranges),
+            "cause": pack_objects(causes),
+            "path": pack_objects(list(path) if path is not None else None for path in ranges),
             "path_delta_ns": np.array(times, np.int64),
             **more,
         }
@@ -900,9 +900,9 @@ def split_wall_time(context: Context, steps: Steps, work: StepOperations, step: 
 
     if own >= 0:
         children = _index_children(context)
-        for _, one in children.subtree(own):
+        for _, one in children.list_subtree(own):
             start, end = int(ranges.start_ns[one]), int(ranges.end_ns[one])
-            add(_get_path(context, one), end - start - _measure_covered(ranges, children.direct(one), start, end))
+            add(_get_path(context, one), end - start - _measure_covered(ranges, children.list_direct(one), start, end))
         return times
     rows, alone, _ = _find_ranges_on_cpu(context, steps, work.waits, step)
     for one, ns in zip(rows.tolist(), alone.tolist(), strict=True):
@@ -1012,14 +1012,14 @@ def measure_rhythm(context: Context, steps: Steps, steady: Bool, elapsed_ns: Int
     begin, following = steps.start_ns[pair], steps.start_ns[pair + 1]
     # Between two windows are steps that were not recorded.
     is_recorded = context.trace.windows.measure_gaps_ns(begin, following) == 0
-    spread = sort_groups(steps.lane[pair], following - begin, lanes, is_recorded).summary("interval")
+    spread = sort_groups(steps.lane[pair], following - begin, lanes, is_recorded).make_summary_columns("interval")
     waits = find_loader_wait_instances(context)
     processes = map_threads_to_processes(context.trace)
     process = processes[context.instances.thread[waits]]
     waited_ns = np.zeros(lanes, np.int64)
     if len(waits):
         start, end = context.instances.start_ns[waits], context.instances.end_ns[waits]
-        when = union_by_lane(
+        when = merge_by_lane(
             start, end, build_lanes(process, len(context.trace.processes), np.argsort(start, kind="stable"))
         )
         first, last = np.full(lanes, np.iinfo(np.int64).max), np.zeros(lanes, np.int64)
@@ -1030,6 +1030,6 @@ def measure_rhythm(context: Context, steps: Steps, steady: Bool, elapsed_ns: Int
     return {
         **{name: spread[name] for name in ("interval_p50_ns", "interval_p99_ns", "interval_max_ns")},
         "interval_stddev_ns": spread["interval_stddev_ns"],
-        "wait_total_ns": integers(waited_ns, known),
-        "wait_share": np.where(known, ratios(waited_ns, elapsed_ns), np.nan),
+        "wait_total_ns": mask_integers(waited_ns, known),
+        "wait_share": np.where(known, compute_ratios(waited_ns, elapsed_ns), np.nan),
     }

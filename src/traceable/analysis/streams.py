@@ -21,15 +21,15 @@ from traceable.analysis.intervals import (
     Lanes,
     Union,
     build_lanes,
+    is_overlapping,
     measure_covered_ns,
     measure_extents,
+    merge_by_lane,
     narrow_dtype,
-    overlaps_any,
     subtract_union,
-    union_by_lane,
 )
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
-from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Bool, Int64, NDArray
 
@@ -83,9 +83,9 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
             **_count_kinds(context, gpus, place, by_stream, inside),
             "sum_ns": of_stream.sum_ns,
             "busy_ns": of_stream.busy_ns,
-            "mean_concurrency": ratios(of_stream.sum_ns, of_stream.busy_ns),
-            "busy_share": ratios(of_stream.busy_ns, busy[place.gpu]),
-            "total_share": ratios(of_stream.busy_ns, total[place.gpu]),
+            "mean_concurrency": compute_ratios(of_stream.sum_ns, of_stream.busy_ns),
+            "busy_share": compute_ratios(of_stream.busy_ns, busy[place.gpu]),
+            "total_share": compute_ratios(of_stream.busy_ns, total[place.gpu]),
             "first_start_ns": of_stream.first_ns,
             "last_end_ns": of_stream.last_ns,
         }
@@ -100,7 +100,7 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         "one_stream_ns": one,
         "two_streams_ns": two,
         "three_or_more_streams_ns": three,
-        "mean_streams": ratios(sum_groups(place.gpu, of_stream.busy_ns, len(gpus)), busy),
+        "mean_streams": compute_ratios(sum_groups(place.gpu, of_stream.busy_ns, len(gpus)), busy),
     }
     here = np.bincount(place.gpu[some], minlength=len(gpus)) > 0
     return Table(table.take(some).values, {"overlap": Table(overlap).take(here)}, notes)
@@ -138,9 +138,9 @@ class _Places:
         return {
             "device": gpus.make_number_column()[self.gpu],
             "pid": np.array([process.pid for process in processes], np.int64),
-            "process": objects(process.name or None for process in processes),
-            "context": integers(self.context, self.context >= 0),
-            "stream": integers(self.stream, self.stream >= 0),
+            "process": pack_objects(process.name or None for process in processes),
+            "context": mask_integers(self.context, self.context >= 0),
+            "stream": mask_integers(self.stream, self.stream >= 0),
         }
 
 
@@ -150,7 +150,7 @@ def _measure_unrecorded_ns(context: Context, first: Int64, last: Int64) -> Int64
     if not len(begins):
         return np.zeros(len(first), np.int64)
     idle = compute_timelines(context).gaps
-    idle = idle.take(overlaps_any(idle, begins, ends))
+    idle = idle.take(is_overlapping(idle, begins, ends))
     idle = idle.take((idle.start_ns >= first[idle.lane]) & (idle.end_ns <= last[idle.lane]))
     return sum_groups(idle.lane, idle.end_ns - idle.start_ns, len(first))
 
@@ -192,14 +192,14 @@ def _measure_concurrency(
             of_any[by_stream.order] = True
             order = order[of_any[order]]
     else:
-        busy = union_by_lane(start, end, by_stream)
-        start, end, lane = busy.start_ns, busy.end_ns, place.gpu[busy.lane_indices()]
+        busy = merge_by_lane(start, end, by_stream)
+        start, end, lane = busy.start_ns, busy.end_ns, place.gpu[busy.list_lane_indices()]
         order = np.argsort(start, kind="stable")
     lanes = build_lanes(lane, len(gpus), order)
     left_ns = [sum_groups(place.gpu, of_stream.busy_ns, len(gpus))]
     for _ in range(3):
         start, end, lanes = subtract_union(start, end, lanes)
-        left_ns.append(np.array([int((end[rows] - start[rows]).sum()) for rows in lanes.lane_slices()], np.int64))
+        left_ns.append(np.array([int((end[rows] - start[rows]).sum()) for rows in lanes.iter_lane_slices()], np.int64))
     # The rest beneath is the time of two streams, and again that of three, and so on, each as often as it is open.
     one, two, three = (above - below for above, below in pairwise(left_ns))
     return one - two, two - three, three
@@ -215,13 +215,13 @@ def _measure_classes(context: Context, gpus: Gpus, order: Int64, inside: Bool | 
         rows = rows if inside is None else rows[inside[rows]]
         rows = rows[np.argsort(gpu.start_ns[rows], kind="stable")]
         of_rows = build_lanes(lane[rows], len(gpus), np.arange(len(rows)))
-        unions[name] = union_by_lane(gpu.start_ns[rows], gpu.end_ns[rows], of_rows)
+        unions[name] = merge_by_lane(gpu.start_ns[rows], gpu.end_ns[rows], of_rows)
     for rows in few.values():
         lane[rows] = -1
     # Copies and memory sets are not compute; they come in this order after the kernels.
     copies = len(context.trace.copies)
     lane[kernels + copies : kernels + copies + len(context.trace.memsets)] = -1
-    compute = union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, len(gpus), order))
+    compute = merge_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, len(gpus), order))
     copy, nccl = (busy.total_ns() for busy in unions.values())
     with_copy, with_nccl = (_measure_both(busy, compute) for busy in unions.values())
     return {
@@ -230,15 +230,15 @@ def _measure_classes(context: Context, gpus: Gpus, order: Int64, inside: Bool | 
         "nccl_ns": nccl,
         "compute_and_copy_ns": with_copy,
         "copy_exposed_ns": copy - with_copy,
-        "copy_hidden_share": ratios(with_copy, copy),
+        "copy_hidden_share": compute_ratios(with_copy, copy),
         "compute_and_nccl_ns": with_nccl,
         "nccl_exposed_ns": nccl - with_nccl,
-        "nccl_hidden_share": ratios(with_nccl, nccl),
+        "nccl_hidden_share": compute_ratios(with_nccl, nccl),
         "copy_and_nccl_ns": _measure_both(unions["copy"], unions["nccl"]),
     }
 
 
 def _measure_both(few: Union, many: Union) -> Int64:
     """Return how long both were busy at once, by lane."""
-    lane = few.lane_indices()
+    lane = few.list_lane_indices()
     return sum_groups(lane, measure_covered_ns(many, lane, few.start_ns, few.end_ns), len(few))

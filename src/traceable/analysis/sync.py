@@ -34,7 +34,7 @@ from traceable.analysis.labels import (
 from traceable.analysis.memory import ASYNCHRONOUS, SYNCHRONOUS, find_memory_operations
 from traceable.analysis.name_patterns import SYNCHRONIZATION_CALLS, match_names
 from traceable.analysis.select import is_inside_cut
-from traceable.analysis.table import Table, integers, objects, ratios
+from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import NULL, Bool, Cut, Int64, NDArray, Trace, expand_slices
 from traceable.units import format_duration, format_occurrences
@@ -207,14 +207,14 @@ class _WaitGroups:
         """Return the columns of the waiting range and call."""
         return {
             **make_range_columns(self.context.trace, self.context.instances, self.first_of_label[self.waiting[wait]]),
-            "call": objects(self.texts[i] for i in self.text[wait].tolist()),
+            "call": pack_objects(self.texts[i] for i in self.text[wait].tolist()),
         }
 
     def make_share_columns(self, wait: Int64, total: Int64) -> dict[str, NDArray[Any]]:
         """Return the columns with the share of a total in all waiting, and in the waiting range's time."""
         return {
-            "wait_share": ratios(total, np.full(len(total), int(self.duration_ns.sum()))),
-            "cpu_share": ratios(total, self.cpu_ns[self.waiting[wait]]),
+            "wait_share": compute_ratios(total, np.full(len(total), int(self.duration_ns.sum()))),
+            "cpu_share": compute_ratios(total, self.cpu_ns[self.waiting[wait]]),
         }
 
 
@@ -286,9 +286,9 @@ def _group_by_range(wait_groups: _WaitGroups) -> Table:
             **_make_waited_for_columns(wait_groups, range_of_row),
             "waited_for": _find_most_waited_for(wait_groups, row, len(first)),
             "count": spread.counts,
-            "operations": integers(operations, real),
+            "operations": mask_integers(operations, real),
             "wait_total_ns": total,
-            **spread.spread("wait"),
+            **spread.make_spread_columns("wait"),
             **wait_groups.make_share_columns(of_row, total),
         }
     )
@@ -306,7 +306,7 @@ def _group_by_call(wait_groups: _WaitGroups) -> Table:
             **wait_groups.make_waiting_columns(first),
             "count": spread.counts,
             "wait_total_ns": total,
-            **spread.spread("wait"),
+            **spread.make_spread_columns("wait"),
             "blocked_on_gpu_ns": blocked,
             "overhead_ns": total - blocked,
             **wait_groups.make_share_columns(first, total),
@@ -321,7 +321,7 @@ def _group_by_operation(wait_groups: _WaitGroups) -> Table:
         {
             **wait_groups.make_waiting_columns(parts.wait),
             **_make_waited_for_columns(wait_groups, parts.launching),
-            "waited_for": objects(get_operation_name(trace, label) for label in parts.operation.tolist()),
+            "waited_for": pack_objects(get_operation_name(trace, label) for label in parts.operation.tolist()),
             "operations": parts.count,
             "wait_total_ns": parts.ns,
             **wait_groups.make_share_columns(parts.wait, parts.ns),
@@ -337,7 +337,7 @@ def _find_most_waited_for(wait_groups: _WaitGroups, row: Int64, rows: int) -> ND
     most = np.full(rows, -1, np.int64)
     most[row[order]] = parts.operation[order]
     trace = wait_groups.context.trace
-    return objects(get_operation_name(trace, label) if label >= 0 else None for label in most.tolist())
+    return pack_objects(get_operation_name(trace, label) if label >= 0 else None for label in most.tolist())
 
 
 def _make_waited_for_columns(wait_groups: _WaitGroups, label: Int64) -> dict[str, NDArray[Any]]:
@@ -429,7 +429,7 @@ class _OperationsByEnd:
     def select(self, streams: tuple[int, ...]) -> Int64:
         """Return the operations of some streams."""
         if len(streams) == 1:
-            return self.lanes.lane(streams[0])
+            return self.lanes.get_lane(streams[0])
         selected = np.zeros(self.streams, np.bool_)
         selected[list(streams)] = True
         return self.order[np.flatnonzero(selected[self.stream])]

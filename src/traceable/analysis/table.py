@@ -81,7 +81,7 @@ class Table:
             dtype = "boolean" if kind == "b" else "Int64" if kind in "iu" else "float64" if kind == "f" else object
             plain = values if kind == "f" else self.column(name)
             # numpy would expand the lists in an array of objects.
-            columns[name] = pandas.Series(plain if kind != "O" else objects(plain), dtype=dtype)
+            columns[name] = pandas.Series(plain if kind != "O" else pack_objects(plain), dtype=dtype)
         return pandas.DataFrame(columns)
 
     def to_arrow(self) -> Any:
@@ -108,20 +108,20 @@ class Table:
         return replace(self, values={name: values[index] for name, values in self.values.items()})
 
 
-def integers(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.int64]:
+def mask_integers(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return `values` as an integer column that is absent where not `known`."""
     # NULL is not an int32: narrower columns are widened first.
     return np.where(known, values.astype(np.int64), NULL)
 
 
-def ratios(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
+def compute_ratios(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
     """Return part / whole as a float column, absent without a whole."""
     out = np.full(len(part), np.nan)
     np.divide(part, whole, out=out, where=np.asarray(whole) > 0)
     return out
 
 
-def objects(values: Iterable[Any]) -> NDArray[Any]:
+def pack_objects(values: Iterable[Any]) -> NDArray[Any]:
     """Return values of any kind (str, list, None) as an object column."""
     listed = list(values)
     column = np.empty(len(listed), object)

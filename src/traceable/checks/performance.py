@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.table import Table, objects
+from traceable.analysis.table import Table, pack_objects
 from traceable.checks.performance_rules.allocation_in_steady_state import ALLOCATION_IN_STEADY_STATE
 from traceable.checks.performance_rules.bimodal_steps import BIMODAL_STEPS
 from traceable.checks.performance_rules.blocked_event_loop import BLOCKED_EVENT_LOOP
@@ -207,13 +207,13 @@ def _describe_scope(evidence: Evidence) -> Message:
 def _build_columns(findings: Sequence[Finding]) -> dict[str, NDArray[Any]]:
     data = [finding.data for finding in findings]
     columns: dict[str, NDArray[Any]] = {
-        name: objects(getattr(finding, name) for finding in findings)
+        name: pack_objects(getattr(finding, name) for finding in findings)
         for name in ("code", "severity", "certainty", "message", "fix")
     }
     for name, kind in _DATA_COLUMNS.items():
         values = [one[name] for one in data]
         if kind is str:
-            columns[name] = objects(values)
+            columns[name] = pack_objects(values)
         elif kind is float:
             columns[name] = np.array([math.nan if value is None else value for value in values], np.float64)
         else:
@@ -228,15 +228,17 @@ def _build_rule_table(
     errors = [unsupported.get(rule.name) for rule in RULES]
     return Table(
         {
-            "rule": objects(rule.name for rule in RULES),
-            "description": objects(rule.description for rule in RULES),
-            "state": objects(states),
+            "rule": pack_objects(rule.name for rule in RULES),
+            "description": pack_objects(rule.description for rule in RULES),
+            "state": pack_objects(states),
             "findings": np.array(
                 [NULL if rule.name in unsupported else codes.count(rule.name) for rule in RULES], np.int64
             ),
-            "code": objects(error.code if error else None for error in errors),
-            "reason": objects(error.cause if error else None for error in errors),
-            "remedy": objects(error.remedy if error else None for error in errors),
-            "thresholds": objects([f"{name}={value:g}" for name, value in values[rule.name].items()] for rule in RULES),
+            "code": pack_objects(error.code if error else None for error in errors),
+            "reason": pack_objects(error.cause if error else None for error in errors),
+            "remedy": pack_objects(error.remedy if error else None for error in errors),
+            "thresholds": pack_objects(
+                [f"{name}={value:g}" for name, value in values[rule.name].items()] for rule in RULES
+            ),
         }
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from traceable.analysis.context import select_calls
 from traceable.analysis.grouping import number_groups, sum_groups
-from traceable.analysis.intervals import contains, merge_intervals
+from traceable.analysis.intervals import is_inside_union, merge_intervals
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.name_patterns import ALLOCATION_CALLS
 from traceable.checks.performance_rules.evidence import Evidence, compute_max_call_saving_ns, measure_union_ns
@@ -45,7 +45,9 @@ def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Fi
     findings = []
     for one in find_distinct(steps["pid"][steady]).tolist():
         mine = steady & (steps["pid"] == one)
-        inside = contains(merge_intervals(steps["start_ns"][mine], steps["end_ns"][mine]), calls.start_ns[allocating])
+        inside = is_inside_union(
+            merge_intervals(steps["start_ns"][mine], steps["end_ns"][mine]), calls.start_ns[allocating]
+        )
         call, number = allocating[inside & (of_call == one)], int(mine.sum())
         if len(call) and len(call) >= values["per_step"] * number:
             findings.append(_make_allocation_finding(evidence, one, call, number))

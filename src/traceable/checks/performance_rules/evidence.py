@@ -20,11 +20,11 @@ from traceable.analysis.intervals import (
     Gaps,
     Union,
     build_lanes,
-    contains,
+    is_inside_union,
+    is_overlapping,
     measure_covered_ns,
+    merge_by_lane,
     merge_intervals,
-    overlaps_any,
-    union_by_lane,
 )
 from traceable.analysis.steps import find_steady_interval
 from traceable.analysis.sync import find_waiting_calls
@@ -178,7 +178,7 @@ class Evidence:
     @cached_property
     def _recorded_and_not(self) -> tuple[Gaps, Gaps]:
         gaps = compute_timelines(self.context).gaps
-        across = overlaps_any(gaps, *self.context.trace.windows.find_gaps())
+        across = is_overlapping(gaps, *self.context.trace.windows.find_gaps())
         return gaps.take(~across) if across.any() else gaps, gaps.take(across)
 
     @cached_property
@@ -266,7 +266,7 @@ class Evidence:
     def _unite_without_nccl(self, lane: Int64, lanes: int) -> Union:
         gpu, lane = self.context.gpu, lane.copy()
         lane[find_nccl_kernels(self.context)] = -1
-        return union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, lanes, gpu.by_start))
+        return merge_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, lanes, gpu.by_start))
 
     def get_device_number(self, place: int) -> int | None:
         """Return the number of a GPU, given its place in `active_gpus`; None if the trace has none."""
@@ -352,7 +352,7 @@ def compute_max_call_saving_ns(
                 idle = _find_idle_times(evidence, one, lane)
                 _, free_start, free_end = _intersect(idle.start_ns, np.minimum(idle.end_ns, idle.launched_ns), period)
                 queued = np.flatnonzero(idle.launched_ns < idle.end_ns)
-                caused = queued[contains(period, idle.launched_ns[queued])]
+                caused = queued[is_inside_union(period, idle.launched_ns[queued])]
                 starts += [free_start, np.maximum(idle.start_ns[caused], idle.launched_ns[caused])]
                 ends += [free_end, idle.end_ns[caused]]
     idle_ns = evidence.measure_union_in_scope_ns(np.concatenate(starts), np.concatenate(ends))

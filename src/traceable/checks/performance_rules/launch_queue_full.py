@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.context import select_overheads
-from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_intervals, union_by_lane
+from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_by_lane, merge_intervals
 from traceable.analysis.name_patterns import QUEUE_FULL_OVERHEAD
 from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.places import format_gpu, join_words
@@ -72,7 +72,7 @@ def find_full_launch_queues(evidence: Evidence, values: Values) -> list[Finding]
 def _compute_working_shares(evidence: Evidence, process: int, waits: Union) -> list[tuple[int | None, float]]:
     """Return the GPUs that a process used, and for which share of some times each ran anything."""
     operations = evidence.context.gpu
-    busy = union_by_lane(
+    busy = merge_by_lane(
         operations.start_ns,
         operations.end_ns,
         build_lanes(evidence.gpu_of_operation, len(evidence.active_gpus), operations.by_start),

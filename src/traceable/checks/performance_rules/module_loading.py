@@ -10,7 +10,7 @@ import numpy as np
 from traceable.analysis.context import select_calls, select_overheads
 from traceable.analysis.gaps import CAUSES
 from traceable.analysis.grouping import sum_groups
-from traceable.analysis.intervals import overlaps_any
+from traceable.analysis.intervals import is_overlapping
 from traceable.analysis.name_patterns import MODULE_LOAD_CALLS, MODULE_LOAD_OVERHEAD
 from traceable.checks.performance_rules.evidence import Evidence, measure_union_ns
 from traceable.checks.performance_rules.places import format_gpu, join_words
@@ -41,7 +41,7 @@ def find_module_loading(evidence: Evidence, _: Values) -> list[Finding]:
     process = np.append(trace.overheads.process[overhead], evidence.process_of_thread[trace.calls.thread[call]])
     users = find_distinct(context.gpu.process).tolist()
     # How long each GPU was idle, in the scope, in gaps that module loading explains.
-    near = overlaps_any(evidence.gaps, start, end)
+    near = is_overlapping(evidence.gaps, start, end)
     near[near] = evidence.find_causes(near) == _CAUSE
     waiting = sum_groups(evidence.gaps.lane[near], evidence.gap_ns[near], len(evidence.active_gpus))
     del near

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.grouping import number_groups, sum_groups
-from traceable.analysis.intervals import Lanes, find_gaps, overlaps_any
+from traceable.analysis.intervals import Lanes, find_gaps, is_overlapping
 from traceable.analysis.loop_blocks import find_blocks
 from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.places import format_range_name
@@ -42,7 +42,7 @@ def find_time_outside_ranges(evidence: Evidence, values: Values) -> list[Finding
         rows = np.flatnonzero(some & (of_thread == thread))
         rows = rows[np.argsort(start[rows], kind="stable")]
         gaps = find_gaps(start, end, Lanes(rows, np.array([0, len(rows)])))
-        gaps = gaps.take(~overlaps_any(gaps, *trace.windows.find_gaps()))
+        gaps = gaps.take(~is_overlapping(gaps, *trace.windows.find_gaps()))
         outside = int((gaps.end_ns - gaps.start_ns).sum())
         first, last = int(start[rows].min()), int(end[rows].max())
         wall = evidence.measure_recorded_ns(first, last)

@@ -11,7 +11,7 @@ import numpy as np
 
 from traceable.analysis.context import Context
 from traceable.analysis.grouping import number_groups
-from traceable.analysis.intervals import build_lanes, measure_covered_ns, merge_intervals, union_by_lane
+from traceable.analysis.intervals import build_lanes, measure_covered_ns, merge_by_lane, merge_intervals
 from traceable.analysis.name_patterns import match_names
 from traceable.analysis.operations import KERNEL
 from traceable.checks.performance_rules.evidence import Evidence
@@ -90,7 +90,7 @@ def _measure_kernel_ns(context: Context, here: Bool, start_ns: Int64, end_ns: In
     """Return for how long of some times that do not overlap any kernel of a GPU ran."""
     gpu = context.gpu
     lane = np.where(here & (gpu.kind == KERNEL), 0, -1)
-    running = union_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, 1, gpu.by_start))
+    running = merge_by_lane(gpu.start_ns, gpu.end_ns, build_lanes(lane, 1, gpu.by_start))
     return int(measure_covered_ns(running, np.zeros(len(start_ns), np.int64), start_ns, end_ns).sum())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.test_views import document, said, without_gpu
+from tests.cli.test_views import document, read_output, without_gpu
 from tests.printed_messages import message
 from tests.report.sample_export import export
 
@@ -51,7 +51,7 @@ def on_terminal(width: int, *words: str | Path) -> list[str]:
 
 def test_the_largest_findings_stand_below_the_ranges(database: Path) -> None:
     rows = document(database, *PAGEABLE)["findings"]
-    lines = said(database, *PAGEABLE).splitlines()
+    lines = read_output(database, *PAGEABLE).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith(HEADING))
     assert lines[at - 1] == ""
     shown = rows[:3]
@@ -72,8 +72,8 @@ def test_thresholds_decide_what_is_said(database: Path) -> None:
 def test_nothing_is_said_below_the_ranges_where_there_is_nothing_to_say(database: Path, tmp_path: Path) -> None:
     silent = [word for rule in rules_of(database) for word in ("--threshold", f"{rule}.share=2")]
     assert document(database, *silent)["findings"] == []
-    assert HEADING not in said(database, *silent)
-    nothing = message(said(database, "--view", "findings", *silent), "no_findings")
+    assert HEADING not in read_output(database, *silent)
+    nothing = message(read_output(database, "--view", "findings", *silent), "no_findings")
     assert re.findall(r"\d+", nothing) == ["14", "5"]
 
 
@@ -90,7 +90,7 @@ def test_a_recording_without_gpu_work_has_its_ranges(tmp_path: Path) -> None:
     codes = {row["rule"]: row["code"] for row in read["finding_rules"]}
     assert codes["launch_bound"] == "no_gpu_operations"
     assert codes["time_outside_ranges"] is None
-    assert HEADING not in said(path)
+    assert HEADING not in read_output(path)
 
 
 def test_the_view_of_all_has_the_findings_as_report_json_does(database: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_view_of_all_has_the_findings_as_report_json_does(database: Path) ->
     assert [alone[key] for key in ("findings", "finding_rules")] == [both[key] for key in ("findings", "finding_rules")]
     view = document(database, "--view", "findings", *PAGEABLE)["findings"]
     assert (view["rows"], view["others"]["rules"]) == (alone["findings"], alone["finding_rules"])
-    text = said(database, "--view", "all", *PAGEABLE)
+    text = read_output(database, "--view", "all", *PAGEABLE)
     assert all(row["message"] in text for row in alone["findings"])
     assert HEADING not in text
 
@@ -114,7 +114,7 @@ def test_top_and_sort_choose_among_findings(database: Path) -> None:
     assert document(database, "--view", "findings", "--top", "1", *PAGEABLE)["findings"]["rows"] == every[:1]
     by_rule = document(database, "--view", "findings", "--sort", "code", *PAGEABLE)["findings"]["rows"]
     assert [row["code"] for row in by_rule] == sorted(row["code"] for row in every)
-    assert f"and {len(every) - 1} more findings: --top 0" in said(
+    assert f"and {len(every) - 1} more findings: --top 0" in read_output(
         database, "--view", "findings", "--top", "1", *PAGEABLE
     )
 
@@ -122,7 +122,7 @@ def test_top_and_sort_choose_among_findings(database: Path) -> None:
 @pytest.mark.parametrize("width", [30, 80, 200])
 @pytest.mark.parametrize("view", ["findings", "ranges"])
 def test_sentences_are_wrapped_to_the_terminal_and_never_cut(database: Path, width: int, view: str) -> None:
-    rows = json.loads(said(database, "--json", *PAGEABLE))["findings"]
+    rows = json.loads(read_output(database, "--json", *PAGEABLE))["findings"]
     lines = on_terminal(width, database, "--view", view, *PAGEABLE)
     begin = next(i for i, line in enumerate(lines) if line.startswith(HEADING)) if view == "ranges" else 3
     assert all(measure_width(line) <= width for line in lines[begin:])

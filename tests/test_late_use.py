@@ -27,18 +27,22 @@ def once(made):  # a coroutine or an async generator's step, without an event lo
     try: made.send(None)
     except StopIteration: pass
 
+class Program:  # what is decorated, made while there is memory: a class statement of the program's may fail without
+    def __init__(self):
+        def function(): return 1
+        async def coroutine(): return 1
+        def generator(): yield 1
+        async def async_generator(): yield 1
+        class Class:
+            def method(self): return 1
+        self.parts = function, coroutine, generator, async_generator, Class
+
+PROGRAMS = [Program(), Program()]
+
 def decorated():
-    @annotate
-    def function(): return 1
-    @annotate("c")
-    async def coroutine(): return 1
-    @annotate("g")
-    def generator(): yield 1
-    @annotate("ag")
-    async def async_generator(): yield 1
-    @annotate("class")
-    class Class:
-        def method(self): return 1
+    function, coroutine, generator, async_generator, Class = PROGRAMS.pop().parts
+    function, coroutine, generator = annotate(function), annotate("c")(coroutine), annotate("g")(generator)
+    async_generator, Class = annotate("ag")(async_generator), annotate("class")(Class)
     assert function() == 1 == Class().method()
     assert list(generator()) == [1]
     once(coroutine())

@@ -267,15 +267,6 @@ def validate_shape(value: Any, shape: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def has_shape(value: Any, shape: Mapping[str, Any]) -> bool:
-    """Whether `value` is an object of this shape."""
-    try:
-        _check_value(value, shape, "")
-    except ValueError:
-        return False
-    return True
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 

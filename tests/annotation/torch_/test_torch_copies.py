@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from traceable.annotation.torch.copies import Copy, get_copy_direction, predict_method_copy  # noqa: E402
+from traceable.annotation.torch.copies import METHODS, Copy, get_copy_direction, predict_copy  # noqa: E402
 
 SCENARIOS = "scenarios_copies.py"
 
@@ -50,21 +50,21 @@ def test_direction(source, target, way):
     ],
 )
 def test_to_is_read_as_torch_reads_it(args, kwargs, expected):
-    copy = predict_method_copy("to", FLOATS, *args, **kwargs)
+    copy = predict_copy(METHODS["to"], FLOATS, args, kwargs)
     assert copy == (None if expected is None else Copy("h2d", expected, "pageable"))
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((1,), {}), (("cuda:0",), {"non_blocking": True}), ((), {"device": 0})])
 def test_cuda_is_read_as_torch_reads_it(args, kwargs):
-    assert predict_method_copy("cuda", FLOATS, *args, **kwargs) == Copy("h2d", 24, "pageable")
+    assert predict_copy(METHODS["cuda"], FLOATS, args, kwargs) == Copy("h2d", 24, "pageable")
 
 
 def test_a_python_type_as_dtype_leaves_the_bytes_unclaimed():
-    assert predict_method_copy("to", FLOATS, "cuda:0", float) == Copy("h2d", None, "pageable")
+    assert predict_copy(METHODS["to"], FLOATS, ("cuda:0", float), {}) == Copy("h2d", None, "pageable")
 
 
 def test_of_a_sparse_tensor_the_bytes_are_not_claimed():
-    assert predict_method_copy("to", FLOATS.to_sparse(), "cuda:0") == Copy("h2d", None, "pageable")
+    assert predict_copy(METHODS["to"], FLOATS.to_sparse(), ("cuda:0",), {}) == Copy("h2d", None, "pageable")
 
 
 def list_copies(got):

@@ -290,11 +290,6 @@ METHODS: dict[str, CopyPredictor] = {
 }
 
 
-def predict_method_copy(method: str, tensor: Tensor, *args: Any, **kwargs: Any) -> Copy | None:
-    """Return what `tensor.<method>(*args, **kwargs)` will copy between devices, or None. Runs nothing of it."""
-    return predict_copy(METHODS[method], tensor, args, kwargs)
-
-
 @disable_compile
 def predict_copy(plan: CopyPredictor, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Copy | None:
     """Return what the call will copy between devices, or None.

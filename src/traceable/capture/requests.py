@@ -1,7 +1,8 @@
 """Requests: `request`, a public function of this package, and the ids that both sides of a request know it by.
 
 A request is a range `request` with the field `request_id`. Client and server record it under the same id, which travels
-in the header `x-request-id` or `traceparent`, and so are joined (docs/requests.md).
+in the header `x-request-id` or `traceparent`, and so are joined (docs/requests.md). The first requests of a client may
+be its warm-up (`warmup`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate, mark
 from traceable.annotation.resumable import Block
+from traceable.capture.warmup import make_warmup
 from traceable.protocol import environment
 
 TYPE_CHECKING = False
@@ -35,6 +37,7 @@ ID_MAX = 128
 can_emit = engine.can_emit()
 """NVTX looks for a profiler once, so whether requests can be recorded is known from the start."""
 
+_warmup = make_warmup()
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -66,14 +69,17 @@ class Request:
         id: of the request.
     """
 
-    __slots__ = ("_block", "_fields", "id")
+    __slots__ = ("_block", "_counts", "_fields", "id")
 
     def __init__(self, request_id: str, fields: dict[str, Any] | None = None) -> None:
         self.id = request_id
         self._fields = fields
         self._block: Block | None = None
+        self._counts = False
 
     def __enter__(self) -> Self:
+        if _warmup is not None:
+            self._counts = _warmup.begin_request()
         self.start()
         return self
 
@@ -82,16 +88,16 @@ class Request:
     ) -> None:
         self.end()
         self.leave_context()
+        if self._counts and _warmup is not None:
+            _warmup.end_request()
 
     async def __aenter__(self) -> Self:
-        self.start()
-        return self
+        return self.__enter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end()
-        self.leave_context()
+        self.__exit__(kind, error, traceback)
 
     def start(self) -> None:
         """Open its range, in which other ranges of this context begin from here on."""

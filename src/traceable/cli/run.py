@@ -533,7 +533,7 @@ def exit_with_status(status: int) -> int:
 
 
 def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --warmup-steps, --delay, --idle, --duration and --step-function."""
+    """Add --warmup-steps, --delay, --idle, --duration, --start-file and --step-function."""
     group = parser.add_argument_group("window start conditions (all must be met) and duration")
     group.add_argument(
         "--warmup-steps", dest="warmup_steps", metavar="N", help="skip the first N steps; --steps counts from there"
@@ -545,6 +545,9 @@ def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
         help="wait S seconds from the first range or step; start+S: from the start of the process",
     )
     group.add_argument("--idle", dest="idle_s", metavar="S", help="wait until no step has begun for S seconds")
+    group.add_argument(
+        "--start-file", dest="start_file", metavar="PATH", help="wait until this file exists as a step begins"
+    )
     group.add_argument(
         "--duration",
         dest="duration_s",

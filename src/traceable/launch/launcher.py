@@ -152,7 +152,6 @@ _GPU_FIELDS = ("index", "name", "driver_version", "memory.total")
 
 def collect_provenance() -> dict[str, Any]:
     """Return the provenance, as stored in `run.json`, as far as it is known without another program."""
-    system = os.uname()
     return {
         "cwd": str(Path.cwd()),
         "python": {
@@ -162,11 +161,7 @@ def collect_provenance() -> dict[str, Any]:
         },
         "versions": {name: get_package_version(name) for name in PACKAGES},
         "git": None,
-        "host": {
-            "name": system.nodename,
-            "system": f"{system.sysname}-{system.release}-{system.machine}",
-            "cpus": os.cpu_count(),
-        },
+        "host": run_dir.describe_host(),
         "gpus": None,
         "environment_names": sorted(os.environ),
     }

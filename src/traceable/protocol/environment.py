@@ -110,6 +110,19 @@ DURATION = "TRACEABLE_DURATION"
 CONDITIONS = (WARMUP_STEPS, DELAY, IDLE, DURATION)
 """The variables of `protocol/start_conditions.py`."""
 
+START_FILE = "TRACEABLE_START_FILE"
+"""Path of a file: windows wait until it exists. Set by `traceable serve --warmup-requests` for the server."""
+
+WARMUP_REQUESTS = "TRACEABLE_WARMUP_REQUESTS"
+"""How many requests of a client are warm-up. Set by `traceable serve --warmup-requests` for the client."""
+
+WARMUP_FILE = "TRACEABLE_WARMUP_FILE"
+"""Path of the file that a client creates when its warm-up requests have ended: the server's `TRACEABLE_START_FILE`."""
+
+NSYS_APIS = "TRACEABLE_NSYS_APIS"
+"""What nsys records where neither `--trace-preset` nor `--nsys-args` selects it, as `nsys profile --trace` takes it:
+`cuda,nvtx,osrt`. Set by `traceable serve` for each side; read by the launcher."""
+
 STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
 """A function each call of which is a step, `module:name` (`capture/step_function.py`). Set by `run --step-function`
 together with `capture/bootstrap` on PYTHONPATH."""

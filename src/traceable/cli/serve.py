@@ -191,10 +191,12 @@ def _check_run_options(words: Sequence[str], option: str) -> None:
 
 
 def _report_result(result: ServeResult, arguments: argparse.Namespace) -> None:
-    """Print how both sides ended: what did not end well always."""
+    """Print how both sides ended."""
     for side in (result.client, result.server):
-        if not arguments.quiet or side.exit_code != 0:
-            log(Message("side_ended", f"the {side.name} {side.ended}"))
+        if side.exit_code != 0:
+            log(Message("side_failed", f"the {side.name} {side.ended}"))
+        elif not arguments.quiet:
+            log(f"the {side.name} {side.ended}")
 
 
 def _show_profile(worker: Worker, result: ServeResult, arguments: argparse.Namespace) -> None:

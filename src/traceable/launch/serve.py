@@ -55,7 +55,7 @@ ANNOUNCE_SECONDS = 5.0
 """After which time a side that does not end is reported."""
 
 CLIENT_GRACE_SECONDS = 10.0
-"""How long a client may go on after its server has ended."""
+"""How long a client may go on after its server has ended; less with a shorter time limit for stopping it."""
 
 LEFTOVER_SECONDS = 2.0
 """How long processes that a side left running have to end on SIGTERM."""
@@ -66,6 +66,8 @@ _PROBE_LIMIT_SECONDS = 2.0
 _LAST_LINES = 20
 _LAST_BYTES = 16384
 _LONGEST_SOCKET_PATH = 107
+_OWN_LINE = "traceable: "
+"""How the messages of a launcher begin."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -620,7 +622,8 @@ class _Side:
             return ()
         with contextlib.suppress(OSError), self.output.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            return tuple(file.read().decode("utf-8", "replace").splitlines()[-_LAST_LINES:])
+            lines = file.read().decode("utf-8", "replace").splitlines()
+            return tuple(line for line in lines if not line.startswith(_OWN_LINE))[-_LAST_LINES:]
         return ()
 
 
@@ -791,6 +794,7 @@ class _Session:
                 if self._signals:
                     words = f"{_format_signal(self._signals.popleft())} came before the server was ready"
                     self._problem = Message("serve_interrupted", words)
+                    self._log(self._problem)
                     return False
                 if deadline.has_passed():
                     words = f"the server was not ready within {self._request.ready_timeout_s:g} s (--ready-timeout)"
@@ -881,8 +885,12 @@ class _Session:
         self._forward_output()
 
     def _forward_output(self, *, to_end: bool = False) -> None:
+        """Copy new output of the sides; messages of the launcher that wrote into the same file are problems."""
         for side in (self._server, self._client):
             for line in side.read_lines(to_end=to_end):
+                if line.startswith(_OWN_LINE):
+                    self._log(Message.parse(f"{side.name}: {line.removeprefix(_OWN_LINE)}"))
+                    continue
                 if side is self._server:
                     self._lines = [one for one in self._lines if not one.search(line)]
                 if not self._request.quiet:

@@ -58,14 +58,14 @@ PRESETS = {
             # /health of a server that still loads its model fails; /health_generate would itself take a step.
             ("http://127.0.0.1:{port}/health", "line:The server is fired up"),
             default_port=30000,
-            step_range="step",
+            step_range="step[*]",
         ),
         Preset(
             "tensorrt-llm",
             (("trtllm-serve",),),
             ("http://127.0.0.1:{port}/health",),
             default_port=8000,
-            step_range="[[]Executor] _forward_step",
+            step_range="[Executor] _forward_step",
         ),
         Preset(
             "uvicorn",

@@ -340,6 +340,16 @@ def list_sides(directory: Path) -> tuple[Side, ...]:
     return tuple(Side(entry.name, entry) for entry in _list_named_runs(directory))
 
 
+def list_runs(directory: Path) -> tuple[Path, ...]:
+    """Return the directories of the sides of a run, as far as they exist; of any other directory itself.
+
+    Raises:
+        TraceError: as for `list_sides`.
+    """
+    existing = [side.directory for side in list_sides(directory) if untrusted.is_directory(side.directory)]
+    return tuple(existing) or (directory,)
+
+
 def _list_named_runs(directory: Path) -> list[Path]:
     try:
         entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))

@@ -17,7 +17,7 @@ import resource
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         metavar="SPEC",
-        type=_parse_steps,
+        type=parse_steps,
         help="record only these steps: 10:30, 10:30,50:52 or every:1000:5 (traceable help windows)",
     )
     parser.add_argument(
@@ -135,10 +135,11 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
             break
         position += 1 + _count_values(parser, word)
     parser.set_defaults(words=tuple(words))
-    return join_nsys_args(words[:position]), list(words[position:])
+    return join_values(words[:position], (NSYS_ARGS,)), list(words[position:])
 
 
-def _parse_steps(word: str) -> Spec:
+def parse_steps(word: str) -> Spec:
+    """Return the steps of --steps, for argparse."""
     from traceable.protocol.windows import parse_windows
 
     return parse_windows(word)
@@ -204,7 +205,7 @@ def run(arguments: argparse.Namespace) -> int:
     steps = arguments.steps
     text = os.environ.get(environment.STEPS)
     if not steps and text and not environment.read_flag(environment.DISABLE):
-        steps = _parse_steps(text)  # the collector needs the same value as the program
+        steps = parse_steps(text)  # the collector needs the same value as the program
     annotated, stepping = options.load_option_targets(arguments), _parse_step_targets(arguments)
     targets = (*annotated, *stepping)
     request = add_rank(_make_request(arguments, steps, annotated, stepping), arguments, log)
@@ -230,7 +231,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print_command(launcher.format_command_line(request, log))
         return 0
-    with Worker(_prepare_worker) as worker:
+    with Worker(prepare_worker) as worker:
         try:
             options.remove_output_file(arguments)
             result = launcher.run_program(request, log, worker, first_run)
@@ -323,7 +324,7 @@ def _make_environment(
     return variables | options.make_annotate_environment(annotated)
 
 
-def _prepare_worker() -> None:
+def prepare_worker() -> None:
     """Set what holds for a process with large arrays, before numpy is loaded there."""
     from traceable.launch.memory import keep_freed_memory, use_one_blas_thread
 
@@ -796,16 +797,16 @@ def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
         NSYS_ARGS,
         metavar="OPTIONS",
         action="append",
-        type=_split_words,
+        type=split_words,
         help="extra `nsys profile` options, split as in a shell; they override traceable's",
     )
 
 
-def join_nsys_args(words: Sequence[str]) -> list[str]:
-    """Join what follows `--nsys-args` to it: argparse takes a word that begins with a dash for an option."""
+def join_values(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """Join the word after each of these options to it: argparse takes a word that begins with a dash for an option."""
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] == NSYS_ARGS:
+        if joined and joined[-1] in options:
             joined[-1] += f"={word}"
         else:
             joined.append(word)
@@ -822,7 +823,8 @@ def parse_nsys_options(arguments: argparse.Namespace) -> dict[str, NsysRequest]:
     return {"nsys": NsysRequest(arguments.trace_preset, words)}
 
 
-def _split_words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """Split the value of an option as a shell does, for argparse."""
     try:
         return shlex.split(text)
     except ValueError as error:

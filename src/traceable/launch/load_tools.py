@@ -235,7 +235,12 @@ def _make_aiperf_command(request: LoadRequest, output: Path) -> tuple[str, ...]:
         "--ui": "none",
         "--artifact-dir": output,
     }
+    # aiperf 0.13 takes the path of a folder for the name of a repository if one of these is set.
+    offline = [
+        name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if request.tokenizer and os.environ.get(name)
+    ]
     return (
+        *(("env", *(word for name in offline for word in ("-u", name))) if offline else ()),
         *(find_aiperf(), "profile"),
         *_format_options(options),
         *(word for extra in extra_inputs for word in ("--extra-inputs", extra)),

@@ -7,6 +7,7 @@ joins them with a recording. Standard library only.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TextIO
 
 from traceable.errors import TraceError
 from traceable.protocol import untrusted
-from traceable.protocol.untrusted import COUNT, FLAG, TEXT
+from traceable.protocol.untrusted import COUNT, FLAG, NUMBER, TEXT
 
 SCHEMA = "traceable.load/1"
 FILE_NAME = "load.jsonl"
@@ -37,11 +38,11 @@ class LoadRecord(NamedTuple):
         start_ns: when it was sent.
         first_token_ns: when the first token of a streamed response arrived; None without one.
         end_ns: when the response was complete, or the request failed.
-        input_tokens: the length of the prompt, as the server counted it; None where it did not report it. Of aiperf: as
-            aiperf counted it.
+        input_tokens: the length of the prompt, as the server counted it; None where it did not report it. Where aiperf
+            got no count from the server it is its own.
         output_tokens: the length of the response, likewise.
-        token_ns: when each piece of a streamed response arrived, ascending. A piece is a token of most servers, and
-            several if the server sends them together. Of aiperf: only the first, which is all that it records.
+        token_ns: when each piece of a streamed response arrived, ascending. Most servers send each token as a piece,
+            and some several at once.
         error: why it failed, as a stable name (`http_503`, `timed_out`); None if it did not.
         warmup: it was sent before the load counted as steady.
     """
@@ -141,9 +142,8 @@ def _iterate_lines(path: Path) -> Iterator[bytes]:
             yield line
             left -= len(line)
             if left <= 0:
-                raise untrusted.RejectedFileError(
-                    27, f"it is larger than {untrusted.scale_limit(_FILE_BYTES)} bytes", str(path)
-                )
+                limit = f"it is larger than {untrusted.scale_limit(_FILE_BYTES)} bytes"
+                raise untrusted.RejectedFileError(errno.EFBIG, limit, str(path))
 
 
 def _check_schema(path: Path, line: bytes) -> None:
@@ -157,16 +157,13 @@ def _check_schema(path: Path, line: bytes) -> None:
         )
 
 
-def _parse_lines(lines: Iterator[bytes], parse: Callable[[Any], LoadRecord | None]) -> LoadFile:
+def _parse_lines(lines: Iterator[bytes], parse: Callable[[Any], LoadRecord]) -> LoadFile:
     records, damaged = [], 0
     for line in lines:
         try:
-            record = parse(untrusted.parse_json(line))
-        except ValueError:
+            records.append(parse(untrusted.parse_json(line)))
+        except ValueError:  # noqa: PERF203 - a damaged line must not hide the others
             damaged += 1
-            continue
-        if record is not None:
-            records.append(record)
     return LoadFile(tuple(records), damaged)
 
 
@@ -216,16 +213,72 @@ _AIPERF = {
         "x_request_id!": TEXT,
         "benchmark_phase!": TEXT,
         "request_start_ns!": COUNT,
-        "request_ack_ns?": COUNT,
         "request_end_ns!": COUNT,
+        "was_cancelled": FLAG,
     },
+    "metrics": {
+        "time_to_first_token": {"value": NUMBER},
+        "inter_chunk_latency": {"value": [NUMBER]},
+        "usage_prompt_tokens": {"value": COUNT},
+        "usage_completion_tokens": {"value": COUNT},
+        "input_sequence_length": {"value": COUNT},
+        "output_sequence_length": {"value": COUNT},
+    },
+    "error": {"code": COUNT, "type": TEXT},
 }
+"""A line of aiperf's export, as far as it is read. Metrics are in milliseconds."""
+
+_AIPERF_ERRORS = {
+    "ClientConnectorError": "connection_failed",
+    "ClientPayloadError": "connection_lost",
+    "ServerDisconnectedError": "connection_lost",
+    "ClientOSError": "connection_lost",
+    "TimeoutError": "timed_out",
+    "RequestCancellationError": "canceled",
+}
+"""The errors of `launch/load_generator.py` by the names that aiperf gives to them."""
 
 
-def _parse_aiperf_record(value: Any) -> LoadRecord | None:
+def _parse_aiperf_record(value: Any) -> LoadRecord:
     """Return the record of a line of aiperf's export.
 
     Raises:
         ValueError: it is not one.
     """
-    raise ValueError(value)
+    content = untrusted.validate_shape(value, _AIPERF)
+    metadata, metrics = content["metadata"], content.get("metrics") or {}
+    start_ns, end_ns = metadata["request_start_ns"], metadata["request_end_ns"]
+
+    def get_metric(*names: str) -> Any:
+        values = ((metrics.get(name) or {}).get("value") for name in names)
+        return next((value for value in values if value is not None), None)
+
+    token_ns: tuple[int, ...] = ()
+    ttft_ms = get_metric("time_to_first_token")
+    if ttft_ms is not None:
+        gaps_ms = get_metric("inter_chunk_latency") or []
+        times_ms = itertools.accumulate((ttft_ms, *gaps_ms))
+        # What aiperf adds up may end a few nanoseconds after the end that it records.
+        token_ns = tuple(min(start_ns + round(time_ms * 1e6), end_ns) for time_ms in times_ms)
+    return _check_order(
+        LoadRecord(
+            request_id=metadata["x_request_id"],
+            start_ns=start_ns,
+            first_token_ns=token_ns[0] if token_ns else None,
+            end_ns=end_ns,
+            input_tokens=get_metric("usage_prompt_tokens", "input_sequence_length"),
+            output_tokens=get_metric("usage_completion_tokens", "output_sequence_length"),
+            token_ns=token_ns,
+            error=_name_aiperf_error(content.get("error"), is_canceled=bool(metadata.get("was_cancelled"))),
+            warmup=metadata["benchmark_phase"] == "warmup",
+        )
+    )
+
+
+def _name_aiperf_error(error: Any, *, is_canceled: bool) -> str | None:
+    if error is None:
+        return "canceled" if is_canceled else None
+    if error.get("code") is not None:
+        return f"http_{error['code']}"
+    kind = error.get("type") or "error"
+    return _AIPERF_ERRORS.get(kind, f"aiperf_{kind}")

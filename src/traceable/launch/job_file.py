@@ -123,8 +123,8 @@ class Profiling(Section, frozen=True):
         Literal["steps", "system-wide"],
         Meta(description="system-wide: by time, with nsys, for workers that no launcher can wrap"),
     ] = "steps"
-    delay: Annotated[float, Meta(ge=0, description="system-wide: seconds from the server's start")] | None = None
-    duration: Annotated[float, Meta(gt=0, description="system-wide: seconds that are recorded")] | None = None
+    delay_s: Annotated[float, Meta(ge=0, description="system-wide: seconds from the server's start")] | None = None
+    duration_s: Annotated[float, Meta(gt=0, description="system-wide: seconds that are recorded")] | None = None
     extra_nsys_args: Annotated[list[str], Meta(description="further options of `nsys profile`, with type nsys")] = []
     isl: Annotated[Sweep, Meta(description="default of the phases")] | None = None
     osl: Annotated[Sweep, Meta(description="default of the phases")] | None = None
@@ -477,7 +477,7 @@ def _check_job(document: _Document, job: Job) -> None:
 def _check_system_wide(document: _Document, job: Job) -> None:
     profiling = job.profiling
     if profiling.mode == "steps":
-        for key in ("delay", "duration"):
+        for key in ("delay_s", "duration_s"):
             if document.has("profiling", key):
                 raise UsageError(
                     "time_without_system_wide",
@@ -490,9 +490,9 @@ def _check_system_wide(document: _Document, job: Job) -> None:
         raise UsageError(
             "system_wide_needs_nsys", f"{place}: mode system-wide needs type: nsys, not {profiling.type}", "change one"
         )
-    if profiling.duration is None:
-        problem = f"{place}: mode system-wide needs a duration"
-        raise UsageError("job_key_missing", problem, "add profiling.duration in seconds, and profiling.delay")
+    if profiling.duration_s is None:
+        problem = f"{place}: mode system-wide needs a duration_s"
+        raise UsageError("job_key_missing", problem, "add profiling.duration_s in seconds, and profiling.delay_s")
     for name in job.phases:
         for key in ("start_step", "stop_step"):
             if document.has("profiling", name, key):

@@ -139,12 +139,13 @@ class Windows(Intervals):
 
 @dataclass(frozen=True)
 class Marks(Events):
-    """NVTX marks except samples of counters and marks that hold a range's fields; columns as in `Ranges`."""
+    """NVTX marks except samples of counters and marks that hold a range's or mark's fields; columns as in `Ranges`."""
 
     name: Int32
     domain: Int32
     category: Int32
     thread: Int32
+    fields: Int32
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ def match_payload_marks(
     marks = marks.take(is_identity(marks.identity))
     has_identity = is_identity(payload)
     identity = np.where(has_identity, payload, NULL)
-    fields = np.full(len(start_ns), -1, np.int32)
 
     identity_marks = marks.take(marks.identity_only)
     ranges = np.flatnonzero(~is_segment)
@@ -66,15 +65,29 @@ def match_payload_marks(
     target = np.where(has_identity[ranges[target]], -1, target) if len(ranges) else target
     identity[ranges[target[target >= 0]]] = identity_marks.identity[target >= 0]
 
-    field_marks = marks.take(~marks.identity_only)
+    fields = np.full(len(start_ns), -1, np.int32)
     ranges = np.flatnonzero(has_identity & ~is_segment)
-    kinds = _number_pairs(
-        np.concatenate([field_marks.process, process[ranges]]), np.concatenate([field_marks.identity, payload[ranges]])
-    )
-    mark_count = len(field_marks.start_ns)
-    target = _find_next(kinds[:mark_count], field_marks.start_ns, kinds[mark_count:], start_ns[ranges])
-    fields[ranges[target[target >= 0]]] = field_marks.text[target >= 0]
+    fields[ranges] = match_fields(marks, start_ns[ranges], process[ranges], payload[ranges])
     return identity, fields
+
+
+def match_fields(marks: PayloadMarks, start_ns: Int64, process: Int64, payload: Int64) -> Int32:
+    """Return the text of the fields of each range or mark; -1 for none.
+
+    Args:
+        marks: of PAYLOAD_DOMAIN. Each describes the next range or mark of its process with its identity.
+        start_ns, process, payload: of the ranges or marks that they may describe.
+    """
+    marks = marks.take(is_identity(marks.identity) & ~marks.identity_only)
+    fields = np.full(len(start_ns), -1, np.int32)
+    which = np.flatnonzero(is_identity(payload))
+    kinds = _number_pairs(
+        np.concatenate([marks.process, process[which]]), np.concatenate([marks.identity, payload[which]])
+    )
+    count = len(marks.start_ns)
+    target = _find_next(kinds[:count], marks.start_ns, kinds[count:], start_ns[which])
+    fields[which[target[target >= 0]]] = marks.text[target >= 0]
+    return fields
 
 
 def _number_pairs(process: Int64, identity: Int64) -> Int64:

@@ -120,6 +120,10 @@ WARMUP_FILE = "TRACEABLE_WARMUP_FILE"
 """Path of the file that a client creates after its warm-up: the server's `TRACEABLE_START_FILE`. A client that does not
 use `traceable.request` creates it itself."""
 
+NSYS_APIS = "TRACEABLE_NSYS_APIS"
+"""What nsys records where neither `--trace-preset` nor `--nsys-args` selects it, as `nsys profile --trace` takes it:
+`cuda,nvtx,osrt`. Set by `traceable serve` for each side; read by the launcher."""
+
 STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
 """A function each call of which is a step, `module:name` (`capture/step_function.py`). Set by `run --step-function`
 together with `capture/bootstrap` on PYTHONPATH."""

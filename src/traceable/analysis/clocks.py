@@ -88,44 +88,57 @@ class Requests:
 
 @dataclass(frozen=True)
 class RequestPairs:
-    """Requests that two sides recorded, one row each, by the time of the outer range.
+    """Requests that two sides recorded, one row each, in the order in which they began on the first side.
+
+    The ranges of the side that asked are the outer ones; those of the side that answered lie inside of them.
 
     Attributes:
-        outer_start_ns, outer_end_ns: of the side that asked, by its wall clock.
-        inner_start_ns, inner_end_ns: of the side that answered, by its own.
-        first_is_outer: whether the first of the two sides is the one that asked.
+        first_start_ns, first_end_ns: on the first side, by its wall clock.
+        second_start_ns, second_end_ns: on the second side, by its own.
     """
 
-    outer_start_ns: Int64
-    outer_end_ns: Int64
-    inner_start_ns: Int64
-    inner_end_ns: Int64
-    first_is_outer: bool
+    first_start_ns: Int64
+    first_end_ns: Int64
+    second_start_ns: Int64
+    second_end_ns: Int64
 
     def __len__(self) -> int:
-        return len(self.outer_start_ns)
+        return len(self.first_start_ns)
 
-    def bound_offset(self, which: slice = _ALL) -> tuple[int, int]:
+    @property
+    def is_first_longer(self) -> bool:
+        """Whether most of the first side's ranges last longer, as those of the side that asked do."""
+        longer = (self.first_end_ns - self.first_start_ns) - (self.second_end_ns - self.second_start_ns)
+        return int(np.sign(longer).sum()) >= 0
+
+    def measure_contradiction(self, offset_ns: int, is_first_outer: bool) -> int:
+        """Return by how much an inner range begins outside of its outer one, in ns; 0 if none does."""
+        low, high = self.bound_offset_by_starts(is_first_outer)
+        return max(low - offset_ns, offset_ns - high, 0)
+
+    def bound_offset(self, is_first_outer: bool, which: slice = _ALL) -> tuple[int, int]:
         """Return the least and the largest offset of the second side that its requests allow, in ns.
 
-        It is added to the wall clock of the second side to get that of the first. Each inner range lies inside of the
-        outer one, except that of 100 requests one may end late: a server that is interrupted right after it has
-        answered. Where the first is larger than the second, no offset agrees with the requests.
+        Each inner range lies inside of the outer one, except that of 100 requests one may end late: a server that is
+        interrupted right after it has answered. Where the first is larger than the second, no offset agrees with the
+        requests.
         """
-        late = len(self.outer_start_ns[which]) // _REQUESTS_PER_LATE_END
-        slack = np.partition(self.outer_end_ns[which] - self.inner_end_ns[which], late)
-        return self._orient(self._find_low(which), int(slack[late]))
+        outer, inner = self._orient(is_first_outer, which)
+        late = len(outer[0]) // _REQUESTS_PER_LATE_END
+        low, high = int((outer[0] - inner[0]).max()), int(np.partition(outer[1] - inner[1], late)[late])
+        return (low, high) if is_first_outer else (-high, -low)
 
-    def bound_offset_by_starts(self) -> tuple[int, int]:
+    def bound_offset_by_starts(self, is_first_outer: bool) -> tuple[int, int]:
         """Return the same, with nothing assumed about when inner ranges end: they begin inside of the outer ones."""
-        return self._orient(self._find_low(_ALL), int((self.outer_end_ns - self.inner_start_ns).min()))
+        outer, inner = self._orient(is_first_outer, _ALL)
+        low, high = int((outer[0] - inner[0]).max()), int((outer[1] - inner[0]).min())
+        return (low, high) if is_first_outer else (-high, -low)
 
-    def _find_low(self, which: slice) -> int:
-        return int((self.outer_start_ns[which] - self.inner_start_ns[which]).max())
-
-    def _orient(self, low: int, high: int) -> tuple[int, int]:
-        """Return the bounds of the second side's offset, given those of the inner one's."""
-        return (low, high) if self.first_is_outer else (-high, -low)
+    def _orient(self, is_first_outer: bool, which: slice) -> tuple[tuple[Int64, Int64], tuple[Int64, Int64]]:
+        """Return start and end of the outer ranges, and of the inner ones."""
+        first = self.first_start_ns[which], self.first_end_ns[which]
+        second = self.second_start_ns[which], self.second_end_ns[which]
+        return (first, second) if is_first_outer else (second, first)
 
 
 def find_requests(trace: Trace) -> Requests:
@@ -180,16 +193,13 @@ def _parse_request_id(text: str) -> str | None:
 
 
 def pair_requests(first: Requests, second: Requests) -> RequestPairs:
-    """Return the requests that two sides have in common; the side whose ranges last longer is the one that asked."""
+    """Return the requests that two sides have in common."""
     places = {one: place for place, one in enumerate(second.ids)}
-    common = np.array([(place, places[one]) for place, one in enumerate(first.ids) if one in places], np.int64).reshape(
-        -1, 2
-    )
-    common = common[np.argsort(first.start_ns[common[:, 0]], kind="stable")]
-    own, other = common[:, 0], common[:, 1]
-    a, b = (first.start_ns[own], first.end_ns[own]), (second.start_ns[other], second.end_ns[other])
-    longer = int(((a[1] - a[0]) > (b[1] - b[0])).sum()) - int(((a[1] - a[0]) < (b[1] - b[0])).sum())
-    return RequestPairs(*a, *b, True) if longer >= 0 else RequestPairs(*b, *a, False)
+    common = [(place, places[one]) for place, one in enumerate(first.ids) if one in places]
+    own, other = np.array(common, np.int64).reshape(-1, 2).T
+    order = np.argsort(first.start_ns[own], kind="stable")
+    own, other = own[order], other[order]
+    return RequestPairs(first.start_ns[own], first.end_ns[own], second.start_ns[other], second.end_ns[other])
 
 
 def align_clocks(
@@ -255,8 +265,13 @@ def _align_side(
     if not len(pairs):
         return _add_uncertainty(placed, reference), []
     relative_ns, known_ns = placed.offset_ns - base_ns, placed.uncertainty_ns
-    low, high = pairs.bound_offset_by_starts()
-    outside_ns = max(low - relative_ns, relative_ns - high)
+    is_first_outer = pairs.is_first_longer
+    outside_ns = pairs.measure_contradiction(relative_ns, is_first_outer)
+    if outside_ns > (known_ns or 0):
+        # A server may end its ranges late, so that they last longer.
+        turned_ns = pairs.measure_contradiction(relative_ns, not is_first_outer)
+        is_turned = turned_ns <= (known_ns or 0)
+        is_first_outer, outside_ns = (not is_first_outer, turned_ns) if is_turned else (is_first_outer, outside_ns)
     if outside_ns > (known_ns or 0):
         text = (
             f"the clocks of {side.name} and {reference.name} are apart by {format_duration(outside_ns)} or more: of "
@@ -265,7 +280,7 @@ def _align_side(
         )
         placed = replace(placed, uncertainty_ns=outside_ns, uncertainty_source=BY_REQUESTS)
         return _add_uncertainty(placed, reference), [Message("requests_contradict_clocks", text)]
-    low, high = pairs.bound_offset()
+    low, high = pairs.bound_offset(is_first_outer)
     if low <= relative_ns <= high:
         error_ns = max(relative_ns - low, high - relative_ns)
         # What was measured in this run is better than what is typical of a collector.
@@ -296,10 +311,12 @@ def _estimate_offset(side: SideClock, reference: SideClock, pairs: RequestPairs)
             "far their clocks are apart",
             remedy,
         )
-    low, high = pairs.bound_offset()
+    is_first_outer = pairs.is_first_longer
+    low, high = pairs.bound_offset(is_first_outer)
     if low > high:
         half = len(pairs) // 2
-        halves = [pairs.bound_offset(which) for which in (slice(None, half), slice(half, None)) if half >= _PAIRS_MIN]
+        parts = (slice(None, half), slice(half, None)) if half >= _PAIRS_MIN else ()
+        halves = [pairs.bound_offset(is_first_outer, which) for which in parts]
         if halves and all(first <= last for first, last in halves):
             ends = [f"{_format_offset(first)} to {_format_offset(last)}" for first, last in halves]
             raise TraceError(

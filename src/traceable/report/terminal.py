@@ -314,6 +314,7 @@ def _format_selection(selection: Mapping[str, Any]) -> str:
         *(f"process {one}" for one in selection["processes"] or ()),
         *([f"ranks {selection['ranks']}"] if selection["ranks"] else ()),
         *(f"GPU {one}" for one in selection["devices"] or ()),
+        *(selection["where"] or ()),
         *([f"from {format_timestamp(first)}"] if first is not None else []),
         *([f"until {format_timestamp(last)}"] if last is not None else []),
     ]

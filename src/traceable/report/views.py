@@ -36,7 +36,7 @@ class View:
         columns: of the main table, those that a terminal shows, in order, as far as the table has them. The first of
             them is what the row is about, and is never dropped.
         by: what its rows may be by; the first is the default. Empty where that is fixed.
-        fields: whether they may also be by the value of a field of the ranges.
+        fields: whether they may also be by the value of a field of the ranges: its question takes `by` then.
         options: the options that it takes besides `by`, and its keyword argument for each.
         row_filters: which of `match` and `domain` can choose among its rows: they have names, and domains.
         others: heading and columns of the further tables, by name; all columns by default.
@@ -52,6 +52,11 @@ class View:
     row_filters: frozenset[str] = frozenset()
     others: Mapping[str, ViewTable] = field(default_factory=dict)
     as_text: bool = False
+
+    @property
+    def has_groupings(self) -> bool:
+        """Whether its rows may be by something else than they are by default."""
+        return bool(self.by) or self.fields
 
     def supports_grouping(self, by: str) -> bool:
         """Whether the rows may be by this."""
@@ -152,9 +157,11 @@ _KERNELS = View(
     "kernels",
     "the time of each kernel",
     by=("kernel", "family", "range", "geometry", "launch"),
+    fields=True,
     options={**_BY_RANGE, "names": "names", "families": "families"},
     row_filters=frozenset({"match"}),
     columns=(
+        Column("value", rank=0, write=str),
         Column("range", rank=1),
         Column("name", "kernel", rank=1),
         Column("family", rank=9),
@@ -185,9 +192,11 @@ _API = View(
     "api",
     "the time of CUDA API calls",
     by=("call", "kind", "range"),
+    fields=True,
     options=_BY_RANGE,
     row_filters=frozenset({"match"}),
     columns=(
+        Column("value", rank=0, write=str),
         Column("range", rank=1),
         Column("name", "call", 1),
         Column("kind", rank=4),
@@ -224,8 +233,10 @@ _MEMORY = View(
     "memory",
     "copies, memory sets and allocations, with rates",
     by=("operation", "range", "process"),
+    fields=True,
     options=_BY_RANGE,
     columns=(
+        Column("value", rank=0, write=str),
         Column("range", rank=1),
         Column("process", rank=12),
         Column("pid", rank=11),
@@ -277,8 +288,10 @@ _MEMORY = View(
 _GAPS = View(
     "gaps",
     "when each GPU was idle, and why",
+    fields=True,
     options={**_BY_RANGE, "top": "top"},
     columns=(
+        Column("value", rank=0, write=str),
         Column("device"),
         Column("name", rank=6),
         Column("processes", rank=7, write=lambda pids: ", ".join(map(str, pids))),
@@ -333,8 +346,10 @@ _GAPS = View(
 _SYNC = View(
     "sync",
     "which range waited how long for which operation",
+    fields=True,
     options=_BY_RANGE,
     columns=(
+        Column("value", rank=0, write=str),
         Column("range"),
         Column("call", rank=4),
         Column("waited_for_range", "waited for", 1),
@@ -387,8 +402,10 @@ _WHOSE = (
 _STEPS = View(
     "steps",
     "the cost of each step, and how the slowest differ",
+    fields=True,
     options={"step_range": "range_name", "step_kernel": "step_kernel"},
     columns=(
+        Column("value", rank=0, write=str),
         Column("step"),
         Column("index", rank=4, only_if_any=True),
         *_WHOSE,
@@ -468,8 +485,10 @@ _STEPS = View(
 _STREAMS = View(
     "streams",
     "the work of each stream, and what ran at the same time",
+    fields=True,
     options=_BY_RANGE,
     columns=(
+        Column("value", rank=0, write=str),
         Column("device"),
         Column("process", rank=9),
         Column("pid", rank=8),

@@ -62,11 +62,31 @@ def read_request_fields(names: Sequence[str], fields: Int32) -> RequestFields:
     return RequestFields(tuple(numbers), own, np.cumsum(counts), np.array(listed, np.int32))
 
 
+def group_by_id(ids: int, listed: Int32, counts: Int64) -> tuple[Int64, Int32]:
+    """Return the steps of each id, in their order.
+
+    Args:
+        ids: how many ids there are.
+        listed: the ids of the steps, one step after another.
+        counts: how many each step has.
+
+    Returns:
+        Where those of each id begin in the second column, and one more; and the steps, by number.
+    """
+    first = np.zeros(ids + 1, np.int64)
+    np.cumsum(np.bincount(listed, minlength=ids), out=first[1:])
+    key = listed.astype(np.int64)
+    key <<= 32
+    key |= np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    key.sort()
+    return first, key.astype(np.int32)
+
+
 def parse_request_fields(text: str) -> tuple[str | None, list[str]]:
     """Return the `request_id` of fields as JSON text, None for none, and the distinct ids of `requests`, in order.
 
     Examples:
-        >>> parse_request_fields('{"request_id": 7}'), parse_request_fields('{"phase": "decode", "requests": ["a", "b"]}')
+        >>> parse_request_fields('{"request_id": 7}'), parse_request_fields('{"requests": ["a", "b"]}')
         (('7', []), (None, ['a', 'b']))
     """
     try:
@@ -83,4 +103,7 @@ def parse_request_fields(text: str) -> tuple[str | None, list[str]]:
 def _to_id(value: Any) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    # Half of a surrogate pair, which JSON can express, can't be printed.
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -510,15 +510,15 @@ def _select_columns(rows: Columns, names: tuple[str, ...]) -> Columns:
 
 
 def _build_payload_marks(marks: Columns, names: Names) -> PayloadMarks:
-    identity_only = marks["name"] == names.find(NO_FIELDS)
-    place = marks["thread"], marks["process"].astype(np.int64)
-    return PayloadMarks(marks["start_ns"], marks["name"], identity_only, *place, marks["payload"])
+    text = np.where(marks["name"] == names.find(NO_FIELDS), -1, marks["name"]).astype(np.int32)
+    process = marks["process"].astype(np.int64)
+    return PayloadMarks(marks["start_ns"], text, marks["thread"], process, marks["payload"])
 
 
 def _build_mark_columns(rows: Columns, payload_marks: PayloadMarks) -> Columns:
-    columns = _select_columns(rows, ("start_ns", "name", "domain", "category", "thread"))
     fields = match_fields(payload_marks, rows["start_ns"], rows["process"].astype(np.int64), rows["payload"])
-    return {**columns, "fields": fold_constant(fields)}
+    same = _select_columns(rows, ("start_ns", "name", "domain", "category", "thread"))
+    return {**same, "fields": fold_constant(fields)}
 
 
 def _build_range_columns(rows: Columns, payload_marks: PayloadMarks, names: Names) -> Columns:

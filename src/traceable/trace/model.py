@@ -139,7 +139,7 @@ class Windows(Intervals):
 
 @dataclass(frozen=True)
 class Marks(Events):
-    """NVTX marks except samples of counters and marks that hold a range's or mark's fields; columns as in `Ranges`."""
+    """NVTX marks except samples of counters and marks that hold a range's fields; columns as in `Ranges`."""
 
     name: Int32
     domain: Int32

@@ -826,8 +826,8 @@ def _make_marks(rows: dict[str, Column], payload_marks: PayloadMarks) -> Marks:
 
 
 def _make_payload_marks(rows: dict[str, Column], names: Names) -> PayloadMarks:
-    identity_only = rows["name"] == names.find(NO_FIELDS)
-    return PayloadMarks(rows["start"], rows["name"], identity_only, rows["thread"], rows["process"], rows["payload"])
+    text = np.where(rows["name"] == names.find(NO_FIELDS), -1, rows["name"]).astype(np.int32)
+    return PayloadMarks(rows["start"], text, rows["thread"], rows["process"], rows["payload"])
 
 
 def _make_counters(rows: dict[str, Column], threads: Threads) -> Counters:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.analysis.test_requests import make_load, make_trace
+from tests.analysis.sample_requests import make_load, make_trace
 from tests.report.sample_export import NAME_COLUMNS, export
 
 from traceable.analysis import gaps

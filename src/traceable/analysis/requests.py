@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -86,6 +86,9 @@ _FROM_RANGE, _FROM_RECORD, _FROM_SERVER, _FROM_NOTHING = range(4)
 
 _PAIRS_AT_ONCE = 1 << 21
 """Pairs of request and step that are measured at once: about 200 MB."""
+
+_STEPS_AT_ONCE = 1 << 17
+"""Steps whose ranges are flattened at once."""
 
 _FIRST, _LAST = int(np.iinfo(np.int64).min) + 1, int(np.iinfo(np.int64).max)
 
@@ -166,6 +169,7 @@ class _Events:
     """The ranges, marks and steps of requests.
 
     Attributes:
+        names: the names of ranges and marks, by index.
         ids: the ids, by number.
         of_record: number of the request of each of the client's records.
         of_range, of_mark: number of the request that each range and mark of the trace belongs to; -1 for none.
@@ -176,6 +180,7 @@ class _Events:
     """
 
     trace: Trace
+    names: dict[int, str]
     ids: tuple[str, ...]
     of_record: Int64
     of_range: Int32
@@ -188,13 +193,8 @@ class _Events:
 
     def find_names(self, *texts: str) -> Bool:
         """Return which names of the trace, by index, are one of these."""
-        trace = self.trace
-        present = np.zeros(len(trace.names), np.bool_)
-        for column in (trace.ranges.name, trace.marks.name):
-            present[column[column >= 0]] = True
-        matches = np.zeros(len(trace.names) + 1, np.bool_)
-        for index in np.flatnonzero(present).tolist():
-            matches[index] = trace.names[index] in texts
+        matches = np.zeros(len(self.trace.names), np.bool_)
+        matches[[index for index, text in self.names.items() if text in texts]] = True
         return matches
 
 
@@ -225,8 +225,22 @@ def _collect_events(trace: Trace, records: ClientRecords | None) -> _Events:
     if len(steps) < len(lists):
         listed = listed[expand_slices(fields.first[steps], counts[steps])]
     first_of_id, step_of_id = group_by_id(len(ids), listed, counts[steps])
+    is_name = np.zeros(len(trace.names) + 1, np.bool_)
+    for column in (ranges.name, marks.name):
+        is_name[column] = True
+    names = {index: trace.names[index] for index in np.flatnonzero(is_name[:-1]).tolist()}
     return _Events(
-        *(trace, ids, of_record, of_range, of_mark, steps, first_of_id, step_of_id, client_threads, sides_inferred)
+        trace=trace,
+        names=names,
+        ids=ids,
+        of_record=of_record,
+        of_range=of_range,
+        of_mark=of_mark,
+        steps=steps,
+        first_of_id=first_of_id,
+        step_of_id=step_of_id,
+        client_threads=client_threads,
+        sides_inferred=sides_inferred,
     )
 
 
@@ -527,31 +541,67 @@ def _collect_step_parts(context: Context, events: _Events) -> _StepParts:
     return _StepParts(np.searchsorted(step, np.arange(len(steps) + 1)), start, end, part, totals, recorded)
 
 
-def _flatten_nested(step: Int64, start_ns: Int64, end_ns: Int64, part: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Return disjoint intervals by step and start: where several overlap, the last of them counts.
+_Intervals: TypeAlias = tuple[Int64, Int64, Int64, Int64]
+"""Step, start, end and part of intervals in steps."""
+
+
+def _flatten_nested(step: Int64, start_ns: Int64, end_ns: Int64, part: Int64) -> _Intervals:
+    """Return disjoint intervals by step and start: where several overlap, the one that began last counts.
 
     Args:
-        step, start_ns: ascending; of equal ones the longer first.
+        step, start_ns: ascending; of equal ones the longer first. None is empty.
         end_ns, part: of each.
     """
     overlaps = start_ns < _find_latest_before(step, end_ns)
-    is_nested = np.isin(step, step[overlaps])
-    if not is_nested.any():
+    if not overlaps.any():
         return step, start_ns, end_ns, part
-    pieces = []
-    rows = np.flatnonzero(is_nested)
-    for group in np.split(rows, np.flatnonzero(np.diff(step[rows])) + 1):
+    overlapping = np.zeros(int(step[-1]) + 1, np.bool_)
+    overlapping[step[overlaps]] = True
+    columns = step, start_ns, end_ns, part
+    pieces: list[_Intervals] = [_take(columns, ~overlapping[step])]
+    nested = np.flatnonzero(overlapping[step])
+    for at in np.split(nested, np.flatnonzero(np.diff(step[nested] // _STEPS_AT_ONCE)) + 1):
+        pieces += _flatten_steps(_take(columns, at))
+    step, start_ns, end_ns, part = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    order = np.lexsort((start_ns, step))
+    return _take((step, start_ns, end_ns, part), order)
+
+
+def _flatten_steps(rows: _Intervals) -> list[_Intervals]:
+    """Return disjoint intervals of some steps. What a thread pushes and pops is a stack; what crosses takes longer."""
+    step, start_ns, end_ns, part = rows
+    row = np.tile(np.arange(len(step)), 2)
+    begins = np.repeat([True, False], len(step))
+    time_ns = np.concatenate([start_ns, end_ns])
+    # At one time the inner end before the outer, and then the outer begin before the inner.
+    order = np.lexsort((np.where(begins, row, -row), begins, time_ns, step[row]))
+    row, begins, time_ns = row[order], begins[order], time_ns[order]
+    depth = np.cumsum(np.where(begins, 1, -1))
+    innermost = np.full(len(row), -1)
+    for level in range(1, int(depth.max()) + 1):
+        here = depth == level
+        opened = np.maximum.accumulate(np.where(here & begins, np.arange(len(row)), 0))
+        innermost[here] = row[opened[here]]
+    crosses = ~begins & (np.append(-1, innermost[:-1]) != row)
+    crossing = np.isin(step, step[row[crosses]])
+    until_ns = np.append(time_ns[1:], 0)
+    valid = np.flatnonzero((innermost >= 0) & (until_ns > time_ns))
+    valid = valid[~crossing[innermost[valid]]]
+    inner = innermost[valid]
+    result = [(step[inner], time_ns[valid], until_ns[valid], part[inner])]
+    which = np.flatnonzero(crossing)
+    for group in np.split(which, np.flatnonzero(np.diff(step[which])) + 1) if len(which) else []:
         times = np.unique(np.concatenate([start_ns[group], end_ns[group]]))
         covers = (start_ns[group] <= times[:-1, None]) & (end_ns[group] >= times[1:, None])
-        last = len(group) - 1 - np.argmax(covers[:, ::-1], axis=1)
         some = np.flatnonzero(covers.any(axis=1))
-        row = group[last[some]]
-        pieces.append((step[row], times[some], times[some + 1], part[row]))
-    flat = np.flatnonzero(~is_nested)
-    columns = zip(*pieces, (step[flat], start_ns[flat], end_ns[flat], part[flat]), strict=True)
-    step, start_ns, end_ns, part = (np.concatenate(column) for column in columns)
-    order = np.lexsort((start_ns, step))
-    return step[order], start_ns[order], end_ns[order], part[order]
+        last = group[len(group) - 1 - np.argmax(covers[some, ::-1], axis=1)]
+        result.append((step[last], times[some], times[some + 1], part[last]))
+    return result
+
+
+def _take(columns: _Intervals, which: NDArray[Any]) -> _Intervals:
+    step, start_ns, end_ns, part = columns
+    return step[which], start_ns[which], end_ns[which], part[which]
 
 
 @dataclass(frozen=True)

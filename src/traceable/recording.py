@@ -436,6 +436,16 @@ class Recording:
         """
         return self.query("steps", by=by, range_name=range, step_kernel=kernel)
 
+    def requests(self, *, by: str = "request", slowest: int | None = None, match: str | None = None) -> Table:
+        """Return the time of each request, in parts, joined with the steps that served it; the slowest first.
+
+        Args:
+            by: `request`, or `field:NAME` for one row a value of that field of the requests.
+            slowest: only this many requests.
+            match: only requests whose id matches this glob.
+        """
+        return self.query("requests", by=by, slowest=slowest, match=match)
+
     def findings(self, *, thresholds: Mapping[str, float] | None = None) -> Table:
         """Return where time can be saved, the largest bound first; the table may be empty (docs/findings.md).
 

@@ -33,7 +33,7 @@ from traceable.errors import Message, MissingDataError, TraceError, UsageError
 from traceable.launch import memory
 from traceable.launch.ranks import check_ranks_option
 from traceable.report import Content
-from traceable.report.row_filter import Row, RowFilter, resolve_column
+from traceable.report.row_filter import Row, RowFilter, find_name_column, resolve_column
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
@@ -134,7 +134,8 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         "--slowest",
         metavar="N",
         type=parse_positive_int,
-        help="print the N slowest instances of --range (default: of the outermost ranges) and the ranges inside them",
+        help="print the N slowest requests, or instances of --range (default: of the outermost ranges) and the ranges "
+        "inside them",
     )
     group.add_argument(
         "--expand",
@@ -439,7 +440,7 @@ def build_row_filter(arguments: argparse.Namespace, table: Table) -> RowFilter:
         UsageError: the table has no such column.
     """
     choice = parse_row_filter(arguments)
-    if choice.match is not None and "name" not in table.columns:
+    if choice.match is not None and find_name_column(table.columns) is None:
         raise UsageError("rows_without_names", "the rows of this table have no names to --match", "leave --match out")
     if choice.sort is None:
         return choice

@@ -40,6 +40,7 @@ class View:
         options: the options that it takes besides `by`, and its keyword argument for each.
         row_filters: which of `match` and `domain` can choose among its rows: they have names, and domains.
         others: heading and columns of the further tables, by name; all columns by default.
+        first_table: the further table that a terminal shows before the view's own; "" for none.
         as_text: whether its rows are findings, which a terminal shows as wrapped sentences instead of columns.
     """
 
@@ -51,6 +52,7 @@ class View:
     options: Mapping[str, str] = field(default_factory=dict)
     row_filters: frozenset[str] = frozenset()
     others: Mapping[str, ViewTable] = field(default_factory=dict)
+    first_table: str = ""
     as_text: bool = False
 
     @property
@@ -526,6 +528,67 @@ _STREAMS = View(
     },
 )
 
+_REQUESTS = View(
+    "requests",
+    "the time of each request, in parts, and the steps that served it",
+    by=("request",),
+    fields=True,
+    options={"slowest": "slowest", "match": "match"},
+    row_filters=frozenset({"match"}),
+    first_table="summary",
+    columns=(
+        Column("request_id", "request"),
+        Column("value", rank=0, write=str),
+        Column("requests", rank=1),
+        Column("complete", rank=2),
+        Column("status", rank=4),
+        Column("start_ns", "at", 10),
+        Column("wall_ns", "wall", 0),
+        Column("cause", rank=1, whole=True),
+        Column("cause_excess_ns", "above median", 2),
+        Column("wall_p50_ns", "wall p50", 0),
+        Column("wall_p99_ns", "wall p99", 1),
+        Column("ttft_p50_ns", "TTFT p50", 4),
+        Column("ttft_p99_ns", "TTFT p99", 4),
+        Column("ttft_ns", "TTFT", 3),
+        Column("itl_p50_ns", "ITL p50", 6),
+        Column("token_step_p50_ns", "its steps", 7),
+        Column("steps", rank=5),
+        *(
+            Column(f"{part}{word}_ns", part.replace("_", " "), rank)
+            for word in ("", "_mean")
+            for part, rank in {
+                "client_wait": 12,
+                "network": 11,
+                "queue": 8,
+                "batch_formation": 13,
+                "h2d": 14,
+                "forward": 9,
+                "d2h": 15,
+                "response": 16,
+                "unexplained": 10,
+            }.items()
+        ),
+    ),
+    others={
+        "summary": ViewTable(
+            "complete requests, by part",
+            (
+                Column("part"),
+                Column("count", rank=4),
+                Column("share", rank=1),
+                Column("request_mean_ns", "mean", 3),
+                Column("request_p50_ns", "p50", 0),
+                Column("request_p90_ns", "p90", 6),
+                Column("request_p99_ns", "p99", 2),
+                Column("request_max_ns", "max", 5),
+                Column("total_ns", "total", 7),
+            ),
+        ),
+        "statuses": ViewTable("all requests"),
+    },
+)
+
 FINDINGS = View(
     "findings",
     "where time can be saved",
@@ -537,6 +600,6 @@ FINDINGS = View(
 """The largest findings are also shown below the ranges."""
 
 VIEWS: dict[str, View] = {
-    view.name: view for view in (RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _STREAMS, FINDINGS)
+    view.name: view for view in (RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _REQUESTS, _STREAMS, FINDINGS)
 }
 """The views by name, in the order of `--view all`."""

@@ -31,6 +31,7 @@ from traceable.launch import launcher, ranks, target
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment
 from traceable.protocol.ranks import Rank, has_rank, read_rank
+from traceable.report import OUTPUTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,6 +116,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure-overhead",
         action="store_true",
         help="run the program twice, first without a collector, and report how much longer it takes with one",
+    )
+    parser.add_argument(
+        "--no-profile", action="store_true", help="only record: `traceable report DIR` makes the profile later"
     )
     add_condition_arguments(parser)
     options.add_annotate_arguments(parser)
@@ -215,6 +219,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"every rank would write {options.find_output_file(arguments)}",
             "run without it, then `traceable report --json=FILE`",
         )
+    _check_profile(arguments, request)
     if not _is_recorded(arguments) and (request.expect or arguments.strict):
         raise UsageError(
             "expectation_without_recording",
@@ -240,6 +245,20 @@ def run(arguments: argparse.Namespace) -> int:
             return exit_with_status(error.status) or (options.EXIT_UNMET if arguments.strict else 0)
         strict = _conclude_run_in_worker(worker, result, arguments, targets, steps is not None)
     return exit_with_status(result.status) or strict
+
+
+def _check_profile(arguments: argparse.Namespace, request: launcher.RunRequest) -> None:
+    """Reject --no-profile together with what needs a profile.
+
+    Raises:
+        UsageError: an assertion or an output needs it.
+    """
+    if not arguments.no_profile:
+        return
+    has_output = any(getattr(arguments, name) is not None for name in OUTPUTS)
+    if request.expect or arguments.strict or has_output or arguments.measure_overhead:
+        problem = "--no-profile makes none, but --strict, --expect, --measure-overhead and outputs need one"
+        raise UsageError("profile_needed", problem, "leave --no-profile out")
 
 
 def _make_request(
@@ -447,6 +466,8 @@ def _show_result(result: launcher.RunResult, arguments: argparse.Namespace) -> O
 
         overhead.print_overhead(result.run_dir)
     why = diagnosis.RunDiagnosis(result.run_dir, log)
+    if database is not None and arguments.no_profile:
+        return Outcome()
     if database is not None:
         return _show_recording(result, database, arguments, why)
     if not result.run_dir.is_dir():

@@ -32,7 +32,7 @@ from traceable.launch.serve import (
 )
 from traceable.launch.worker import Worker, WorkerDiedError
 
-EXIT_FAILED = 1
+EXIT_FAILED = 2
 """The exit code where the client did not run, or was stopped because its server had ended."""
 
 _OPTIONS_OF_RUN = tuple(f"--{side}-options" for side in (SERVER, CLIENT))
@@ -222,13 +222,17 @@ def _print_profile(directory: Path, arguments: argparse.Namespace) -> None:
 
     path = launcher.format_path(directory)
     try:
-        profile.show_profile(
+        _, capture, complete = profile.show_profile(
             directory,
             arguments,
             title=f"profile of {path}",
             stream=sys.stdout if options.has_stdout_output(arguments) else sys.stderr,
             save_to=directory / "report.json",
         )
+        if not options.has_table_output(arguments):  # a table has both below it
+            if not arguments.quiet or (capture is not None and not capture.ok):
+                profile.report_capture(capture, log)
+            profile.report_losses(complete, log)
     except TraceableError as error:
         log(error.message)
     except BrokenPipeError:

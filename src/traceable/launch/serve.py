@@ -311,7 +311,7 @@ def make_side_command(request: ServeRequest, side: SideRequest, directory: Path)
     """Return the command line of a side whose run directory is in `directory`."""
     if not side.recorded:
         return list(side.command)
-    own = [sys.executable, *target.get_interpreter_flags(), "-m", "traceable", "run", "--quiet"]
+    own = [sys.executable, *target.get_interpreter_flags(), "-m", "traceable", "run", "--quiet", "--no-profile"]
     own += ["--collector", side.collector, "-o", str(directory / side.name), "--name", side.name]
     if side.name == SERVER and request.steps is not None:
         own += ["--steps", request.steps]
@@ -889,7 +889,7 @@ class _Session:
         for side in (self._server, self._client):
             for line in side.read_lines(to_end=to_end):
                 if line.startswith(_OWN_LINE):
-                    self._log(Message.parse(f"{side.name}: {line.removeprefix(_OWN_LINE)}"))
+                    self._log(f"{side.name}: {line.removeprefix(_OWN_LINE)}")
                     continue
                 if side is self._server:
                     self._lines = [one for one in self._lines if not one.search(line)]

@@ -129,7 +129,7 @@ def load_sides(
         clocks,
         merge_capture_results(results) if results else None,
         merge_completeness(complete),
-        tuple(map(str, (manifest or loaded[0].manifest).get("argv") or ())) or None,
+        tuple(map(str, (manifest or {}).get("argv") or ())) or None,
     )
 
 

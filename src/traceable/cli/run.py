@@ -112,6 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpu_arguments(parser)
     add_nsys_arguments(parser)
     add_ranks_arguments(parser)
+    add_via_arguments(parser)
     parser.add_argument(
         "--measure-overhead",
         action="store_true",
@@ -133,12 +134,16 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
         UsageError: an unknown option is before the program.
     """
     position = 0
+    via_words: list[str] = []
     while position < len(words):
         word = words[position]
         if word in ("-", "--") or not word.startswith("-") or (word[:2] in ("-m", "-c") and word[:2] != "--"):
             break
-        position += 1 + _count_values(parser, word)
-    parser.set_defaults(words=tuple(words))
+        end = position + 1 + _count_values(parser, word)
+        if not is_option_of_this_side(word):
+            via_words += words[position:end]
+        position = end
+    parser.set_defaults(words=tuple(words), via_words=(*via_words, *words[position:]))
     return join_values(words[:position], (NSYS_ARGS,)), list(words[position:])
 
 
@@ -202,6 +207,8 @@ def _count_values(parser: argparse.ArgumentParser, word: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, print its profile, and return its exit code or die of its signal."""
     options.check_output_files(arguments)
+    if arguments.via is not None:
+        return run_via(arguments)
     if exec_if_unselected(arguments):
         return 0
     _check_gpu(arguments)
@@ -243,6 +250,10 @@ def run(arguments: argparse.Namespace) -> int:
         except launcher.PreparationError as error:
             log(error.message)
             return exit_with_status(error.status) or (options.EXIT_UNMET if arguments.strict else 0)
+        if arguments.record_only:
+            for note in options.find_unmatched(targets, result.run_dir):
+                log(note)
+            return exit_with_status(result.status)
         strict = _conclude_run_in_worker(worker, result, arguments, targets, steps is not None)
     return exit_with_status(result.status) or strict
 
@@ -277,12 +288,9 @@ def _make_request(
     """
     controlled = _is_controlled(arguments)
     conditions = _resolve_conditions(arguments, steps=steps is not None, controlled=controlled)
-    own_command = [sys.argv[0]]
-    if Path(sys.argv[0]).name == "__main__.py":
-        own_command = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
     return launcher.RunRequest(
         target=target.parse_target(arguments.program),
-        argv=(*own_command, "run", *arguments.words),
+        argv=_get_own_command_line(arguments),
         collector=arguments.collector,
         directory=arguments.output,
         name=arguments.name,
@@ -297,6 +305,14 @@ def _make_request(
         gpu=arguments.gpu,
         settings=parse_nsys_options(arguments),
     )
+
+
+def _get_own_command_line(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the command line of this launcher, as the manifest has it."""
+    own_command = [sys.argv[0]]
+    if Path(sys.argv[0]).name == "__main__.py":
+        own_command = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    return (*own_command, "run", *arguments.words)
 
 
 def _make_environment(
@@ -555,7 +571,7 @@ def exit_with_status(status: int) -> int:
 
 
 def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --warmup-steps, --delay, --idle, --duration and --step-function."""
+    """Add --warmup-steps, --delay, --idle, --duration, --start-file and --step-function."""
     group = parser.add_argument_group("window start conditions (all must be met) and duration")
     group.add_argument(
         "--warmup-steps", dest="warmup_steps", metavar="N", help="skip the first N steps; --steps counts from there"
@@ -567,6 +583,9 @@ def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
         help="wait S seconds from the first range or step; start+S: from the start of the process",
     )
     group.add_argument("--idle", dest="idle_s", metavar="S", help="wait until no step has begun for S seconds")
+    group.add_argument(
+        "--start-file", dest="start_file", metavar="PATH", help="wait until this file exists as a step begins"
+    )
     group.add_argument(
         "--duration",
         dest="duration_s",
@@ -848,3 +867,61 @@ def split_words(text: str) -> list[str]:
     except ValueError as error:
         refused = Message("quoting_invalid", f"{text!r} can't be split as a shell does: {error}")
         raise argparse.ArgumentTypeError(refused) from None
+
+
+# ---- --via, for a program on another machine: the launcher there records, this one prints the profile
+
+
+def add_via_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--via",
+        metavar="PREFIX",
+        help="run the program on another machine, through a command such as 'ssh host' or 'docker exec -i C' "
+        "(traceable help remote)",
+    )
+    parser.add_argument("--via-python", metavar="PATH", help="the Python there (default: python3 of its PATH)")
+    # Given by launch/agent.py to the launcher there.
+    parser.add_argument("--record-only", action="store_true", help=argparse.SUPPRESS)
+
+
+def is_option_of_this_side(word: str) -> bool:
+    """Whether an option is for this launcher alone, and not for the one that --via starts."""
+    name = word.partition("=")[0]
+    if name.startswith("-o"):
+        return True
+    ours = {"--via", "--via-python", "--output", "--force", "--dry-run", "--strict"}
+    output = {"--quiet", "--raw", "--top", "--domain", "--match", "--sort", *(f"--{one}" for one in OUTPUTS)}
+    return name in ours | output
+
+
+def run_via(arguments: argparse.Namespace) -> int:
+    """Run the program on another machine, print its profile, and return its exit code or die of its signal.
+
+    Raises:
+        TraceableError: the prefix command fails, or the connection is lost.
+    """
+    from traceable.launch import via
+
+    request = via.ViaRequest(
+        prefix=via.parse_prefix(arguments.via),
+        python=arguments.via_python,
+        words=arguments.via_words,
+        flags=tuple(target.get_interpreter_flags()),
+        stem=arguments.name or target.parse_target(arguments.program).name,
+        argv=_get_own_command_line(arguments),
+        directory=arguments.output,
+        force=arguments.force,
+        quiet=arguments.quiet,
+    )
+    if arguments.dry_run:
+        print_command(shlex.join(request.command))
+        return 0
+    with Worker(prepare_worker) as worker:
+        options.remove_output_file(arguments)
+        ended = via.run_program(request, log, worker)
+        if ended.run is None:
+            return exit_with_status(ended.status) or (options.EXIT_UNMET if arguments.strict else 0)
+        has_steps = arguments.steps is not None
+        strict = _conclude_run_in_worker(worker, ended.run, arguments, (), has_steps)
+    return exit_with_status(ended.status) or strict

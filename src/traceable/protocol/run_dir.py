@@ -44,6 +44,8 @@ CLIENT_OF_KEY = "client_of"
 _MODE = 0o775
 """Mode of created directories, less the umask: in a world-writable one any user could place links."""
 
+_NAMES_MAX = 8
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _own_descriptors: dict[Path, int] = {}
@@ -256,6 +258,14 @@ def load_manifest(directory: Path) -> dict[str, Any]:
     Raises:
         TraceError: it has none, an invalid one, or that of a run with several sides.
     """
+    if not untrusted.exists(directory / MANIFEST) and (inside := _list_run_dirs(directory)):
+        names = ", ".join(entry.name for entry in inside[:_NAMES_MAX])
+        more = f" and {len(inside) - _NAMES_MAX} more" if len(inside) > _NAMES_MAX else ""
+        raise TraceError(
+            "directory_of_runs",
+            f"{directory} contains the runs {names}{more}",
+            f"give one of them, such as {inside[0]}",
+        )
     return untrusted.read_manifest(directory / MANIFEST)
 
 
@@ -351,21 +361,25 @@ def list_runs(directory: Path) -> tuple[Path, ...]:
 
 
 def _list_named_runs(directory: Path) -> list[Path]:
+    runs = []
+    for entry in _list_run_dirs(directory):
+        with contextlib.suppress(TraceError):
+            manifest = load_manifest(entry)
+            # An earlier run that --force renamed keeps its name in its manifest.
+            own, _, number = entry.name.rpartition(".")
+            is_renamed = number.isdigit() and own == Path(str(manifest.get("run_dir"))).name
+            if not is_renamed and not (manifest.get(RANK_KEY) or {}).get("grouped"):
+                runs.append(entry)
+    return runs
+
+
+def _list_run_dirs(directory: Path) -> list[Path]:
+    """Return the run directories in a directory, of any kind, by name."""
     try:
         entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
     except OSError:
         return []
-    runs = []
-    for entry in entries:
-        if untrusted.is_directory(entry) and untrusted.is_regular(entry / MANIFEST):
-            with contextlib.suppress(TraceError):
-                manifest = load_manifest(entry)
-                # An earlier run that --force renamed keeps its name in its manifest.
-                own, _, number = entry.name.rpartition(".")
-                is_renamed = number.isdigit() and own == Path(str(manifest.get("run_dir"))).name
-                if not is_renamed and not (manifest.get(RANK_KEY) or {}).get("grouped"):
-                    runs.append(entry)
-    return runs
+    return [entry for entry in entries if untrusted.is_directory(entry) and untrusted.is_regular(entry / MANIFEST)]
 
 
 def is_over(manifest: dict[str, Any], directory: Path) -> bool:

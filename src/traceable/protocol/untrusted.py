@@ -392,6 +392,7 @@ _CONDITIONS = {
     "warmup_steps": COUNT,
     **dict.fromkeys(("delay_s", "idle_s", "duration_s"), NUMBER),
     "delay_from_start": FLAG,
+    "start_file": PATH,
 }
 _COMPARED = {
     "steps!": COUNT,
@@ -510,6 +511,7 @@ PROCESS = {
         "counted_from": COUNT,
         "delay_waited_s": NUMBER,
         "longest_pause_s": NUMBER,
+        "has_start_file": FLAG,
         "first_range_wall_ns": COUNT,
     },
     "annotate": {

@@ -145,6 +145,7 @@ class Marks(Events):
     domain: Int32
     category: Int32
     thread: Int32
+    fields: Int32
 
 
 @dataclass(frozen=True)

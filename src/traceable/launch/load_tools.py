@@ -1,0 +1,302 @@
+"""Load generators: aiperf, and the builtin one of `launch/load_generator.py`. Their command lines and their results.
+
+Tested with aiperf 0.13.0. It can't connect to Unix sockets, and its warm-up can't be observed from outside: a window
+that must not open before the load is steady waits for steps of the server instead (docs/load.md).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+from traceable.errors import TraceError, UsageError
+from traceable.protocol.load_record import LoadRecord, find_load_file, read_load_file
+
+Tool: TypeAlias = Literal["aiperf", "builtin"]
+Endpoint: TypeAlias = Literal["completions", "chat"]
+Arrival: TypeAlias = Literal["poisson", "constant"]
+
+TOOLS: tuple[Tool, ...] = ("aiperf", "builtin")
+ENDPOINTS: tuple[Endpoint, ...] = ("completions", "chat")
+ARRIVALS: tuple[Arrival, ...] = ("poisson", "constant")
+
+AIPERF = "TRACEABLE_AIPERF"
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """A load on a server.
+
+    Attributes:
+        tool: the load generator.
+        url: `http://host:port` or `unix:PATH`, which aiperf does not support.
+        model: the name of the model; empty for the first that the server lists, which aiperf does not support.
+        isl, osl: the exact number of tokens of each prompt and of each response.
+        concurrency: how many requests are in flight; with a rate: at most. None for no limit.
+        rate: requests per second of an open loop, sent whether or not the server keeps up; None for a closed loop.
+        arrival: how the requests of a rate are spread in time.
+        requests: how many to send after those of the warm-up; None where `duration_s` is the end.
+        duration_s: for how long to send requests after the warm-up.
+        warmup_requests: how many to send first.
+        seed: of prompts and arrivals.
+        streaming: whether responses are streamed.
+        tokenizer: the folder of the tokenizer that prompts are made for; aiperf without one loads that of the model.
+        timeout_s: how long a request may take.
+    """
+
+    tool: Tool
+    url: str
+    model: str = ""
+    endpoint: Endpoint = "completions"
+    isl: int = 128
+    osl: int = 128
+    concurrency: int | None = None
+    rate: float | None = None
+    arrival: Arrival = "poisson"
+    requests: int | None = None
+    duration_s: float | None = None
+    warmup_requests: int = 0
+    seed: int = 0
+    streaming: bool = True
+    tokenizer: Path | None = None
+    timeout_s: float = 600.0
+
+
+class Quantiles(NamedTuple):
+    """Quantiles of a duration in ns, exact, with linear interpolation."""
+
+    p50_ns: float
+    p90_ns: float
+    p99_ns: float
+
+    @classmethod
+    def compute(cls, values: Iterable[float]) -> Quantiles | None:
+        """Return the quantiles of values; None without any."""
+        ordered = sorted(values)
+        if not ordered:
+            return None
+
+        def interpolate(share: float) -> float:
+            position = (len(ordered) - 1) * share
+            low = int(position)
+            high = min(low + 1, len(ordered) - 1)
+            return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+        return cls(interpolate(0.5), interpolate(0.9), interpolate(0.99))
+
+
+@dataclass(frozen=True)
+class LoadResults:
+    """The results of a load. Warm-up requests are in `records` alone, failed ones in `records` and `errors` alone.
+
+    Attributes:
+        records: all requests.
+        damaged_lines: lines of the file that are not valid records.
+        completed: how many requests succeeded.
+        errors: how many failed, by the kind of error.
+        duration_ns: from the first request's begin to the last one's end; None without any.
+        requests_per_s: completed requests per second of it.
+        output_tokens_per_s: tokens of their responses; None if the length of any is unknown.
+        input_tokens, output_tokens: the different lengths of prompts and responses, ascending.
+        ttft: time to first token; None without streaming.
+        itl: inter-token latency, one value for each response, as aiperf defines it: the time from its first to its last
+            token, divided by the number of its further tokens. None without streaming.
+        gap: time between two pieces of a response, one value for each; None where the tool does not record it.
+        latency: time from the begin to the end of a request.
+    """
+
+    records: tuple[LoadRecord, ...]
+    damaged_lines: int
+    completed: int
+    errors: dict[str, int]
+    duration_ns: int | None
+    requests_per_s: float | None
+    output_tokens_per_s: float | None
+    input_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+    ttft: Quantiles | None
+    itl: Quantiles | None
+    gap: Quantiles | None
+    latency: Quantiles | None
+
+    def format_lines(self) -> list[str]:
+        """Return the results as lines of text."""
+        rates = []
+        if self.duration_ns and self.requests_per_s is not None:
+            rates.append(f" in {self.duration_ns / 1e9:.3f} s, {self.requests_per_s:.2f} requests/s")
+        if self.output_tokens_per_s is not None:
+            rates.append(f", {self.output_tokens_per_s:.1f} output tokens/s")
+        lines = [f"{self.completed} requests completed{''.join(rates)}"]
+        for name, quantiles in (("TTFT", self.ttft), ("ITL", self.itl), ("gap", self.gap), ("latency", self.latency)):
+            if quantiles is not None:
+                p50, p90, p99 = (f"{value / 1e6:.3f}ms" for value in quantiles)
+                lines.append(f"{name} p50 {p50}, p90 {p90}, p99 {p99}")
+        if self.errors:
+            counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self.errors.items()))
+            lines.append(f"{sum(self.errors.values())} requests failed: {counts}")
+        return lines
+
+
+def make_load_command(request: LoadRequest, output: Path) -> tuple[str, ...]:
+    """Return the command line of the load generator.
+
+    Args:
+        request: the load.
+        output: the directory that it writes its records to.
+
+    Raises:
+        UsageError: the tool is not installed, or can't send such a load.
+    """
+    return _make_aiperf_command(request, output) if request.tool == "aiperf" else _make_builtin_command(request, output)
+
+
+def _make_builtin_command(request: LoadRequest, output: Path) -> tuple[str, ...]:
+    options: dict[str, object | None] = {
+        "--url": request.url,
+        "--endpoint": request.endpoint,
+        "--model": request.model or None,
+        "--isl": request.isl,
+        "--osl": request.osl,
+        "--concurrency": request.concurrency,
+        "--rate": request.rate,
+        "--arrival": request.arrival if request.rate is not None else None,
+        "--requests": request.requests,
+        "--duration": request.duration_s,
+        "--warmup-requests": request.warmup_requests,
+        "--seed": request.seed,
+        "--tokenizer": request.tokenizer,
+        "--timeout": request.timeout_s,
+        "--output": output,
+    }
+    return (
+        *(sys.executable, "-m", "traceable.launch.load_generator"),
+        *_format_options(options),
+        *(() if request.streaming else ("--no-streaming",)),
+    )
+
+
+def _format_options(options: dict[str, object | None]) -> list[str]:
+    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+
+
+def find_aiperf() -> str:
+    """Return the path of aiperf: of `TRACEABLE_AIPERF`, on PATH, else in `.venv/aiperf` of the working directory.
+
+    Raises:
+        UsageError: there is none.
+    """
+    named = os.environ.get(AIPERF)
+    path = shutil.which(named or "aiperf") or (None if named else shutil.which(".venv/aiperf/bin/aiperf"))
+    if path is None:
+        where = f"{AIPERF}={named} is not an executable file" if named else "aiperf is not installed"
+        raise UsageError(
+            "aiperf_missing",
+            where,
+            f"type `pip install aiperf` in an environment of its own and set {AIPERF} to its bin/aiperf, or use the "
+            "builtin load generator",
+        )
+    return str(Path(path).absolute())
+
+
+def _make_aiperf_command(request: LoadRequest, output: Path) -> tuple[str, ...]:
+    if request.url.startswith("unix:"):
+        raise UsageError(
+            "load_tool_without_sockets",
+            f"aiperf can't connect to a Unix socket ({request.url})",
+            "let the server listen on a port, or use the builtin load generator",
+        )
+    if not request.model:
+        raise UsageError("load_model_missing", "aiperf needs the name of the model", "give the model")
+    extra_inputs = ("ignore_eos:true", f"min_tokens:{request.osl}", "temperature:0")
+    options: dict[str, object | None] = {
+        "--model": request.model,
+        "--url": request.url,
+        "--endpoint-type": request.endpoint,
+        "--tokenizer": request.tokenizer,
+        "--synthetic-input-tokens-mean": request.isl,
+        "--synthetic-input-tokens-stddev": 0,
+        "--output-tokens-mean": request.osl,
+        "--output-tokens-stddev": 0,
+        "--concurrency": request.concurrency,
+        "--request-rate": request.rate,
+        "--arrival-pattern": request.arrival if request.rate is not None else None,
+        "--request-count": request.requests,
+        "--benchmark-duration": request.duration_s,
+        "--warmup-request-count": request.warmup_requests or None,
+        "--random-seed": request.seed,
+        "--request-timeout-seconds": request.timeout_s,
+        "--ui": "none",
+        "--artifact-dir": output,
+    }
+    # aiperf 0.13 takes the path of a folder for the name of a repository if one of these is set.
+    offline = [
+        name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if request.tokenizer and os.environ.get(name)
+    ]
+    return (
+        *(("env", *(word for name in offline for word in ("-u", name))) if offline else ()),
+        *(find_aiperf(), "profile"),
+        *_format_options(options),
+        *(word for extra in extra_inputs for word in ("--extra-inputs", extra)),
+        *(("--streaming",) if request.streaming else ()),
+    )
+
+
+def read_load_results(tool: Tool, output: Path) -> LoadResults:
+    """Read the records that a load generator wrote, and compute the results.
+
+    Args:
+        tool: the load generator.
+        output: the directory that its command line named.
+
+    Raises:
+        TraceError: it left no records, or they can't be read.
+    """
+    path = find_load_file(output)
+    if path is None:
+        raise TraceError("load_records_missing", f"{tool} left no records in {output}", "see its output for the reason")
+    content = read_load_file(path)
+    if not content.records:
+        raise TraceError("load_records_empty", f"{path} has no record of a request", "see the output of the load tool")
+    return summarize_records(content.records, content.damaged_lines)
+
+
+def summarize_records(records: Sequence[LoadRecord], damaged_lines: int = 0) -> LoadResults:
+    """Compute the results of a load from its records; warm-up requests and failed ones are left out."""
+    measured = [record for record in records if not record.warmup]
+    completed = [record for record in measured if record.error is None]
+    duration_ns = max(r.end_ns for r in completed) - min(r.start_ns for r in completed) if completed else None
+    output_tokens = [record.output_tokens for record in completed]
+    known_tokens = [count for count in output_tokens if count is not None]
+    pairs = [pair for record in completed for pair in itertools.pairwise(record.token_ns)]
+    return LoadResults(
+        records=tuple(records),
+        damaged_lines=damaged_lines,
+        completed=len(completed),
+        errors=dict(Counter(record.error for record in measured if record.error is not None)),
+        duration_ns=duration_ns,
+        requests_per_s=len(completed) / duration_ns * 1e9 if duration_ns else None,
+        output_tokens_per_s=(
+            sum(known_tokens) / duration_ns * 1e9 if duration_ns and len(known_tokens) == len(completed) else None
+        ),
+        input_tokens=tuple(sorted({r.input_tokens for r in completed if r.input_tokens is not None})),
+        output_tokens=tuple(sorted(set(known_tokens))),
+        ttft=Quantiles.compute(r.first_token_ns - r.start_ns for r in completed if r.first_token_ns is not None),
+        itl=Quantiles.compute(filter(None, map(_compute_itl_ns, completed))),
+        gap=Quantiles.compute(later - earlier for earlier, later in pairs),
+        latency=Quantiles.compute(record.end_ns - record.start_ns for record in completed),
+    )
+
+
+def _compute_itl_ns(record: LoadRecord) -> float | None:
+    """Return the inter-token latency of a response; None without streaming, or with fewer than two tokens."""
+    if record.first_token_ns is None or record.output_tokens is None or record.output_tokens < 2:
+        return None
+    last_ns = record.token_ns[-1] if len(record.token_ns) > 1 else record.end_ns
+    return (last_ns - record.first_token_ns) / (record.output_tokens - 1)

@@ -1,0 +1,284 @@
+"""The records of a load generator: one for each request that it sent, in `load.jsonl`.
+
+The first line names the schema, each further one is a request, written when it ended: a generator that is killed leaves
+the requests before. aiperf's `profile_export.jsonl` is read into the same records. Times are of the wall clock, which
+joins them with a recording. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from traceable.errors import TraceError
+from traceable.protocol import untrusted
+from traceable.protocol.untrusted import COUNT, FLAG, NUMBER, TEXT
+
+SCHEMA = "traceable.load/1"
+FILE_NAME = "load.jsonl"
+"""The file of the builtin generator, in its output directory."""
+
+AIPERF_FILE_NAME = "profile_export.jsonl"
+"""The file of aiperf, in its artifact directory."""
+
+_FILE_BYTES = 1 << 30
+_LINE_BYTES = 16 << 20
+"""A record has about 20 bytes for each token of the response."""
+
+
+class LoadRecord(NamedTuple):
+    """One request of a load generator. Times are ns of the wall clock since 1970.
+
+    Attributes:
+        request_id: the id that the request carried in its header `x-request-id`.
+        start_ns: when it was sent.
+        first_token_ns: when the first token of a streamed response arrived; None without one.
+        end_ns: when the response was complete, or the request failed.
+        input_tokens: the length of the prompt, as the server counted it; None where it did not report it. Where aiperf
+            got no count from the server it is its own.
+        output_tokens: the length of the response, likewise.
+        token_ns: when each piece of a streamed response arrived, ascending. Most servers send each token as a piece,
+            and some several at once.
+        error: why it failed, as a stable name (`http_503`, `timed_out`); None if it did not.
+        warmup: it was sent before the load counted as steady.
+    """
+
+    request_id: str
+    start_ns: int
+    first_token_ns: int | None
+    end_ns: int
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    token_ns: tuple[int, ...] = ()
+    error: str | None = None
+    warmup: bool = False
+
+
+class LoadFile(NamedTuple):
+    """The content of a file of records.
+
+    Attributes:
+        records: in the order of the file.
+        damaged_lines: how many lines are not a valid record: the generator died while it wrote, or the disk was full.
+    """
+
+    records: tuple[LoadRecord, ...]
+    damaged_lines: int
+
+
+class LoadRecordWriter:
+    """Writes the records to a new file, each as soon as it is known.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: the file exists, or can't be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file: TextIO = path.open("x", encoding="ascii", buffering=1)
+        self._file.write(json.dumps({"schema": SCHEMA}) + "\n")
+
+    def write(self, record: LoadRecord) -> None:
+        """Append a record.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        self._file.write(json.dumps(record._asdict(), separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def find_load_file(directory: Path) -> Path | None:
+    """Return the file of records in a directory, or in one of its subdirectories, at most two levels below.
+
+    A run directory has it where its client's output directory is. None without one; the first by level and name.
+    """
+    for pattern in ("", "*/", "*/*/"):
+        for name in (FILE_NAME, AIPERF_FILE_NAME):
+            for path in sorted(directory.glob(pattern + name)):
+                if untrusted.is_regular(path):
+                    return path
+    return None
+
+
+def read_load_file(path: Path) -> LoadFile:
+    """Read the records of the builtin generator or of aiperf, whichever wrote the file.
+
+    Raises:
+        TraceError: it can't be read, or is neither.
+    """
+    parse = _parse_aiperf_record if path.name == AIPERF_FILE_NAME else _parse_record
+    try:
+        lines = _iterate_lines(path)
+        if parse is _parse_record:
+            _check_schema(path, next(lines, b""))
+        return _parse_lines(lines, parse)
+    except OSError as error:
+        raise TraceError(
+            "load_records_unreadable",
+            f"can't read {path}: {error.strerror}",
+            "give the output directory of the load generator",
+        ) from None
+
+
+def _iterate_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file up to the limit of its size; one that is too long ends it.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    left = untrusted.scale_limit(_FILE_BYTES)
+    with untrusted.open_regular(path) as file:
+        while line := file.readline(min(left, _LINE_BYTES)):
+            yield line
+            left -= len(line)
+            if left <= 0:
+                limit = f"it is larger than {untrusted.scale_limit(_FILE_BYTES)} bytes"
+                raise untrusted.RejectedFileError(errno.EFBIG, limit, str(path))
+
+
+def _check_schema(path: Path, line: bytes) -> None:
+    try:
+        content = untrusted.validate_shape(untrusted.parse_json(line), {"schema!": TEXT})
+    except ValueError:
+        content = {}
+    if content.get("schema") != SCHEMA:
+        raise TraceError(
+            "not_load_records", f"{path} does not begin with the schema {SCHEMA}", "give the file of a load generator"
+        )
+
+
+def _parse_lines(lines: Iterator[bytes], parse: Callable[[Any], LoadRecord]) -> LoadFile:
+    records, damaged = [], 0
+    for line in lines:
+        try:
+            records.append(parse(untrusted.parse_json(line)))
+        except ValueError:  # noqa: PERF203 - a damaged line must not hide the others
+            damaged += 1
+    return LoadFile(tuple(records), damaged)
+
+
+_RECORD = {
+    "request_id!": TEXT,
+    "start_ns!": COUNT,
+    "first_token_ns?": COUNT,
+    "end_ns!": COUNT,
+    "input_tokens?": COUNT,
+    "output_tokens?": COUNT,
+    "error?": TEXT,
+    "warmup!": FLAG,
+}
+
+
+def _parse_record(value: Any) -> LoadRecord:
+    """Return the record of a line of `load.jsonl`.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    content = untrusted.validate_shape(value, _RECORD)
+    tokens = content.get("token_ns")
+    # Not a member of the shape: one check of a list is ten times as fast as a thousand of its members.
+    if not isinstance(tokens, list) or not set(map(type, tokens)) <= {int}:
+        raise ValueError("`token_ns` is not a list of whole numbers")
+    return _check_order(
+        LoadRecord(**{**{name: content[name] for name in LoadRecord._fields}, "token_ns": tuple(tokens)})
+    )
+
+
+def _check_order(record: LoadRecord) -> LoadRecord:
+    """Return a record whose times are in order.
+
+    Raises:
+        ValueError: they are not.
+    """
+    first = () if record.first_token_ns is None else (record.first_token_ns,)
+    for times in ((record.start_ns, *first, record.end_ns), (record.start_ns, *record.token_ns, record.end_ns)):
+        if any(later < earlier for earlier, later in itertools.pairwise(times)):
+            raise ValueError("its times are not in order")
+    return record
+
+
+_AIPERF = {
+    "metadata!": {
+        "x_request_id!": TEXT,
+        "benchmark_phase!": TEXT,
+        "request_start_ns!": COUNT,
+        "request_end_ns!": COUNT,
+        "was_cancelled": FLAG,
+    },
+    "metrics": {
+        "time_to_first_token": {"value": NUMBER},
+        "inter_chunk_latency": {"value": [NUMBER]},
+        "usage_prompt_tokens": {"value": COUNT},
+        "usage_completion_tokens": {"value": COUNT},
+        "input_sequence_length": {"value": COUNT},
+        "output_sequence_length": {"value": COUNT},
+    },
+    "error": {"code": COUNT, "type": TEXT},
+}
+"""A line of aiperf's export, as far as it is read. Metrics are in milliseconds."""
+
+_AIPERF_ERRORS = {
+    "ClientConnectorError": "connection_failed",
+    "ClientPayloadError": "connection_lost",
+    "ServerDisconnectedError": "connection_lost",
+    "ClientOSError": "connection_lost",
+    "TimeoutError": "timed_out",
+    "RequestCancellationError": "canceled",
+}
+"""The errors of `launch/load_generator.py` by the names that aiperf gives to them."""
+
+
+def _parse_aiperf_record(value: Any) -> LoadRecord:
+    """Return the record of a line of aiperf's export.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    content = untrusted.validate_shape(value, _AIPERF)
+    metadata, metrics = content["metadata"], content.get("metrics") or {}
+    start_ns, end_ns = metadata["request_start_ns"], metadata["request_end_ns"]
+
+    def get_metric(*names: str) -> Any:
+        values = ((metrics.get(name) or {}).get("value") for name in names)
+        return next((value for value in values if value is not None), None)
+
+    token_ns: tuple[int, ...] = ()
+    ttft_ms = get_metric("time_to_first_token")
+    if ttft_ms is not None:
+        gaps_ms = get_metric("inter_chunk_latency") or []
+        times_ms = itertools.accumulate((ttft_ms, *gaps_ms))
+        # What aiperf adds up may end a few nanoseconds after the end that it records.
+        token_ns = tuple(min(start_ns + round(time_ms * 1e6), end_ns) for time_ms in times_ms)
+    return _check_order(
+        LoadRecord(
+            request_id=metadata["x_request_id"],
+            start_ns=start_ns,
+            first_token_ns=token_ns[0] if token_ns else None,
+            end_ns=end_ns,
+            input_tokens=get_metric("usage_prompt_tokens", "input_sequence_length"),
+            output_tokens=get_metric("usage_completion_tokens", "output_sequence_length"),
+            token_ns=token_ns,
+            error=_name_aiperf_error(content.get("error"), is_canceled=bool(metadata.get("was_cancelled"))),
+            warmup=metadata["benchmark_phase"] == "warmup",
+        )
+    )
+
+
+def _name_aiperf_error(error: Any, *, is_canceled: bool) -> str | None:
+    if error is None:
+        return "canceled" if is_canceled else None
+    if error.get("code") is not None:
+        return f"http_{error['code']}"
+    kind = error.get("type") or "error"
+    return _AIPERF_ERRORS.get(kind, f"aiperf_{kind}")

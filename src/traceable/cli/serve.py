@@ -96,6 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{side}-collector", metavar="NAME", choices=names, help=f"another collector for the {side}"
         )
+    parser.add_argument(
+        "--via",
+        metavar="PREFIX",
+        help="run both sides elsewhere, through a command such as 'ssh host' (traceable help run)",
+    )
+    for side in (SERVER, CLIENT):
+        parser.add_argument(f"--{side}-via", metavar="PREFIX", help=f"run the {side} elsewhere")
     for side in (SERVER, CLIENT):
         parser.add_argument(
             f"--{side}-options",
@@ -150,6 +157,9 @@ def _make_request(arguments: argparse.Namespace) -> ServeRequest:
     for side in (SERVER, CLIENT):
         further = getattr(arguments, f"{side}_options")
         _check_run_options(further, f"--{side}-options")
+        prefix = getattr(arguments, f"{side}_via") or arguments.via
+        if prefix is not None:
+            further = ("--via", prefix, *further)
         sides[side] = SideRequest(
             side,
             getattr(arguments, side),

@@ -243,12 +243,12 @@ def _print_profile(directory: Path, arguments: argparse.Namespace) -> None:
             if not arguments.quiet or (capture is not None and not capture.ok):
                 profile.report_capture(capture, log)
             profile.report_losses(complete, log)
+        if not arguments.quiet:
+            log(f"next: python -m traceable report {path} --view requests")
     except TraceableError as error:
         log(error.message)
     except BrokenPipeError:
         sys.stdout = None
-    if not arguments.quiet:
-        log(f"next: python -m traceable report {path} --view requests")
 
 
 def _get_exit_code(result: ServeResult) -> int:

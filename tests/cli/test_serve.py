@@ -92,13 +92,13 @@ def find_marked(mark: str) -> list[psutil.Process]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `traceable serve` on a socket in `tmp_path`; at the end of the test no process of it may be left."""
+    """Start `traceable serve` in `tmp_path`, on a socket there; at the end of the test no process of it may be left."""
     mark = uuid.uuid4().hex
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*words: str, collector: str = "none") -> subprocess.Popen[str]:
-        own = ["--uds", "a.sock", "-o", "out", "--collector", collector]
+    def begin(*words: str, collector: str = "none", uds: bool = True) -> subprocess.Popen[str]:
+        own = [*(["--uds", "a.sock"] if uds else []), "-o", "out", "--collector", collector]
         process = subprocess.Popen(
             [sys.executable, "-m", "traceable", "serve", *own, *words],
             cwd=tmp_path,
@@ -125,7 +125,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def serve(start: Start) -> Serve:
     """Run `traceable serve` to its end."""
 
-    def run(*words: str, **options: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         process = start(*words, **options)
         out, err = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -246,6 +246,69 @@ def list_request_ids(directory: Path) -> list[str]:
     """The ids of the ranges of one side, of each as often as it has one."""
     rows = traceable.load(directory).ranges(by="field:request_id").rows()
     return [row["value"] for row in rows if row["value"] is not None and row["name"] == "request"]
+
+
+TRTLLM_SERVE = """#!{python}
+import http.server, sys, traceable
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        for step in range(30):
+            sizes = "2 ctx reqs, 0 gen reqs" if step % 10 == 0 else "0 ctx reqs, 2 gen reqs"
+            with traceable.annotate(f"[Executor] _forward_step {{step}}: {{sizes}}"):
+                pass
+        self.do_GET()
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+POST = "import sys, urllib.request as r; r.urlopen(r.Request(sys.argv[1], b'{}', method='POST')).read()"
+
+
+def test_steps_of_a_server_that_a_preset_knows_have_their_phase_as_a_field(tmp_path: Path, serve: Serve) -> None:
+    program = tmp_path / "trtllm-serve"
+    program.write_text(TRTLLM_SERVE.format(python=sys.executable))
+    program.chmod(0o755)
+    client = python(POST, "http://127.0.0.1:{port}/v1/completions")
+    done = serve("--server", f"{program} model --port {{port}}", "--client", client, collector="recorder", uds=False)
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "out" / "run.json")["serve"]["preset"] == "tensorrt-llm"
+    rows = traceable.load(tmp_path / "out").ranges(by="field:phase").rows()
+    phases = {row["value"]: row["count"] for row in rows if row["name"] == "[Executor] _forward_step"}
+    assert phases == {"prefill": 3, "decode": 27}
+
+
+def test_uvicorn_is_awaited_and_stopped_in_an_orderly_way(tmp_path: Path, serve: Serve) -> None:
+    pytest.importorskip("uvicorn")
+    (tmp_path / "app.py").write_text(
+        "import traceable\n"
+        "async def app(scope, receive, send):\n"
+        "    if scope['type'] == 'lifespan':\n"
+        "        await receive(); await send({'type': 'lifespan.startup.complete'})\n"
+        "        await receive(); print('shut down'); await send({'type': 'lifespan.shutdown.complete'}); return\n"
+        "    await send({'type': 'http.response.start', 'status': 200, 'headers': []})\n"
+        "    await send({'type': 'http.response.body', 'body': b''})\n"
+    )
+    server = shlex.join([sys.executable, "-m", "uvicorn", "app:app", "--port", "{port}"])
+    done = serve("--server", server, "--client", python(POST, "http://127.0.0.1:{port}/"), uds=False)
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "out" / "run.json")["serve"]["preset"] == "uvicorn"
+    assert "server: shut down\n" in done.stderr
+    assert messages(done.stderr) == []
+
+
+def test_a_side_may_run_elsewhere(tmp_path: Path, serve: Serve) -> None:
+    # Words that run `sh` in a changed environment stand for ssh.
+    elsewhere = ("--client-via", "env --chdir=/ ELSEWHERE=1", "--client-options", f"--via-python {sys.executable}")
+    check = "import os; assert os.environ['ELSEWHERE'] == '1'; assert os.getcwd() == '/'"
+    client = python(CLIENT.format(check), str(tmp_path / "a.sock"))
+    done = serve("--server", ANNOTATED[1], "--client", client, *elsewhere, collector="recorder")
+    assert done.returncode == 0, done.stderr
+    assert get_counts(tmp_path / "out") == {"call": 3, "forward": 3, "step": 3}
 
 
 # ---- the client

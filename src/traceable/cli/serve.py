@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     options.remove_output_file(arguments)
     result = run_sides(request, log)
-    _report_result(result, arguments)
+    _report_result(request, result)
     with Worker(run_command.prepare_worker) as worker:
         _show_profile(worker, result, arguments)
     return _get_exit_code(result)
@@ -200,12 +200,13 @@ def _check_run_options(words: Sequence[str], option: str) -> None:
     parser.parse_args(ours)
 
 
-def _report_result(result: ServeResult, arguments: argparse.Namespace) -> None:
-    """Print how both sides ended."""
+def _report_result(request: ServeRequest, result: ServeResult) -> None:
+    """Print how both sides ended; a server may end by the signal that stops it."""
     for side in (result.client, result.server):
-        if side.exit_code != 0:
+        is_stopped = side.name == SERVER and side.signal == request.preset.stop_signal
+        if side.exit_code != 0 and not is_stopped:
             log(Message("side_failed", f"the {side.name} {side.ended}"))
-        elif not arguments.quiet:
+        elif not request.quiet:
             log(f"the {side.name} {side.ended}")
 
 

@@ -17,7 +17,7 @@ from traceable.errors import UsageError
 _PAGES = Path(__file__).parents[1] / "docs"
 
 SECTIONS = {
-    "Start": ("install", "annotation", "run", "windows"),
+    "Start": ("install", "annotation", "run", "windows", "serve"),
     "How-to": (
         *("annotate-from-outside", "torch", "pauses"),
         *("nsys", "torch-collector", "recorder-gpu", "ranks", "sides"),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from traceable.errors import TraceError, UsageError
+from traceable.protocol import environment
 from traceable.protocol.load_record import LoadRecord, find_load_file, read_load_file
 
 Tool: TypeAlias = Literal["aiperf", "builtin"]
@@ -26,8 +27,6 @@ Arrival: TypeAlias = Literal["poisson", "constant"]
 TOOLS: tuple[Tool, ...] = ("aiperf", "builtin")
 ENDPOINTS: tuple[Endpoint, ...] = ("completions", "chat")
 ARRIVALS: tuple[Arrival, ...] = ("poisson", "constant")
-
-AIPERF = "TRACEABLE_AIPERF"
 
 
 @dataclass(frozen=True)
@@ -192,16 +191,14 @@ def find_aiperf() -> str:
     Raises:
         UsageError: there is none.
     """
-    named = os.environ.get(AIPERF)
-    path = shutil.which(named or "aiperf") or (None if named else shutil.which(".venv/aiperf/bin/aiperf"))
+    configured = os.environ.get(environment.AIPERF)
+    path = shutil.which(configured) if configured else shutil.which("aiperf") or shutil.which(".venv/aiperf/bin/aiperf")
+    if path is None and configured:
+        problem = f"{environment.AIPERF}={configured} is not an executable file"
+        raise UsageError("aiperf_not_executable", problem, "set it to the path of aiperf, or unset it")
     if path is None:
-        where = f"{AIPERF}={named} is not an executable file" if named else "aiperf is not installed"
-        raise UsageError(
-            "aiperf_missing",
-            where,
-            f"type `pip install aiperf` in an environment of its own and set {AIPERF} to its bin/aiperf, or use the "
-            "builtin load generator",
-        )
+        remedy = f"install it in an environment of its own and set {environment.AIPERF}, or use the builtin generator"
+        raise UsageError("aiperf_missing", "aiperf is not installed", remedy)
     return str(Path(path).absolute())
 
 

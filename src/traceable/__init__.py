@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from traceable.annotation.pauses import record_gc, record_loop_pauses
     from traceable.annotation.torch.copies import instrument_copies
     from traceable.annotation.torch.modules import instrument
+    from traceable.capture.requests import request
     from traceable.capture.steps import step, step_boundary, steps, window
     from traceable.capture.triggers import capture_when
     from traceable.recording import Recording, load
@@ -55,6 +56,7 @@ __all__ = [
     "push_range",
     "record_gc",
     "record_loop_pauses",
+    "request",
     "start_range",
     "step",
     "step_boundary",
@@ -71,6 +73,7 @@ _LATER = {
     "load": "traceable.recording",
     "record_gc": "traceable.annotation.pauses",
     "record_loop_pauses": "traceable.annotation.pauses",
+    "request": "traceable.capture.requests",
     "step": "traceable.capture.steps",
     "step_boundary": "traceable.capture.steps",
     "steps": "traceable.capture.steps",

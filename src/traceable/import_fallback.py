@@ -53,6 +53,16 @@ class NoOpHandle(Handle):
         return
 
 
+class NoOpRequest(NoOpHandle):
+    """The result of `request`: it keeps the id that it was given."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, request_id: object = None, /, **_fields: object) -> None:
+        super().__init__()
+        self.id = "" if request_id is None else str(request_id)
+
+
 def _make_no_op_handle(*_arguments: object, **_named: object) -> NoOpHandle:
     return NoOpHandle()
 
@@ -79,4 +89,7 @@ def record_failure(name: str, error: BaseException) -> None:
 
 def make_fallback(name: str) -> Any:
     """Return a function that accepts the arguments of the one of this name. That of `steps` returns the iterable."""
-    return _return_iterable if name == "steps" else _make_no_op_handle
+    return _FALLBACKS.get(name, _make_no_op_handle)
+
+
+_FALLBACKS: dict[str, Any] = {"steps": _return_iterable, "request": NoOpRequest}

@@ -27,7 +27,9 @@ from traceable.trace.model import Trace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.clocks import SideClock
     from traceable.analysis.expectations import ExpectationResult
+    from traceable.protocol.run_dir import Side
 
 ProgressCallback = Callable[[str], None]
 """Receives the current activity as a phrase: `reading x.sqlite`."""
@@ -54,13 +56,14 @@ def load(
     raw_names: bool = False,
     expand: str | Sequence[str] = (),
     name_rules: str | Path | None = None,
+    clock_offsets: Mapping[str, int] | None = None,
 ) -> Recording:
     """Read a recording.
 
     Args:
         path: a run directory, a `.nsys-rep` (which needs nsys), an nsys `.sqlite` file, or a Kineto trace of
             torch.profiler (`.json`, `.json.gz`, or a directory of several), or a directory with the runs of several
-            ranks (docs/ranks.md). It is only read.
+            ranks (docs/ranks.md) or sides (docs/sides.md). It is only read.
         progress: called with the current activity; None for none.
         run_directory: the run of the recording, whose manifest has the requested steps; by default `path` if it is one.
             If that run has a report for each window, all of them are read, as one.
@@ -69,12 +72,15 @@ def load(
         raw_names: leave the names of ranges as recorded, instead of normalizing them (docs/names.md).
         expand: folded names (`layers.*`), or globs over them, whose ranges are not folded.
         name_rules: a TOML file of rules for names, applied before traceable's own.
+        clock_offsets: by the name of a side, what to add to its wall clock to get that of the first side, in ns. The
+            offsets of the others are told from the host and from requests.
 
     Raises:
-        TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces.
+        TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces,
+            or sides whose clocks can't be aligned.
         CollectorError: nsys is missing or can't read the `.nsys-rep`.
         TraceableError: `name_rules` can't be read, or contains anything but rules.
-        UsageError: `expand` or `name_rules` together with `raw_names`.
+        UsageError: `expand` or `name_rules` together with `raw_names`, or an offset of a side that does not exist.
         MissingDataError: no folded name matches one of `expand`.
     """
     if raw_names and (expand or name_rules):
@@ -84,7 +90,7 @@ def load(
             "leave raw_names out",
         )
     rules = None if raw_names else load_name_rules(None if name_rules is None else Path(name_rules))
-    recording = _load_raw(path, progress, run_directory, allow_unrelated)
+    recording = _load_raw(path, progress, run_directory, allow_unrelated, clock_offsets or {})
     if rules is not None:
         normalize_names([recording], rules, [expand] if isinstance(expand, str) else expand)
     return recording
@@ -108,7 +114,11 @@ def normalize_names(recordings: Sequence[Recording], rules: NameRules, expand: S
 
 
 def _load_raw(
-    path: str | Path, progress: ProgressCallback | None, run_directory: Path | None, allow_unrelated: bool
+    path: str | Path,
+    progress: ProgressCallback | None,
+    run_directory: Path | None,
+    allow_unrelated: bool,
+    clock_offsets: Mapping[str, int],
 ) -> Recording:
     from traceable.launch import flight
     from traceable.report_files import find_manifest, open_report
@@ -123,9 +133,15 @@ def _load_raw(
     if path.is_dir():
         # This import takes longer than reading a small file.
         from traceable.launch import ranks
+        from traceable.protocol.run_dir import list_sides
 
         if runs := ranks.list_rank_runs(path):
             return _load_ranks(path, runs, progress)
+        if sides := list_sides(path):
+            return _load_sides(path, sides, progress, clock_offsets)
+    if clock_offsets:
+        problem = f"{path} is not a run with several sides: it has one clock"
+        raise UsageError("clock_offset_without_sides", problem, "leave --clock-offset out")
     with open_report(path) as database:
         manifest = find_manifest(directory)
         files = [database]
@@ -226,6 +242,20 @@ def _load_ranks(directory: Path, parts: Sequence[Path], progress: ProgressCallba
     return recording
 
 
+def _load_sides(
+    directory: Path, sides: Sequence[Side], progress: ProgressCallback | None, clock_offsets: Mapping[str, int]
+) -> Recording:
+    """Return the recordings of all sides of a run as one, with raw names. Arguments and errors as of `load_sides`."""
+    from traceable.side_runs import load_sides
+
+    joined = load_sides(directory, sides, partial(load, progress=progress, raw_names=True), clock_offsets)
+    recording = Recording(joined.trace, progress)
+    recording.sides = joined.clocks
+    recording.windows, recording.completeness = joined.windows, joined.completeness
+    recording.command = joined.command
+    return recording
+
+
 def _check_hosts(directory: Path, traces: Sequence[tuple[str, Trace]]) -> None:
     if len({host for host, _ in traces}) < 2:
         return
@@ -273,6 +303,7 @@ class Recording:
         overhead: the measured overhead of recording, as in `report.json`; None if it was not measured.
         completeness: whether it contains all that the processes emitted (docs/report.md); for a part, of the whole.
         command: the command line of the run, without secrets; None for a recording without a run.
+        sides: the sides that the recording is of, with their clocks; empty for any other.
     """
 
     def __init__(self, trace: Trace, progress: ProgressCallback | None = None, names: RangeNames | None = None) -> None:
@@ -284,6 +315,7 @@ class Recording:
         self.overhead: dict[str, Any] | None = None
         self.completeness = Completeness()
         self.command: tuple[str, ...] | None = None
+        self.sides: tuple[SideClock, ...] = ()
         self._report = progress or _ignore_progress
         self._cache: dict[tuple[str, str], Table] = {}
         self._containing: tuple[Recording, ...] = ()
@@ -470,8 +502,9 @@ class Recording:
         steady: bool = False,
         step_range: str | None = None,
         step_kernel: str | None = None,
+        side: str | Sequence[str] | None = None,
     ) -> Recording:
-        """Return the part of the recording of these processes, ranks and GPUs in this time.
+        """Return the part of the recording of these sides, processes, ranks and GPUs in this time.
 
         Args:
             process: pids, or globs over names of processes (`python*`); None for all.
@@ -481,11 +514,12 @@ class Recording:
                 an edge count with the part inside (docs/report.md).
             steady: of that part, only the steps after the warm-up.
             step_range, step_kernel: the definition of a step, as for `steps`.
+            side: names of sides (docs/sides.md), or globs over them; None for all.
 
         Raises:
             UsageError: `ranks` is not a list of ranks.
-            MissingDataError: one of the processes or GPUs is not in the recording, none of the ranks is, all of it lies
-                outside the time, or it has no steps.
+            MissingDataError: one of the sides, processes or GPUs is not in the recording, none of the ranks is, all of
+                it lies outside the time, or it has no steps.
         """
         from traceable.analysis.select import select_part
         from traceable.launch.ranks import check_ranks_option
@@ -494,10 +528,15 @@ class Recording:
         processes = None if process is None else [str(one) for one in _as_list(process)]
         is_selected = None if ranks is None else partial(has_rank, check_ranks_option(ranks))
         devices = None if device is None else _as_list(device)
+        sides = None if side is None else _as_list(side)
         part = self._make_part(
-            select_part(self.trace, processes=processes, ranks=is_selected, devices=devices, time_ns=time_ns)
+            select_part(
+                self.trace, processes=processes, ranks=is_selected, devices=devices, time_ns=time_ns, sides=sides
+            )
         )
-        part.selection = _merge_selection(self.selection, processes, ranks, devices, time_ns or (None, None), None)
+        part.selection = _merge_selection(
+            self.selection, processes, ranks, devices, time_ns or (None, None), None, sides
+        )
         return part._select_steady(step_range, step_kernel) if steady else part
 
     def _make_part(self, trace: Trace) -> Recording:
@@ -606,7 +645,7 @@ class Recording:
         """Return a recording of the same run."""
         other = Recording(trace, self._report, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
-        other.completeness, other.command = self.completeness, self.command
+        other.completeness, other.command, other.sides = self.completeness, self.command, self.sides
         return other
 
     @cached_property
@@ -639,14 +678,16 @@ def _merge_selection(
     devices: list[int] | None,
     time_ns: tuple[int | None, int | None],
     steady: list[dict[str, Any]] | None,
+    sides: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the selection of a part of a selection; the last processes, ranks and GPUs override earlier ones."""
-    old = before or dict.fromkeys(("processes", "ranks", "devices", "start_ns", "end_ns", "steady"))
+    """Return the selection of a part of a selection; the last sides, processes, ... override earlier ones."""
+    old = before or dict.fromkeys(("sides", "processes", "ranks", "devices", "start_ns", "end_ns", "steady"))
     starts, ends = (
         [time for time in (old[key], requested) if time is not None]
         for key, requested in zip(("start_ns", "end_ns"), time_ns, strict=True)
     )
     return {
+        "sides": old["sides"] if sides is None else sides,
         "processes": old["processes"] if processes is None else processes,
         "ranks": old["ranks"] if ranks is None else ranks,
         "devices": old["devices"] if devices is None else devices,

@@ -106,7 +106,8 @@ def finalize_run(directory: Path, into: Path | None = None) -> Path:
 def find_manifest(path: Path) -> dict[str, Any] | None:
     """Return the manifest of `path` where it is a run directory, or None for a file or a directory of traces.
 
-    For a directory of ranks it is the manifest of the first one; for a flight recorder's dump that of its run.
+    For a directory of ranks it is the manifest of the first one; for a flight recorder's dump that of its run. A
+    directory of sides has none of its own.
     """
     if run := flight.find_run_of_dump(path):
         return run_dir.load_manifest(run)

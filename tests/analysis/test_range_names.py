@@ -88,6 +88,25 @@ def counts(one: Recording, **options: Any) -> dict[str, int]:
         ("conv 0x1F of fp16", "conv 0x1F of fp16", {}),
         ("step 47", "step 47", {}),
         ("", "", {}),
+        (
+            "[Executor] _forward_step 47: 0 ctx reqs, 32 gen reqs",
+            "[Executor] _forward_step",
+            {"step": 47, "ctx_reqs": 0, "gen_reqs": 32, "phase": "decode"},
+        ),
+        (
+            "[Executor] _forward_step 48: 3 ctx reqs, 700 ctx tokens, 0 gen reqs",
+            "[Executor] _forward_step",
+            {"step": 48, "ctx_reqs": 3, "ctx_tokens": 700, "gen_reqs": 0, "phase": "prefill"},
+        ),
+        ("executeStep: 1 ctx reqs, 5 gen reqs", "executeStep", {"ctx_reqs": 1, "gen_reqs": 5, "phase": "mixed"}),
+        ("_forward_step: 0 ctx reqs, 0 gen reqs", "_forward_step", {"ctx_reqs": 0, "gen_reqs": 0}),
+        (
+            "execute_context_2(512)_generation_30(30)",
+            "execute",
+            {"ctx_reqs": 2, "ctx_tokens": 512, "gen_reqs": 30, "gen_tokens": 30, "phase": "mixed"},
+        ),
+        ("step[DECODE bs=16]", "step[*]", {"batch": 16, "phase": "decode"}),
+        ("step[EXTEND bs=1 toks=107]", "step[*]", {"batch": 1, "tokens": 107, "phase": "prefill"}),
     ],
 )
 def test_what_machines_put_into_a_name_is_taken_out_and_is_a_field(
@@ -359,6 +378,7 @@ def test_rules_of_a_user_apply_first_and_may_fold_sooner(written: Written) -> No
         ("[[rule]]\nname = 'x'", r"rule 1: .*\[name_rule_malformed\]"),
         ("[[rule]]\nname = 'x'\npattern = 'y'\nfield = 'z'", r"rule 1: .*\[name_rule_malformed\]"),
         ("[[rule]]\nname = 'x'\npattern = 7", r"rule 1: .*\[name_rule_values_invalid\]"),
+        ("[[rule]]\nname = 'x'\npattern = 'y'\nfields = { z = 1 }", r"rule 1: .*\[name_rule_values_invalid\]"),
         ("[[rule]]\nname = 'x'\npattern = '('", r"rule 1 \(x\): '\(': .*\[regex_invalid\]"),
         ("[[rule", r"rules.toml: .*\[toml_invalid\]"),
     ],

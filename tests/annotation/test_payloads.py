@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from traceable.annotation.arguments import normalize_payload
-from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, PAYLOAD_DOMAIN, is_identity
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, ANNOUNCES, GENERATOR_DOMAIN, NO_FIELDS, PAYLOAD_DOMAIN, is_identity
 
 from .conftest import Event, Listen, NvtxLog
 
@@ -140,3 +140,52 @@ def test_a_field_that_can_not_be_carried_is_refused_by_its_name(api: Any, payloa
     for make in (api.annotate, api.mark):
         with pytest.raises(error, match=words):
             make("x", payload=payload)
+
+
+STEPS = """
+import asyncio, traceable
+for item in traceable.steps([1, 2], payload=lambda item: {"batch": item, "requests": ["a", "b"]}): pass
+with traceable.step(payload={"batch": 3}): pass
+with traceable.step(): pass
+with traceable.step(payload=7): pass
+with traceable.step(payload={}): pass
+async def work():
+    async with traceable.annotate("block"):
+        async with traceable.step(payload={"batch": 8}): await asyncio.sleep(0)
+        with traceable.step(payload={"batch": 9}): pass
+        with traceable.step(): pass
+asyncio.run(work())
+traceable.step_boundary(payload={"batch": 10})
+"""
+
+STEP_FIELDS = {
+    0: {"batch": 1, "requests": ["a", "b"]},
+    1: {"batch": 2, "requests": ["a", "b"]},
+    2: {"batch": 3},
+    6: {"batch": 8},
+    7: {"batch": 9},
+    10: {"batch": 10},
+}
+
+
+def check_steps(nvtx_log: NvtxLog) -> None:
+    """Each step carries its index; the mark right before it on its thread announces its fields."""
+    result = {}
+    announcement: Event | None = None
+    for event in nvtx_log.events:
+        if event.domain == PAYLOAD_DOMAIN:
+            announcement = event
+        elif event.name == "step":
+            has_fields = announcement is not None and announcement.name != NO_FIELDS
+            result[event.payload] = json.loads(announcement.name or "") if announcement and has_fields else None
+            assert not has_fields or int(announcement.payload or 0) & ANNOUNCES  # type: ignore[union-attr]
+            announcement = None
+    assert result == {index: STEP_FIELDS.get(index) for index in (*range(9), 10)}
+
+
+def test_a_step_has_its_index_and_its_fields(listen: Listen) -> None:
+    check_steps(listen(STEPS))
+
+
+def test_nsys_records_the_fields_of_steps(listen_nsys: Any) -> None:
+    check_steps(listen_nsys(STEPS))

@@ -64,6 +64,27 @@ for n in traceable.steps(range(10)):
     assert program(code, gated=True, TRACEABLE_STEPS="1:3", TRACEABLE_IDLE="1").steps == [8, 9]
 
 
+def test_steps_are_counted_from_where_the_start_file_exists(program, tmp_path):
+    code = """
+import os, sys, traceable
+for n in traceable.steps(range(50)):
+    if n == 3: os.chdir("/")
+    if n == 6: open(sys.argv[1], "w").close()  # the step that is counted begins after it
+    if n == 9: os.unlink(sys.argv[1])
+"""
+    path = str(tmp_path / "ready")
+    ran = program(
+        code.replace("sys.argv[1]", repr(path)), gated=True, TRACEABLE_STEPS="10:12", TRACEABLE_START_FILE=path
+    )
+    assert ran.steps == [17, 18]
+    assert ran.status["counted_from"] == 7
+
+
+def test_a_start_file_that_never_appears_opens_nothing(program, tmp_path):
+    ran = program(STEPS, gated=True, TRACEABLE_START_FILE=str(tmp_path / "ready"))
+    assert (ran.status["windows"], ran.status["has_start_file"]) == ([], False)
+
+
 def test_a_condition_that_is_never_met_leaves_word_how_far_it_came(program):
     ran = program(STEPS, gated=True, TRACEABLE_WARMUP_STEPS="100", TRACEABLE_IDLE="1000")
     assert (ran.status["windows"], ran.status["counted_from"]) == ([], None)

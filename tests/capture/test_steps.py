@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+import pytest
 from tests.capture.conftest import all_names_of, names_of
+
+from traceable.protocol import environment
 
 LOOP = "import traceable\nfor item in traceable.steps(range({count})):\n    with traceable.annotate('work'): pass\n"
 
@@ -294,3 +301,34 @@ def test_a_run_directory_that_is_gone_is_reported_once_and_stops_nothing(program
     assert ran.done.stdout == "ran\n"
     (message,) = ran.messages
     assert message.endswith(" [process_record_not_written]")
+
+
+def test_a_payload_that_can_not_be_recorded_changes_nothing_else(program):
+    ran = program("""
+import traceable
+class Broken(dict):
+    def items(self): raise RuntimeError("broken")
+for payload in ({"bad": object()}, {1: 2}, {"big": 1 << 80}, Broken(a=1)):
+    with traceable.step(payload=payload): pass
+for item in traceable.steps([None], payload=lambda item: item["no"]): pass
+with traceable.step(payload={"batch": 3}): pass
+""")
+    assert ran.done.returncode == 0
+    codes = sorted(line.rpartition(" ")[2] for line in ran.messages)
+    assert codes == ["[step_payload_failed]", "[step_payload_not_recorded]"]
+    assert ran.steps == list(range(6))
+    trace = ran.trace
+    fields = trace.ranges.fields[trace.ranges.name == trace.name_index("step")].tolist()
+    assert [trace.names[text] if text >= 0 else None for text in fields][-1:] == ['{"batch":3}']
+    assert len(fields) == 6
+
+
+@pytest.mark.parametrize("variables", [{}, {environment.DISABLE: "1"}])
+def test_a_payload_is_computed_only_where_it_can_be_recorded(variables):
+    code = """
+import traceable
+for item in traceable.steps([1], payload=lambda item: print("computed")): pass
+"""
+    remaining = {name: value for name, value in os.environ.items() if not name.startswith(("TRACEABLE_", "NVTX_"))}
+    done = subprocess.run([sys.executable, "-c", code], env={**remaining, **variables}, capture_output=True, check=True)
+    assert done.stdout == b""

@@ -26,6 +26,14 @@ def test_warm_up_steps_move_the_window(recording, ran):  # noqa: F811
     assert run.captured["conditions"] == "after 5 warm-up steps"
 
 
+def test_the_start_file_opens_the_window(recording, ran):  # noqa: F811
+    code = PROGRAM + "    if number == 7: open('ready', 'w').close()\n"
+    run = ran(recording, "--steps", "10:30", "--start-file", "ready", "--strict", code=code)
+    assert run.done.returncode == 0, run.done.stderr
+    assert run.steps("app.sqlite") == list(range(18, 38))
+    assert run.captured["conditions"] == f"after the file {run.directory.parent / 'ready'} exists"
+
+
 def test_a_timed_window_of_a_program_without_traceable(recording, ran):  # noqa: F811
     code = (
         "import time, sys\nend = time.monotonic() + 3\nwhile time.monotonic() < end: time.sleep(0.01)\nprint('ended')"
@@ -78,6 +86,8 @@ def test_a_delay_from_a_range_that_never_came_is_reported(ran):  # noqa: F811
         (["--warmup-steps", "50"], "no_step_after_conditions", "", ""),
         (["--warmup-steps", "45", "--steps", "10:12"], "window_never_reached", "steps 55 to 56: ", " 50 steps "),
         (["--idle", "1000"], "no_idle_pause", "", " 1000 s "),
+        (["--start-file", "ready", "--steps", "0:2"], "start_file_missing", "steps 0 to 1: ", "/ready "),
+        (["--start-file", "ready"], "start_file_missing", "", "/ready "),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
@@ -100,6 +110,9 @@ def test_what_was_never_met_is_reported_with_its_progress(ran, options, code, st
         (Conditions(delay_s=2.0), None, None, {"delay_not_over": "2 s"}),
         (Conditions(warmup_steps=51, idle_s=9.0), "exit", None, {"warmup_not_over": "51", "no_idle_pause": "9 s"}),
         (Conditions(warmup_steps=50), "exit", None, {"no_step_after_conditions": ""}),
+        (Conditions(start_file="/ready"), "exit", None, {"start_file_missing": "/ready"}),
+        (Conditions(start_file="/ready"), None, None, {"start_file_missing": "/ready"}),
+        (Conditions(start_file="/ready", idle_s=9.0), "exit", None, {"no_idle_pause": "9 s"}),
     ],
 )
 def test_each_condition_that_was_not_met_has_a_code_and_its_progress(tmp_path, conditions, end, waited_s, lacks):

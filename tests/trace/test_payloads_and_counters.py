@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.example_count import scale_examples
 
-from traceable.protocol.nvtx import INSTANCE_BITS, is_identity, pack_identity, unpack_instance, unpack_parent
+from traceable.protocol.nvtx import ANNOUNCES, INSTANCE_BITS, is_identity, pack_identity, unpack_instance, unpack_parent
 from traceable.trace import load
 from traceable.trace.model import NULL, Trace
-from traceable.trace.payload_marks import PayloadMarks, match_payload_marks
+from traceable.trace.payload_marks import PayloadMarks, match_fields, match_payload_marks
 
 HERE, OTHER, THERE = (7 << 24) | 70, (7 << 24) | 71, (8 << 24) | 80
 PAYLOAD, COUNTER, ACTIVE = 3, 4, 5
@@ -94,6 +94,26 @@ def test_fields_are_of_the_range_with_the_identity(export: Any) -> None:
     # Identities are no payloads, but for a stretch.
     assert trace.ranges.has_payload.tolist() == [False, True, False, True]
     assert [trace.names[name] for name in trace.marks.name] == ["theirs"]
+    assert [trace.names[i] for i in trace.marks.fields.tolist()] == ['{"n":2}']
+
+
+def test_fields_of_a_range_with_a_number_are_announced(export: Any) -> None:
+    step: dict[str, Any] = {"eventType": 59, "text": "step"}
+    trace = read(
+        export,
+        mark(5, '{"n":1}', domainId=PAYLOAD, int64Value=pack(1) | ANNOUNCES),
+        {**step, "start": 6, "end": 7, "int64Value": 40},
+        {**step, "start": 8, "end": 9, "int64Value": 41},
+        # The fields of a mark are not those of the next step.
+        mark(10, '{"n":2}', domainId=PAYLOAD, int64Value=pack(2)),
+        mark(11, "theirs", int64Value=pack(2)),
+        {**step, "start": 12, "end": 13, "int64Value": 42},
+    )
+    assert texts(trace) == ['{"n":1}', None, None]
+    assert trace.ranges.payload.tolist() == [40, 41, 42]
+    assert trace.ranges.has_payload.all()
+    assert trace.ranges.identity.tolist() == [pack(1), NULL, NULL]
+    assert [trace.names[i] for i in trace.marks.fields.tolist()] == ['{"n":2}']
 
 
 def test_what_is_announced_is_the_next_range_of_its_thread(export: Any) -> None:
@@ -139,11 +159,27 @@ def test_absent_is_no_identity() -> None:
 
 
 payloads = st.one_of(st.just(NULL), st.just(5), st.integers(1, 3).map(pack))
+mark_payloads = st.one_of(payloads, st.integers(1, 3).map(lambda number: pack(number) | ANNOUNCES))
 places = st.tuples(st.integers(0, 12), st.integers(0, 2), payloads, st.booleans())
+mark_places = st.tuples(st.integers(0, 12), st.integers(0, 2), mark_payloads, st.booleans())
+
+
+def column(rows: list[Any], place: int, kind: Any = np.int64) -> Any:
+    return np.array([row[place] for row in rows], kind)
+
+
+def make_marks(marks: list[Any]) -> PayloadMarks:
+    return PayloadMarks(
+        start_ns=column(marks, 0),
+        text=np.array([-1 if bare else text for text, (*_, bare) in enumerate(marks)], np.int32),
+        thread=column(marks, 1, np.int32),
+        process=column(marks, 1) // 2,
+        payload=column(marks, 2),
+    )
 
 
 @settings(max_examples=scale_examples(300), deadline=None)
-@given(st.lists(places, max_size=8), st.lists(places, max_size=8))
+@given(st.lists(mark_places, max_size=8), st.lists(places, max_size=8))
 def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None:
     """Each mark at a time; `where` is the thread, of which 0 and 1 are of one process."""
     marks, ranges = sorted(marks, key=lambda row: row[0]), sorted(ranges, key=lambda row: row[0])
@@ -152,31 +188,19 @@ def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None
     identity = [payload if carried[i] else NULL for i, (_, _, payload, _) in enumerate(ranges)]
     fields = [-1] * len(ranges)
     for text, (time, where, payload, bare) in enumerate(marks):
-        if not is_identity(payload):
-            continue
-        later = [i for i, row in enumerate(ranges) if row[0] >= time]
-        if bare:
-            own = [i for i in later if ranges[i][1] == where and not stretch[i]]
-            if own and not carried[own[0]]:
-                identity[own[0]] = payload
-        else:
-            same = [i for i in later if (ranges[i][1] // 2, ranges[i][2]) == (where // 2, payload) and not stretch[i]]
+        later = [i for i, row in enumerate(ranges) if row[0] >= time and not stretch[i]]
+        announced = payload & ~ANNOUNCES if bare or (payload & ANNOUNCES and payload > 0) else None
+        if announced is None and is_identity(payload):
+            same = [i for i in later if (ranges[i][1] // 2, ranges[i][2]) == (where // 2, payload)]
             if same:
                 fields[same[0]] = text
+        elif announced is not None and is_identity(announced):
+            own = [i for i in later if ranges[i][1] == where]
+            if own and not carried[own[0]]:
+                identity[own[0]], fields[own[0]] = announced, -1 if bare else text
 
-    def column(rows: list[Any], place: int, kind: Any = np.int64) -> Any:
-        return np.array([row[place] for row in rows], kind)
-
-    output = PayloadMarks(
-        start_ns=column(marks, 0),
-        text=np.arange(len(marks), dtype=np.int32),
-        identity_only=column(marks, 3, np.bool_),
-        thread=column(marks, 1, np.int32),
-        process=column(marks, 1) // 2,
-        identity=column(marks, 2),
-    )
     result = match_payload_marks(
-        output,
+        make_marks(marks),
         column(ranges, 0),
         column(ranges, 1, np.int32),
         column(ranges, 1) // 2,
@@ -185,3 +209,17 @@ def test_matching_equals_the_oracle(marks: list[Any], ranges: list[Any]) -> None
     )
     assert result[0].tolist() == identity
     assert result[1].tolist() == fields
+
+
+@settings(max_examples=scale_examples(200), deadline=None)
+@given(st.lists(mark_places, max_size=8), st.lists(places, max_size=8))
+def test_fields_of_marks_equal_the_oracle(marks: list[Any], events: list[Any]) -> None:
+    marks, events = sorted(marks, key=lambda row: row[0]), sorted(events, key=lambda row: row[0])
+    fields = [-1] * len(events)
+    for text, (time, where, payload, bare) in enumerate(marks):
+        key = (where // 2, payload)
+        same = [i for i, row in enumerate(events) if row[0] >= time and (row[1] // 2, row[2]) == key]
+        if same and is_identity(payload) and not bare:
+            fields[same[0]] = text
+    result = match_fields(make_marks(marks), column(events, 0), column(events, 1) // 2, column(events, 2))
+    assert result.tolist() == fields

@@ -668,6 +668,7 @@ emit_start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes, u
 
 #define INSTANCE_BITS 0x3FFFFFFFu
 #define IDENTITY_TAG (UINT64_C(1) << 62)
+#define ANNOUNCES (UINT64_C(1) << 30)
 #define FIELDS_ROOM 512
 
 static _Atomic uint32_t last_instance;
@@ -772,6 +773,30 @@ simple_fields(PyObject *payload)
     return PyUnicode_FromStringAndSize(text, (Py_ssize_t)length + 1);
 }
 
+/* Return a payload as `normalize_payload` does: a number, or fields as JSON; None for none. */
+static PyObject *
+normalize_payload(PyObject *payload)
+{
+    PyObject *fields = PyDict_CheckExact(payload) ? simple_fields(payload) : NULL;
+    if (fields != NULL || PyErr_Occurred()) {
+        return fields;
+    }
+    return call_arguments("normalize_payload", "(O)", payload);
+}
+
+/* Give `self` fields: JSON, of which it gets the reference. */
+static int
+set_fields(Range *self, PyObject *text)
+{
+    if (PyUnicode_AsUTF8(text) == NULL) {
+        Py_DECREF(text);
+        return -1;
+    }
+    self->kind = self->silent ? SILENT : FIELDS;
+    Py_XSETREF(self->fields, text);
+    return 0;
+}
+
 /* Set the payload of `self`: a number, or fields. Python converts what is neither an exact int nor float nor plain. */
 static int
 set_payload(Range *self, PyObject *payload)
@@ -785,17 +810,12 @@ set_payload(Range *self, PyObject *payload)
             return fits < 0 ? -1 : 0;
         }
     }
-    PyObject *made = PyDict_CheckExact(payload) ? simple_fields(payload) : NULL;
-    if (made == NULL) {
-        made = PyErr_Occurred() ? NULL : call_arguments("normalize_payload", "(O)", payload);
-    }
+    PyObject *made = normalize_payload(payload);
     if (made == NULL) {
         return -1;
     }
     if (PyUnicode_CheckExact(made)) {
-        self->kind = self->silent ? SILENT : FIELDS;
-        Py_XSETREF(self->fields, made);
-        return PyUnicode_AsUTF8(made) == NULL ? -1 : 0;
+        return set_fields(self, made);
     }
     int result = 0;
     if (made != Py_None) {
@@ -866,25 +886,28 @@ fields_now(Range *range)
     return range->fields;
 }
 
-/* Put the identity into `attributes`; a range with fields emits these first. */
+/* Emit the mark with the fields of the range and its identity, if it has fields. */
 static void
-identify(Range *range, nvtxEventAttributes_t *attributes, uint64_t identity)
+announce_fields(Range *range, uint64_t identity)
 {
     if (range->kind == FIELDS) {
         PyObject *fields = fields_now(range);
         announce(PyUnicode_AsUTF8(fields), identity);
         Py_DECREF(fields);
     }
-    attributes->payloadType = NVTX_PAYLOAD_TYPE_INT64;
-    attributes->payload.llValue = (int64_t)identity;
 }
 
-/* Put the identity into `attributes`. A number of the user stays there: an empty mark then has the identity. */
+/* Put the identity into `attributes`. A number of the user stays there: the mark before the range then announces it. */
 static void
 carry(Range *range, nvtxEventAttributes_t *attributes, uint64_t identity)
 {
     if (attributes->payloadType == NVTX_PAYLOAD_UNKNOWN) {
-        identify(range, attributes, identity);
+        announce_fields(range, identity);
+        attributes->payloadType = NVTX_PAYLOAD_TYPE_INT64;
+        attributes->payload.llValue = (int64_t)identity;
+    }
+    else if (range->kind == FIELDS) {
+        announce_fields(range, identity | ANNOUNCES);
     }
     else {
         announce("{}", identity);
@@ -899,7 +922,7 @@ push_with_fields(Range *range)
     }
     nvtxEventAttributes_t attributes = range->attributes;
     NAME_THREAD();
-    identify(range, &attributes, new_identity(innermost(range->current)));
+    carry(range, &attributes, new_identity(innermost(range->current)));
     emit_push(range->domain, &attributes, range->slot);
 }
 
@@ -932,13 +955,14 @@ push(Range *range)
     }
 }
 
-/* Open the whole of an instance. `with_mark`: if its payload is a number of the user, a mark has the identity. */
+/* Open the whole of an instance. `with_mark`: if its payload is a number of the user, a mark has the identity, as it
+ * has in any case where the range has fields. */
 static nvtxRangeId_t
 start_as(Range *range, uint64_t identity, int with_mark)
 {
     nvtxEventAttributes_t attributes = range->attributes;
     NAME_THREAD();
-    if (with_mark || attributes.payloadType == NVTX_PAYLOAD_UNKNOWN) {
+    if (with_mark || range->kind == FIELDS || attributes.payloadType == NVTX_PAYLOAD_UNKNOWN) {
         carry(range, &attributes, identity);
     }
     return emit_start(range->domain, &attributes, range->slot);
@@ -1311,6 +1335,17 @@ range_numbered(Range *self, PyObject *payload)
     return (PyObject *)range_with_payload(Py_TYPE(self), self, self->arguments, payload);
 }
 
+/* Only for a range that nothing else uses yet. */
+static PyObject *
+range_add_fields(Range *self, PyObject *fields)
+{
+    PyObject *text = self->silent ? Py_NewRef(Py_None) : normalize_payload(fields);
+    if (text == NULL || text == Py_None) { /* nothing of an empty mapping, or of a silent range */
+        return text;
+    }
+    return set_fields(self, text) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *
 range_push(Range *self, PyObject *Py_UNUSED(ignored))
 {
@@ -1407,7 +1442,7 @@ range_mark(Range *self, PyObject *Py_UNUSED(ignored))
         nvtxEventAttributes_t attributes = self->attributes;
         NAME_THREAD();
         if (self->kind == FIELDS) {
-            identify(self, &attributes, new_identity(innermost(self->current)));
+            carry(self, &attributes, new_identity(innermost(self->current)));
         }
         nvtxDomainMarkEx(self->domain, &attributes);
     }
@@ -1438,6 +1473,7 @@ range_sample(Range *self, PyObject *value)
 
 static PyMethodDef range_methods[] = {
     {"_with_payload", (PyCFunction)range_numbered, METH_O, "Return the same range with this payload."},
+    {"_add_fields", (PyCFunction)range_add_fields, METH_O, "Record a mapping of named fields next to its number."},
     {"_push", (PyCFunction)range_push, METH_NOARGS, "Open a push/pop range on this thread."},
     {"_pop", (PyCFunction)range_pop, METH_NOARGS, "Close the innermost push/pop range of this thread and domain."},
     {"_start", (PyCFunction)range_start, METH_NOARGS, "Open a start/end range; returns its id."},

@@ -35,7 +35,7 @@ _LONGEST_INTEGER = 18
 
 _FORM = (
     "write fold_above = N and [[rule]] tables, each with name and pattern (a regular expression), and if needed "
-    "replacement and contains"
+    "replacement, contains and fields"
 )
 
 Value = int | str
@@ -51,12 +51,14 @@ class NameRule:
         pattern: a match is replaced; its named groups become fields.
         template: the replacement, for `re.sub`.
         contains: only names with this text are searched; empty for all.
+        fields: further fields of a name in which the pattern is found, with their values.
     """
 
     name: str
     pattern: re.Pattern[str]
     template: str
     contains: str
+    fields: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,8 @@ def _extract_by_rules(name: str, rules: Sequence[NameRule]) -> dict[str, Value]:
                     for field, text in match.groupdict().items():
                         if text is not None:
                             _add_field(fields, field, text)
+                    for field, text in rule.fields:
+                        _add_field(fields, field, text)
                 name = rule.pattern.sub(rule.template, name)
         if len(name) >= len(before):
             return fields
@@ -377,9 +381,12 @@ def _load_rules(path: Path) -> tuple[tuple[NameRule, ...], int | None]:
 
 def _parse_rule(entry: object, place: str) -> NameRule:
     if not isinstance(entry, dict) or not {"name", "pattern"} <= set(entry) <= {
-        *("name", "pattern", "replacement", "contains"),
+        *("name", "pattern", "replacement", "contains", "fields"),
     }:
         raise TraceableError("name_rule_malformed", f"{place}: not a table with name and pattern", _FORM)
+    fields = entry.pop("fields", {})
+    if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
+        raise TraceableError("name_rule_values_invalid", f"{place}: fields is not a table of strings", _FORM)
     if not all(isinstance(value, str) for value in entry.values()) or not entry["name"] or not entry["pattern"]:
         raise TraceableError("name_rule_values_invalid", f"{place}: a value is empty or not a string", _FORM)
     try:
@@ -391,4 +398,4 @@ def _parse_rule(entry: object, place: str) -> NameRule:
         ) from None
     # The replacement is literal text: nothing in it refers to a group.
     template = entry.get("replacement", "").replace("\\", r"\\")
-    return NameRule(entry["name"], pattern, template, entry.get("contains", ""))
+    return NameRule(entry["name"], pattern, template, entry.get("contains", ""), tuple(fields.items()))

@@ -82,8 +82,9 @@ def select_part(
     ranks: Callable[[int], bool] | None = None,
     devices: Sequence[int] | None = None,
     time_ns: tuple[int | None, int | None] | None = None,
+    sides: Sequence[str] | None = None,
 ) -> Trace:
-    """Return the part of `trace` of these processes, ranks and GPUs in this time; None is for all.
+    """Return the part of `trace` of these sides, processes, ranks and GPUs in this time; None is for all.
 
     Args:
         processes: pids, or globs over the name of the process or its last part (`python*`). All else goes.
@@ -93,13 +94,16 @@ def select_part(
         time_ns: from A until before B, an open side None. Events with a duration stay as far as they lie in it,
             instants where they lie in it. A range that is cut is clipped, and the bytes of a copy or set are cut
             in proportion. Graph nodes and windows stay.
+        sides: names of sides, or globs over them. Processes of others go.
 
     Raises:
-        MissingDataError: a selected process, rank or GPU is not in the trace, or all of it lies outside the time.
+        MissingDataError: a selected side, process, rank or GPU is not in the trace, or all of it lies outside the time.
     """
     cut = trace.cut
     if cut is not None:
         trace = cut.whole
+    if sides is not None:
+        trace = _select_processes(trace, _match_sides(trace, sides))
     if processes is not None:
         trace = _select_processes(trace, _match_processes(trace, processes))
     if ranks is not None:
@@ -163,6 +167,26 @@ def _match_processes(trace: Trace, patterns: Sequence[str]) -> Bool:
                 "process_not_in_trace",
                 f"no process {pattern!r} in the trace",
                 f"processes in the trace: {there or 'none'}",
+            )
+        selected[matches] = True
+    return selected
+
+
+def _match_sides(trace: Trace, patterns: Sequence[str]) -> Bool:
+    """Return which processes belong to a side that matches any of the patterns; every pattern must match one."""
+    selected = np.zeros(len(trace.processes) + 1, np.bool_)
+    for pattern in patterns:
+        matches = [
+            index
+            for index, process in enumerate(trace.processes)
+            if process.side is not None and fnmatchcase(process.side, pattern)
+        ]
+        if not matches:
+            there = dict.fromkeys(process.side for process in trace.processes if process.side is not None)
+            raise MissingDataError(
+                "side_not_in_trace",
+                f"no side {pattern[:80]!r} in the recording",
+                f"it has {', '.join(there)}" if there else "it is not a run with several sides; leave --side out",
             )
         selected[matches] = True
     return selected

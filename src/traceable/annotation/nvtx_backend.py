@@ -29,7 +29,7 @@ from traceable.annotation.arguments import (
     normalize_payload,
     normalize_value,
 )
-from traceable.protocol.nvtx import INSTANCE_BITS, NO_FIELDS, PAYLOAD_DOMAIN, pack_identity
+from traceable.protocol.nvtx import ANNOUNCES, INSTANCE_BITS, NO_FIELDS, PAYLOAD_DOMAIN, pack_identity
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -139,6 +139,11 @@ class NullRange:
         value = normalize_payload(payload)
         copy._fields = value if isinstance(value, str) else None
         return copy
+
+    def _add_fields(self, fields: Any) -> None:
+        """Record a mapping of named fields next to the number of this range, which nothing else uses yet."""
+        if not self._silent:
+            self._fields = normalize_payload(fields)  # type: ignore[assignment]  # a mapping becomes JSON or None
 
     def _push(self) -> None:
         pass
@@ -354,18 +359,20 @@ class Range(NullRange):
                 return fields
         return self._fields
 
-    def _encode_identity(self, number: int) -> Any:
-        """Return attributes that carry this identity; fields are emitted first."""
-        if self._fields is not None:
-            _announce(self._read_fields(), number)
-        return self._make_attributes(number)
-
     def _attach_identity(self, number: int) -> Any:
-        """Return attributes that carry this identity. A number of the user's stays; an empty mark then has it."""
+        """Return attributes that carry this identity, after a mark with the fields.
+
+        A number of the user's stays: the mark then announces the identity.
+        """
         attributes = self._attributes
         if attributes.payload is None:
-            return self._encode_identity(number)
-        _announce(NO_FIELDS, number)
+            if self._fields is not None:
+                _announce(self._read_fields(), number)
+            return self._make_attributes(number)
+        if self._fields is not None:
+            _announce(self._read_fields(), number | ANNOUNCES)
+        else:
+            _announce(NO_FIELDS, number)
         return attributes
 
     def _prepare_push(self) -> Any:
@@ -416,7 +423,7 @@ class Range(NullRange):
     def _start_as(self, identity: int, announced: bool = True) -> int:
         if self._silent:
             return 0
-        carries = announced or self._attributes.payload is None
+        carries = announced or self._fields is not None or self._attributes.payload is None
         return self._emit_start(self._attach_identity(identity) if carries else self._attributes)
 
     def _emit_start(self, attributes: Any) -> int:
@@ -434,7 +441,7 @@ class Range(NullRange):
         if not self._silent:
             attributes = self._attributes
             if self._fields is not None:
-                attributes = self._encode_identity(_make_identity(current_instance.get()))
+                attributes = self._attach_identity(_make_identity(current_instance.get()))
             _emit.mark(attributes, self._handle)
 
     def _sample(self, value: Any) -> None:

@@ -198,30 +198,45 @@ def wrap_async_generator(function: Callable[..., Any], range_: annotate) -> Call
     return iterate_in_range
 
 
-class _Block:
-    """One entered `async with`: its range, the block and the instance around it, and its own number."""
+class Block:
+    """A start/end range that is open, and in which other ranges of its context begin."""
 
     __slots__ = ("id", "instance", "outer", "parent", "range")
 
-    def __init__(self, range_: annotate, outer: _Block | None) -> None:
+    def __init__(self, range_: annotate, outer: Block | None = None) -> None:
+        _patch_executors_once()
         identity = engine.identify()
         self.range = range_
         self.outer = outer
         self.parent = _current.get()
         self.instance = unpack_instance(identity)
         self.id: int | None = range_._start_as(identity)
+        self.enter_context()
+
+    def enter_context(self) -> None:
+        """Have what begins in this context from here on begin in the block."""
+        _current.set(self.instance)
+
+    def leave_context(self) -> None:
+        """Undo that, unless the context is in another block meanwhile."""
+        if _current.get() == self.instance:
+            _current.set(self.parent)
+
+    def end(self) -> None:
+        """End the range, if it is open."""
+        number, self.id = self.id, None
+        if number is not None:
+            self.range._end(number)
 
 
-_innermost: ContextVar[_Block | None] = ContextVar("traceable_block", default=None)
-_entered: dict[annotate, list[_Block]] = {}
+_innermost: ContextVar[Block | None] = ContextVar("traceable_block", default=None)
+_entered: dict[annotate, list[Block]] = {}
 
 
 def open_block(range_: annotate) -> None:
     """Open the start/end range of an `async with`, remembered in the task's own context."""
-    _patch_executors_once()
-    block = _Block(range_, _innermost.get())
+    block = Block(range_, _innermost.get())
     _innermost.set(block)
-    _current.set(block.instance)
     _entered.setdefault(range_, []).append(block)
 
 
@@ -241,13 +256,11 @@ def close_block(range_: annotate) -> None:
         return
     if block is _innermost.get():
         _innermost.set(block.outer)
-    if _current.get() == block.instance:
-        _current.set(block.parent)
-    number, block.id = block.id, None
+    block.leave_context()
     waiting.remove(block)
     if not waiting:
         _entered.pop(range_, None)
-    range_._end(number)
+    block.end()
 
 
 class _Carried:

@@ -75,6 +75,7 @@ class ConditionProgress:
 
     Attributes:
         longest_pause_s: the longest time between the begins of two steps.
+        has_start_file: whether the file for which windows wait existed when it was last looked for.
         first_step: the first step at which the conditions have to be evaluated.
     """
 
@@ -82,6 +83,7 @@ class ConditionProgress:
         self._conditions = conditions
         self._last_begin_ns = 0
         self.longest_pause_s = 0.0
+        self.has_start_file = False
         from_first = bool(conditions.delay_s) and not conditions.delay_from_start
         self.first_step = 0 if conditions.idle_s or from_first else conditions.warmup_steps
         # Reading the age of the process takes 20 us, too long for a step.
@@ -102,7 +104,10 @@ class ConditionProgress:
                 return False
         if index < conditions.warmup_steps:
             return False
-        return self._delay_start_s is None or time.monotonic() >= self._delay_start_s + conditions.delay_s
+        if self._delay_start_s is not None and time.monotonic() < self._delay_start_s + conditions.delay_s:
+            return False
+        self.has_start_file = not conditions.start_file or os.path.exists(conditions.start_file)  # noqa: PTH110
+        return self.has_start_file
 
 
 class WindowRequest:
@@ -231,6 +236,7 @@ class Schedule:
             "delay_waited_s": None if waited_s is None else round(waited_s, 3),
             "first_range_wall_ns": first_range.wall_ns or None,
             "longest_pause_s": round(progress.longest_pause_s, 3) if progress and self.conditions.idle_s else None,
+            "has_start_file": progress.has_start_file if progress and self.conditions.start_file else None,
         }
 
 

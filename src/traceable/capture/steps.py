@@ -1,8 +1,8 @@
 """The steps of this process: `steps`, `step`, `step_boundary` and `window`, public functions of this package.
 
 A step is one iteration of the loop that matters: a training step, a decode iteration, a batch served. They are counted
-from 0 in every process. Each is a range `step` whose payload is its index. Profilers are started and stopped at the
-boundaries between them (docs/windows.md).
+from 0 in every process. Each is a range `step` whose payload is its index; a mapping that the program gives it as
+payload is recorded as its fields. Profilers are started and stopped at the boundaries between them (docs/windows.md).
 
 One step is open at a time in a process: a nested loop over steps, or one on a second thread, is not counted, and is
 reported once. A forked child counts from 0 again. Windows open and close at the boundaries between steps (`windows`). A
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import time
+from _collections_abc import Mapping
 from _thread import _local, get_ident
 
 from traceable.annotation import engine, resumable
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from traceable.capture.windows import Publisher, Windows
 
 STEP = "step"
-"""The name of the range that every step is; its payload is the step's index."""
+"""The name of the range that every step is; its payload is the step's index, its fields are the program's."""
 
 WAIT = "step.wait"
 """The name of the range in which `steps` waits for the next item."""
@@ -82,7 +83,8 @@ def steps(iterable: Any, *, payload: Callable[[Any], Any] | None = None) -> Step
 
     Args:
         iterable: anything to loop over.
-        payload: a function from an item to the payload for the conditions of `capture_when`. It is not recorded.
+        payload: a function from an item to the payload of its step, as of `step`. It is called if a profiler may be
+            attached or conditions of `capture_when` need it; where it raises, the step has no payload.
 
     Example:
         >>> for batch in steps([1, 2]):
@@ -150,8 +152,14 @@ async def _iterate_steps_async(
 
 
 def _make_payload(payload: Callable[[Any], Any] | None, items: list[Any]) -> Any:
-    # Called only if there are conditions: it may be expensive.
-    return payload(items[0]) if payload is not None and windows.trigger_set is not None else None
+    # Called only if something needs it: it may be expensive.
+    if payload is None or engine.disabled or not (can_emit or windows.trigger_set is not None):
+        return None
+    try:
+        return payload(items[0])
+    except Exception as error:  # noqa: BLE001 - it would not be called, and not fail, without a profiler
+        environment.warn_once("step_payload_failed", f"a step has no payload: {type(error).__name__}: {error}")
+        return None
 
 
 def step(*, payload: Any = None) -> OneStep:
@@ -161,8 +169,8 @@ def step(*, payload: Any = None) -> OneStep:
     function for loops whose body can't be indented.
 
     Args:
-        payload: the payload of this step for the conditions of `capture_when`, most often a mapping as in
-            `step(payload={"batch": 64})`. It is not recorded.
+        payload: the payload of this step, most often a mapping as in `step(payload={"batch": 64})`. A mapping is
+            recorded as named fields of the step's range; the conditions of `capture_when` get anything.
     """
     if getattr(_unentered, "exists", False):
         message = "step() without `with` counts no step; call traceable.step_boundary() at the end of each iteration"
@@ -253,13 +261,24 @@ class Step:
 
     __slots__ = ("as_block", "at_boundary", "begun_ns", "index", "range", "thread")
 
-    def __init__(self, index: int, as_block: bool, at_boundary: bool) -> None:
+    def __init__(self, index: int, as_block: bool, at_boundary: bool, payload: Any) -> None:
         self.index = index
         self.begun_ns = 0
         self.as_block = as_block
         self.at_boundary = at_boundary
         self.thread = get_ident()
         self.range = annotate(STEP, None, None, None, index) if can_emit else None
+        if payload is not None and self.range is not None:
+            self._add_fields(payload)
+
+    def _add_fields(self, payload: Any) -> None:
+        """Record a payload that is a mapping as the fields of its range."""
+        try:
+            if isinstance(payload, dict) or (hasattr(payload, "keys") and isinstance(payload, Mapping)):
+                self.range._add_fields(payload)  # type: ignore[union-attr]
+        except Exception as error:  # noqa: BLE001 - a value that is not one of JSON, a mapping that fails
+            message = f"the payload of a step is not recorded: {type(error).__name__}: {error}"
+            environment.warn_once("step_payload_not_recorded", message)
 
     def open(self) -> None:
         """Open its range."""
@@ -351,7 +370,7 @@ class StepCounter:
                 self._waiting = None
 
     def begin(self, *, as_block: bool = False, at_boundary: bool = False, payload: Any = None) -> Step | None:
-        """Begin a step; None if one is open already. Only the conditions of `capture_when` see the payload."""
+        """Begin a step; None if one is open already."""
         if engine.disabled:
             return None
         try:
@@ -374,7 +393,7 @@ class StepCounter:
                 )
                 return None
             # From here on a step of another thread is a nested one, also while a window opens.
-            step = self._current = Step(self._next, as_block, at_boundary)
+            step = self._current = Step(self._next, as_block, at_boundary, payload)
             self._windows.in_step = True
         try:
             trigger_set = self._windows.trigger_set

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from traceable.errors import Message
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from traceable.checks.diagnosis import Diagnosis
+    from traceable.cli.progress import Progress
     from traceable.finding import Finding
     from traceable.recording import Recording
+    from traceable.report.page import Page
 
 MAX_FINDINGS = 3
 """How many findings are printed after a run."""
@@ -80,38 +82,72 @@ class RunDiagnosis:
 
 
 def report_diagnosis(path: Path, *, as_json: bool) -> int:
-    """Print the diagnosis of anything that `traceable report` reads; return 0 if nothing is wrong, else 1.
+    """Print the diagnosis of anything that `traceable report` reads, of a run with several sides that of each; return
+    0 if nothing is wrong, else 1.
 
     Raises:
         TraceError: the path does not exist, or the run is not over.
     """
+    from traceable.cli.console import log
+    from traceable.cli.progress import Progress
+    from traceable.errors import TraceError
+    from traceable.protocol.run_dir import Side, list_sides
+    from traceable.report.page import Page
+
+    sides = list_sides(path) if path.is_dir() else ()
+    results = []
+    unread = 0
+    with Progress() as progress:
+        for side in sides or (Side("", path),):
+            try:
+                results.append((side, *_diagnose_path(side.directory, progress)))
+            except TraceError as error:  # noqa: PERF203 - each side by itself
+                if not sides:
+                    raise
+                unread += 1
+                log(Message("side_excluded", f"{side.name} is excluded: {error.problem}"))
+    contents = [
+        {**diagnosis.as_dict, "path": str(side.directory), "leaks": [leak.as_dict for leak in leaks]}
+        for side, diagnosis, leaks in results
+    ]
+    if as_json and not sides:
+        print(json.dumps(contents[0], indent=2))
+    elif as_json:
+        named = [{"name": side.name, **content} for (side, *_), content in zip(results, contents, strict=True)]
+        print(json.dumps({"path": str(path), "sides": named}, indent=2))
+    else:
+        page = Page(sys.stdout)
+        for side, diagnosis, leaks in results:
+            if sides:
+                page.write_heading(f"{side.name}:")
+            _print_diagnosis(page, diagnosis, leaks)
+    return 1 if unread or any(diagnosis.problems for _, diagnosis, _ in results) else 0
+
+
+def _diagnose_path(path: Path, progress: Progress) -> tuple[Diagnosis, list[Finding]]:
+    """Return the diagnosis of a path, and the secrets in it."""
     from traceable.checks import leak_check
     from traceable.checks.case import open_case
     from traceable.checks.diagnosis import diagnose
-    from traceable.cli.progress import Progress
     from traceable.errors import TraceableError
     from traceable.finding import WARNING, Finding
-    from traceable.report.page import Page
 
+    progress(f"diagnosing {path}")
+    with open_case(path) as case:
+        diagnosis = diagnose(case)
+    fix = "remove it before you share the recording (traceable help secrets)"
     leaks: list[Finding] = []
-    with Progress() as progress:
-        progress(f"diagnosing {path}")
-        with open_case(path) as case:
-            diagnosis = diagnose(case)
-        fix = "remove it before you share the recording (traceable help secrets)"
-        with contextlib.suppress(TraceableError):  # it is not a report of nsys
-            messages = [leak.message for leak in leak_check.find_leaks(path)]
-            leaks = [Finding(message.code, str(message), fix, WARNING, check="leaks") for message in messages]
-    if as_json:
-        content = {**diagnosis.as_dict, "path": str(path), "leaks": [leak.as_dict for leak in leaks]}
-        print(json.dumps(content, indent=2))
-    else:
-        page = Page(sys.stdout)
-        findings = [*diagnosis.findings, *diagnosis.failed_rules, *leaks, *diagnosis.ruled_out]
-        page.write_findings(findings, [(one.severity, one.certainty, one.check) for one in findings])
-        page.write_line()
-        if diagnosis.not_applicable:
-            page.write_paragraph([], f"not known: {', '.join(diagnosis.not_applicable)}")
-        if not diagnosis.problems:
-            page.write_line("no cause found")
-    return 1 if diagnosis.problems else 0
+    with contextlib.suppress(TraceableError):  # it is not a report of nsys
+        messages = [leak.message for leak in leak_check.find_leaks(path)]
+        leaks = [Finding(message.code, str(message), fix, WARNING, check="leaks") for message in messages]
+    return diagnosis, leaks
+
+
+def _print_diagnosis(page: Page, diagnosis: Diagnosis, leaks: Sequence[Finding]) -> None:
+    findings = [*diagnosis.findings, *diagnosis.failed_rules, *leaks, *diagnosis.ruled_out]
+    page.write_findings(findings, [(one.severity, one.certainty, one.check) for one in findings])
+    page.write_line()
+    if diagnosis.not_applicable:
+        page.write_paragraph([], f"not known: {', '.join(diagnosis.not_applicable)}")
+    if not diagnosis.problems:
+        page.write_line("no cause found")

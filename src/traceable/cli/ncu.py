@@ -174,11 +174,19 @@ def _select_kernels(request: ncu.NcuRequest, arguments: argparse.Namespace) -> t
     from traceable.analysis.top_kernels import find_top_kernels, match_instances
     from traceable.cli.progress import Progress
     from traceable.launch.memory import keep_freed_memory
+    from traceable.protocol.run_dir import list_sides
     from traceable.recording import load
     from traceable.report.ncu import describe_top_kernels
     from traceable.report_files import open_report
     from traceable.trace.nsys import load_mangled_names
 
+    if sides := list_sides(arguments.source):
+        there = ", ".join(side.name for side in sides)
+        raise UsageError(
+            "run_of_several_sides",
+            f"--from {arguments.source} is the directory of several sides: {there}",
+            f"give the one whose program is to run again, such as --from {sides[0].directory}",
+        )
     keep_freed_memory()
     with Progress() as progress:
         # ncu matches ranges by the names that the program emits.

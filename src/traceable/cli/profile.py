@@ -247,10 +247,11 @@ def get_strict_exit_code(verdicts: Sequence[ExpectationResult], complete: Comple
 
 
 def report_dumps(directory: Path, log: Callable[[str], None]) -> None:
-    """Log the dumps of the run in `directory`; nothing where it has none or is not a run."""
+    """Log the dumps of the run in `directory`, or of its sides; nothing where it has none or is not a run."""
     from traceable.launch import flight
+    from traceable.protocol.run_dir import list_runs
 
-    dumps = flight.list_dumps(directory) if directory.is_dir() else []
+    dumps = [dump for run in list_runs(directory) for dump in flight.list_dumps(run)] if directory.is_dir() else []
     for dump in dumps[:_DUMPS_MAX]:
         clock = time.strftime("%H:%M:%S", time.localtime(dump.wall_ns // 10**9))
         who = f"process {dump.pids[0]}" if len(dump.pids) == 1 else f"{len(dump.pids)} processes"
@@ -260,11 +261,11 @@ def report_dumps(directory: Path, log: Callable[[str], None]) -> None:
 
 
 def report_missing_processes(directory: Path, log: Callable[[str], None]) -> None:
-    """Log which processes of a run, or of the ranks in a directory, nsys could not trace."""
+    """Log which processes of a run, or of the sides or ranks in a directory, nsys could not trace."""
     from traceable.launch import losses, ranks
     from traceable.protocol import run_dir
 
-    for one in (directory, *ranks.list_rank_runs(directory)):
+    for one in (rank for run in run_dir.list_runs(directory) for rank in (run, *ranks.list_rank_runs(run))):
         try:
             manifest = run_dir.load_manifest(one)
         except TraceError:

@@ -7,6 +7,7 @@ Nothing at PATH is changed or deleted; a .nsys-rep is exported to a temporary fo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
@@ -99,6 +100,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
     )
+    parser.add_argument(
+        "--clock-offset",
+        metavar="SIDE=TIME",
+        action="append",
+        default=[],
+        help="add this to the clock of a side of another host, as in client=+12.5ms (traceable help sides); repeatable",
+    )
     add_query_arguments(parser)
     group = add_output_arguments(parser)
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column of the table, largest first")
@@ -150,6 +158,9 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         "--process", metavar="P", action="append", help="only this process: its pid or a glob over its name; repeatable"
     )
     part.add_argument(
+        "--side", metavar="NAME", action="append", help="only this side of a run with several, as in server; repeatable"
+    )
+    part.add_argument(
         "--ranks", metavar="LIST", type=check_ranks_option, help="only these ranks: 0,3 or 0-3, or !1 to exclude one"
     )
     part.add_argument(
@@ -178,6 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
     use_one_blas_thread()
     # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
+    from traceable.analysis.clocks import parse_clock_offset
     from traceable.checks.completeness import UNKNOWN
     from traceable.cli.progress import Progress
     from traceable.recording import load, normalize_names
@@ -187,7 +199,13 @@ def run(arguments: argparse.Namespace) -> int:
     keep_freed_memory()
     with Progress() as progress:
         try:
-            whole = load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
+            whole = load(
+                path,
+                progress=progress,
+                allow_unrelated=arguments.allow_unrelated,
+                raw_names=True,
+                clock_offsets=dict(map(parse_clock_offset, arguments.clock_offset)),
+            )
         except TraceError as error:
             # A window that was never reached leaves nothing to read: its verdict is the result.
             has_losses, has_windows = _report_unread_run(path)
@@ -380,7 +398,7 @@ def select_requested_part(recording: Recording, arguments: argparse.Namespace) -
         UsageError: --time is invalid.
         MissingDataError: the recording has no such part.
     """
-    narrowing = (arguments.process, arguments.ranks, arguments.device, arguments.time)
+    narrowing = (arguments.side, arguments.process, arguments.ranks, arguments.device, arguments.time)
     if all(option is None for option in narrowing) and not arguments.steady:
         return recording
     from traceable.analysis.select import parse_time_span
@@ -393,6 +411,7 @@ def select_requested_part(recording: Recording, arguments: argparse.Namespace) -
         steady=arguments.steady,
         step_range=arguments.step_range,
         step_kernel=arguments.step_kernel,
+        side=arguments.side,
     )
 
 
@@ -461,25 +480,31 @@ def _report_unread_run(path: Path) -> tuple[bool, bool]:
     """
     from traceable.protocol import run_dir
 
-    if not path.is_dir() or not (path / run_dir.MANIFEST).exists():
-        return False, False
-    complete = profile.evaluate_unrecorded_run(path)
-    profile.report_losses(complete, log)
-    capture = None
-    if run_dir.is_over(run_dir.load_manifest(path), path):
-        capture = profile.evaluate_without_recording(path)
-        profile.report_capture(capture, log)
-    return bool(complete.incomplete_processes), capture is not None
+    has_losses = has_windows = False
+    for run in run_dir.list_runs(path) if path.is_dir() else ():
+        if not (run / run_dir.MANIFEST).exists():
+            continue
+        complete = profile.evaluate_unrecorded_run(run)
+        profile.report_losses(complete, log)
+        has_losses |= bool(complete.incomplete_processes)
+        if run_dir.is_over(run_dir.load_manifest(run), run):
+            capture = profile.evaluate_without_recording(run)
+            profile.report_capture(capture, log)
+            has_windows |= capture is not None
+    return has_losses, has_windows
 
 
 def _load_expected_names(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
     expected = list(arguments.expect)
     if path.is_dir():
         # What knows of runs takes longer to import than a small file takes to read.
+        from traceable.protocol.run_dir import list_runs
         from traceable.protocol.run_records import load_expected_names
         from traceable.report_files import find_manifest
 
-        expected = [*load_expected_names(path, find_manifest(path)), *expected]
+        for run in reversed(list_runs(path)):
+            with contextlib.suppress(TraceError):  # raised again where it is read
+                expected = [*load_expected_names(run, find_manifest(run)), *expected]
     return tuple(dict.fromkeys(expected))
 
 
@@ -574,6 +599,7 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
     check_output_files(arguments)
     # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
+    from traceable.analysis.clocks import parse_clock_offset
     from traceable.cli.progress import Progress
     from traceable.launch.memory import keep_freed_memory
     from traceable.recording import load, normalize_names
@@ -584,7 +610,13 @@ def _run_comparison(arguments: argparse.Namespace) -> int:
     keep_freed_memory()
     with Progress() as progress:
         recordings = [
-            load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
+            load(
+                path,
+                progress=progress,
+                allow_unrelated=arguments.allow_unrelated,
+                raw_names=True,
+                clock_offsets=dict(map(parse_clock_offset, arguments.clock_offset)),
+            )
             for path in arguments.paths
         ]
         if rules is not None:

@@ -17,7 +17,7 @@ import resource
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from traceable.launch import launcher, ranks, target
 from traceable.launch.worker import Worker, WorkerDiedError
 from traceable.protocol import environment
 from traceable.protocol.ranks import Rank, has_rank, read_rank
+from traceable.report import OUTPUTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         metavar="SPEC",
-        type=_parse_steps,
+        type=parse_steps,
         help="record only these steps: 10:30, 10:30,50:52 or every:1000:5 (traceable help windows)",
     )
     parser.add_argument(
@@ -111,6 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_gpu_arguments(parser)
     add_nsys_arguments(parser)
     add_ranks_arguments(parser)
+    add_via_arguments(parser)
     parser.add_argument(
         "--measure-overhead",
         action="store_true",
@@ -129,16 +131,21 @@ def take_program(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple
         UsageError: an unknown option is before the program.
     """
     position = 0
+    via_words: list[str] = []
     while position < len(words):
         word = words[position]
         if word in ("-", "--") or not word.startswith("-") or (word[:2] in ("-m", "-c") and word[:2] != "--"):
             break
-        position += 1 + _count_values(parser, word)
-    parser.set_defaults(words=tuple(words))
-    return join_nsys_args(words[:position]), list(words[position:])
+        end = position + 1 + _count_values(parser, word)
+        if not is_option_of_this_side(word):
+            via_words += words[position:end]
+        position = end
+    parser.set_defaults(words=tuple(words), via_words=(*via_words, *words[position:]))
+    return join_values(words[:position], (NSYS_ARGS,)), list(words[position:])
 
 
-def _parse_steps(word: str) -> Spec:
+def parse_steps(word: str) -> Spec:
+    """Return the steps of --steps, for argparse."""
     from traceable.protocol.windows import parse_windows
 
     return parse_windows(word)
@@ -197,6 +204,8 @@ def _count_values(parser: argparse.ArgumentParser, word: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run the program, print its profile, and return its exit code or die of its signal."""
     options.check_output_files(arguments)
+    if arguments.via is not None:
+        return run_via(arguments)
     if exec_if_unselected(arguments):
         return 0
     _check_gpu(arguments)
@@ -204,7 +213,7 @@ def run(arguments: argparse.Namespace) -> int:
     steps = arguments.steps
     text = os.environ.get(environment.STEPS)
     if not steps and text and not environment.read_flag(environment.DISABLE):
-        steps = _parse_steps(text)  # the collector needs the same value as the program
+        steps = parse_steps(text)  # the collector needs the same value as the program
     annotated, stepping = options.load_option_targets(arguments), _parse_step_targets(arguments)
     targets = (*annotated, *stepping)
     request = add_rank(_make_request(arguments, steps, annotated, stepping), arguments, log)
@@ -230,13 +239,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print_command(launcher.format_command_line(request, log))
         return 0
-    with Worker(_prepare_worker) as worker:
+    with Worker(prepare_worker) as worker:
         try:
             options.remove_output_file(arguments)
             result = launcher.run_program(request, log, worker, first_run)
         except launcher.PreparationError as error:
             log(error.message)
             return exit_with_status(error.status) or (options.EXIT_UNMET if arguments.strict else 0)
+        if arguments.record_only:
+            for note in options.find_unmatched(targets, result.run_dir):
+                log(note)
+            return exit_with_status(result.status)
         strict = _conclude_run_in_worker(worker, result, arguments, targets, steps is not None)
     return exit_with_status(result.status) or strict
 
@@ -257,12 +270,9 @@ def _make_request(
     """
     controlled = _is_controlled(arguments)
     conditions = _resolve_conditions(arguments, steps=steps is not None, controlled=controlled)
-    own_command = [sys.argv[0]]
-    if Path(sys.argv[0]).name == "__main__.py":
-        own_command = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
     return launcher.RunRequest(
         target=target.parse_target(arguments.program),
-        argv=(*own_command, "run", *arguments.words),
+        argv=_get_own_command_line(arguments),
         collector=arguments.collector,
         directory=arguments.output,
         name=arguments.name,
@@ -277,6 +287,14 @@ def _make_request(
         gpu=arguments.gpu,
         settings=parse_nsys_options(arguments),
     )
+
+
+def _get_own_command_line(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the command line of this launcher, as the manifest has it."""
+    own_command = [sys.argv[0]]
+    if Path(sys.argv[0]).name == "__main__.py":
+        own_command = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    return (*own_command, "run", *arguments.words)
 
 
 def _make_environment(
@@ -323,7 +341,7 @@ def _make_environment(
     return variables | options.make_annotate_environment(annotated)
 
 
-def _prepare_worker() -> None:
+def prepare_worker() -> None:
     """Set what holds for a process with large arrays, before numpy is loaded there."""
     from traceable.launch.memory import keep_freed_memory, use_one_blas_thread
 
@@ -533,7 +551,7 @@ def exit_with_status(status: int) -> int:
 
 
 def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --warmup-steps, --delay, --idle, --duration and --step-function."""
+    """Add --warmup-steps, --delay, --idle, --duration, --start-file and --step-function."""
     group = parser.add_argument_group("window start conditions (all must be met) and duration")
     group.add_argument(
         "--warmup-steps", dest="warmup_steps", metavar="N", help="skip the first N steps; --steps counts from there"
@@ -545,6 +563,9 @@ def add_condition_arguments(parser: argparse.ArgumentParser) -> None:
         help="wait S seconds from the first range or step; start+S: from the start of the process",
     )
     group.add_argument("--idle", dest="idle_s", metavar="S", help="wait until no step has begun for S seconds")
+    group.add_argument(
+        "--start-file", dest="start_file", metavar="PATH", help="wait until this file exists as a step begins"
+    )
     group.add_argument(
         "--duration",
         dest="duration_s",
@@ -793,16 +814,16 @@ def add_nsys_arguments(parser: argparse.ArgumentParser) -> None:
         NSYS_ARGS,
         metavar="OPTIONS",
         action="append",
-        type=_split_words,
+        type=split_words,
         help="extra `nsys profile` options, split as in a shell; they override traceable's",
     )
 
 
-def join_nsys_args(words: Sequence[str]) -> list[str]:
-    """Join what follows `--nsys-args` to it: argparse takes a word that begins with a dash for an option."""
+def join_values(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """Join the word after each of these options to it: argparse takes a word that begins with a dash for an option."""
     joined: list[str] = []
     for word in words:
-        if joined and joined[-1] == NSYS_ARGS:
+        if joined and joined[-1] in options:
             joined[-1] += f"={word}"
         else:
             joined.append(word)
@@ -819,9 +840,68 @@ def parse_nsys_options(arguments: argparse.Namespace) -> dict[str, NsysRequest]:
     return {"nsys": NsysRequest(arguments.trace_preset, words)}
 
 
-def _split_words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """Split the value of an option as a shell does, for argparse."""
     try:
         return shlex.split(text)
     except ValueError as error:
         refused = Message("quoting_invalid", f"{text!r} can't be split as a shell does: {error}")
         raise argparse.ArgumentTypeError(refused) from None
+
+
+# ---- --via, for a program on another machine: the launcher there records, this one prints the profile
+
+
+def add_via_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--via",
+        metavar="PREFIX",
+        help="run the program on another machine, through a command such as 'ssh host' or 'docker exec -i C' "
+        "(traceable help remote)",
+    )
+    parser.add_argument("--via-python", metavar="PATH", help="the Python there (default: python3 of its PATH)")
+    # Given by launch/agent.py to the launcher there.
+    parser.add_argument("--record-only", action="store_true", help=argparse.SUPPRESS)
+
+
+def is_option_of_this_side(word: str) -> bool:
+    """Whether an option is for this launcher alone, and not for the one that --via starts."""
+    name = word.partition("=")[0]
+    if name.startswith("-o"):
+        return True
+    ours = {"--via", "--via-python", "--output", "--force", "--dry-run", "--strict"}
+    output = {"--quiet", "--raw", "--top", "--domain", "--match", "--sort", *(f"--{one}" for one in OUTPUTS)}
+    return name in ours | output
+
+
+def run_via(arguments: argparse.Namespace) -> int:
+    """Run the program on another machine, print its profile, and return its exit code or die of its signal.
+
+    Raises:
+        TraceableError: the prefix command fails, or the connection is lost.
+    """
+    from traceable.launch import via
+
+    request = via.ViaRequest(
+        prefix=via.parse_prefix(arguments.via),
+        python=arguments.via_python,
+        words=arguments.via_words,
+        flags=tuple(target.get_interpreter_flags()),
+        stem=arguments.name or target.parse_target(arguments.program).name,
+        argv=_get_own_command_line(arguments),
+        directory=arguments.output,
+        force=arguments.force,
+        quiet=arguments.quiet,
+    )
+    if arguments.dry_run:
+        print_command(shlex.join(request.command))
+        return 0
+    with Worker(prepare_worker) as worker:
+        options.remove_output_file(arguments)
+        ended = via.run_program(request, log, worker)
+        if ended.run is None:
+            return exit_with_status(ended.status) or (options.EXIT_UNMET if arguments.strict else 0)
+        has_steps = arguments.steps is not None
+        strict = _conclude_run_in_worker(worker, ended.run, arguments, (), has_steps)
+    return exit_with_status(ended.status) or strict

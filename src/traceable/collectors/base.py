@@ -116,6 +116,7 @@ class Collector:
         follows_forks: whether it records a process that was forked without an exec.
         survives_kill: whether it keeps every range that a process emitted, however the process ends.
         loss_fix: what to do where ranges that were emitted are missing, as an imperative clause.
+        wall_clock_error_ns: how far the wall clock of its recordings is off at most, typically; None if unknown.
         product: the beginning of `trace.source.product` of its recordings.
         suffixes: of the files that only it writes.
     """
@@ -127,6 +128,7 @@ class Collector:
     follows_forks = True
     survives_kill = False
     loss_fix = "record again, with --collector recorder"
+    wall_clock_error_ns: int | None = None
     product = ""
     suffixes: tuple[str, ...] = ()
 

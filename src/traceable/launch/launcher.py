@@ -152,7 +152,6 @@ _GPU_FIELDS = ("index", "name", "driver_version", "memory.total")
 
 def collect_provenance() -> dict[str, Any]:
     """Return the provenance, as stored in `run.json`, as far as it is known without another program."""
-    system = os.uname()
     return {
         "cwd": str(Path.cwd()),
         "python": {
@@ -162,11 +161,7 @@ def collect_provenance() -> dict[str, Any]:
         },
         "versions": {name: get_package_version(name) for name in PACKAGES},
         "git": None,
-        "host": {
-            "name": system.nodename,
-            "system": f"{system.sysname}-{system.release}-{system.machine}",
-            "cpus": os.cpu_count(),
-        },
+        "host": run_dir.describe_host(),
         "gpus": None,
         "environment_names": sorted(os.environ),
     }
@@ -202,7 +197,9 @@ class BackgroundQueries:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def get_results(self) -> dict[str, Any]:
-        """Return `git` and `gpus` of the manifest: None where a query failed or has not ended yet."""
+        """Return `git` and `gpus` of the manifest: None where a query failed or is not over; empty if none was made."""
+        if not self._threads:
+            return {}
         outputs = dict(self._outputs)
         head, changes, gpus = (outputs.get(name) for name in ("head", "changes", "gpus"))
         dirty = None if changes is None else bool(changes)
@@ -501,6 +498,31 @@ def _make_manifest(request: RunRequest, directory: Path) -> dict[str, Any]:
     return manifest
 
 
+def read_fetched_run(
+    directory: Path,
+    status: int,
+    log: Callable[[str], None],
+    finalize_signals: finalize_progress.FinalizeSignals,
+    worker: Worker,
+) -> RunResult | None:
+    """Read back a run that a launcher on another machine has recorded; None where its program never started.
+
+    Args:
+        directory: the run directory, with its manifest.
+        status: the program's wait status.
+        log: prints one line to the user.
+        finalize_signals: handles signals meanwhile.
+        worker: reads the recording back.
+    """
+    run = _Run(directory, run_dir.load_manifest(directory), log)
+    end = run.manifest.get("end") or {}
+    if "program_wall_ns" not in end:
+        return None
+    ended = supervisor.ProgramExit(status, run.manifest.get("pid"), bool(end.get("collector_ended")))
+    collector = collectors.find_collector_of_run(run.manifest)
+    return _save_recording(run, collector, str(run.manifest["stem"]), ended, finalize_signals, worker)
+
+
 def _finish_run(
     run: _Run,
     choice: collectors.Choice,
@@ -526,7 +548,24 @@ def _finish_run(
     run.queries.wait()
     # The launcher may be killed from here on, by whoever gives it ten seconds: save how the program ended.
     run.save()
-    recorded, problem = _read_recording(run, choice.collector, request.stem, ended, finalize_signals, worker)
+    result = _save_recording(run, choice.collector, request.stem, ended, finalize_signals, worker)
+    for name in (run_dir.PID_FILE, run_dir.EXIT_FILE):
+        if not run.failed:
+            with contextlib.suppress(OSError):
+                (run.directory / name).unlink()
+    return result
+
+
+def _save_recording(
+    run: _Run,
+    collector: Collector,
+    stem: str,
+    ended: supervisor.ProgramExit,
+    finalize_signals: finalize_progress.FinalizeSignals,
+    worker: Worker,
+) -> RunResult:
+    """Read the recording back and complete the manifest."""
+    recorded, problem = _read_recording(run, collector, stem, ended, finalize_signals, worker)
     released = run.release.notes if run.release is not None else []
     notes = [*(recorded.notes if recorded else ()), *released, *([problem] if problem else [])]
     run.manifest["notes"] = [note.as_dict for note in notes]
@@ -540,10 +579,6 @@ def _finish_run(
         control_client.remove_stale_sockets(run.directory)
     run.manifest["files"] = list_run_files(run.directory)
     run.save()
-    for name in (run_dir.PID_FILE, run_dir.EXIT_FILE):
-        if not run.failed:
-            with contextlib.suppress(OSError):
-                (run.directory / name).unlink()
     expected = load_expected_names(run.directory, run.manifest)
     return RunResult(run.directory, ended.status, recorded, problem, expected)
 

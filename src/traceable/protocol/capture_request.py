@@ -180,6 +180,10 @@ def _find_unmet_conditions(conditions: Conditions, steps: ProcessSteps, has_ende
     if pause_s < conditions.idle_s:
         words = f"no step came after {conditions.idle_s:g} s without one (the longest was {pause_s:.3g} s)"
         unmet.append(Message("no_idle_pause", words))
+    # It is looked for once the other conditions are met.
+    if conditions.start_file and not steps.has_start_file and not unmet:
+        words = f"the start file {conditions.start_file} did not exist when the last step began"
+        unmet.append(Message("start_file_missing", words))
     return tuple(unmet) or (Message("no_step_after_conditions", "no step began after its conditions were met"),)
 
 

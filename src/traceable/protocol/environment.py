@@ -99,7 +99,7 @@ where everything is recorded anyway. Set by the launcher."""
 
 WARMUP_STEPS = "TRACEABLE_WARMUP_STEPS"
 """How many steps to skip before the steps of a window are counted (`protocol/start_conditions.py`). Set by `run
---warmup-steps`, as the three below by the options of their names."""
+--warmup-steps`, as the four below by the options of their names."""
 
 DELAY = "TRACEABLE_DELAY"
 """How many seconds after its first range or step the windows of a process may begin; `start+10`: after its start."""
@@ -110,8 +110,22 @@ IDLE = "TRACEABLE_IDLE"
 DURATION = "TRACEABLE_DURATION"
 """How long a window lasts at most, in seconds."""
 
-CONDITIONS = (WARMUP_STEPS, DELAY, IDLE, DURATION)
+START_FILE = "TRACEABLE_START_FILE"
+"""Path of a file that exists before the windows of a process begin. Set by `run --start-file`."""
+
+CONDITIONS = (WARMUP_STEPS, DELAY, IDLE, DURATION, START_FILE)
 """The variables of `protocol/start_conditions.py`."""
+
+WARMUP_REQUESTS = "TRACEABLE_WARMUP_REQUESTS"
+"""How many requests of a client are its warm-up, after which it creates the file below (`capture/warmup.py`)."""
+
+WARMUP_FILE = "TRACEABLE_WARMUP_FILE"
+"""Path of the file that a client creates after its warm-up: the server's `TRACEABLE_START_FILE`. A client that does not
+use `traceable.request` creates it itself."""
+
+NSYS_APIS = "TRACEABLE_NSYS_APIS"
+"""What nsys records where neither `--trace-preset` nor `--nsys-args` selects it, as `nsys profile --trace` takes it:
+`cuda,nvtx,osrt`. Set by `traceable serve` for each side; read by the launcher."""
 
 STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
 """A function each call of which is a step, `module:name` (`capture/step_function.py`). Set by `run --step-function`

@@ -23,7 +23,12 @@ began, 0 for none. Both form its identity, an int64 payload:
 **Named fields.** Right before a range or mark with fields, its thread emits a mark in `PAYLOAD_DOMAIN`. The mark's
 message is the fields as compact JSON, an object that is never empty, as plain text; its payload is the identity. The
 range (of any style) or mark itself carries the same identity, so the two are matched by process and payload; active
-segments don't count. nan and infinite floats are null in the JSON.
+segments don't count. nan and infinite floats are null in the JSON. A range with both fields and a number, as a step
+with a payload is (the number is its index), carries the number. The mark with its fields then announces it as a mark
+`{}` does, which bit 30 of the mark's payload, `ANNOUNCES`, tells.
+
+Programs in other languages need no more than this to give a range fields: the mark, with any identity that is new in
+its process and whose parent is 0 (`0x4000000000000000 | n`, n from 1), and the range with the same payload.
 
 **Counters.** A sample is a mark in `COUNTER_DOMAIN`: the message is the counter's name, the payload an int64 or a
 double, the category the domain that the user gave, by name (none: the default domain).
@@ -74,6 +79,9 @@ INSTANCE_BITS = 0x3FFFFFFF
 
 IDENTITY_TAG = 1 << 62
 """Set in every identity. A positive int of the user with this bit set may be mistaken for one."""
+
+ANNOUNCES = 1 << 30
+"""Set in the payload of a mark with fields whose range carries a number of its own."""
 
 _PARENT_SHIFT = 32
 _UNUSED_BITS = 3 << 30

@@ -14,13 +14,17 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from traceable.errors import Message, TraceError, UsageError
 from traceable.protocol import untrusted
+from traceable.protocol.ranks import RANK_KEY
 
 MANIFEST = "run.json"
 SCHEMA = "traceable.run/1"
+SIDES_SCHEMA = "traceable.sides/1"
+"""The schema of the manifest of a run with several sides, each of which has its own run directory inside."""
+
 PID_FILE = "program.pid"
 EXIT_FILE = "program.exit"
 """What `collectors/exec_shim.py` writes of the program: its pid, and how it ended."""
@@ -39,6 +43,10 @@ CLIENT_OF_KEY = "client_of"
 
 _MODE = 0o775
 """Mode of created directories, less the umask: in a world-writable one any user could place links."""
+
+_NAMES_MAX = 8
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _own_descriptors: dict[Path, int] = {}
 """Descriptors of the run directories that this process has created, opened at their creation."""
@@ -113,7 +121,8 @@ def _check_movable(directory: Path) -> None:
             "give another with -o",
         )
     try:
-        over = is_over(load_manifest(directory), directory)
+        runs = [side.directory for side in list_sides(directory)] or [directory]
+        over = all(is_over(load_manifest(run), run) for run in runs if untrusted.exists(run / MANIFEST))
     except TraceError:
         return
     if not over:
@@ -247,9 +256,130 @@ def load_manifest(directory: Path) -> dict[str, Any]:
     """Return the manifest of a run directory.
 
     Raises:
-        TraceError: it has none, or an invalid one.
+        TraceError: it has none, an invalid one, or that of a run with several sides.
     """
+    if not untrusted.exists(directory / MANIFEST) and (inside := _list_run_dirs(directory)):
+        names = ", ".join(entry.name for entry in inside[:_NAMES_MAX])
+        more = f" and {len(inside) - _NAMES_MAX} more" if len(inside) > _NAMES_MAX else ""
+        raise TraceError(
+            "directory_of_runs",
+            f"{directory} contains the runs {names}{more}",
+            f"give one of them, such as {inside[0]}",
+        )
     return untrusted.read_manifest(directory / MANIFEST)
+
+
+def describe_host() -> dict[str, Any]:
+    """Return the entry `host` of a manifest. Two manifests with the same `boot_id` were written under one kernel, and
+    so with one clock: containers have host names of their own, and share it.
+    """
+    system = os.uname()
+    try:
+        boot_id = _BOOT_ID.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeError):
+        boot_id = None
+    return {
+        "name": system.nodename,
+        "boot_id": boot_id,
+        "system": f"{system.sysname}-{system.release}-{system.machine}",
+        "cpus": os.cpu_count(),
+    }
+
+
+# ---- runs with several sides
+
+
+class Side(NamedTuple):
+    """One program of a run with several.
+
+    Attributes:
+        name: `server`, `client`, ...; unique in its run.
+        directory: its run directory, which need not exist: a side may have failed before.
+    """
+
+    name: str
+    directory: Path
+
+
+def write_sides_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest of a run with several sides.
+
+    Args:
+        directory: the directory of the run.
+        manifest: `sides` (a list of `name` and `directory`, the name of a folder in `directory`), `argv`, `stem`,
+            `start`, `end`, `host` and whatever else is to be kept. `schema` and `run_dir` are added.
+
+    Raises:
+        OSError: as for `write_json`.
+        ValueError: it would be rejected by `list_sides`.
+    """
+    content = {"schema": SIDES_SCHEMA, "run_dir": str(directory), **manifest}
+    untrusted.validate_sides(content)
+    write_json(directory / MANIFEST, content)
+
+
+def load_sides_manifest(directory: Path) -> dict[str, Any] | None:
+    """Return the manifest of a run with several sides; None for any other directory.
+
+    Raises:
+        TraceError: it is damaged.
+    """
+    return untrusted.read_sides_manifest(directory / MANIFEST)
+
+
+def list_sides(directory: Path) -> tuple[Side, ...]:
+    """Return the sides of a run; empty where `directory` is not that of a run with sides.
+
+    A directory without a manifest has as sides the runs inside that have their own names (`run -o DIR/server`), sorted;
+    those of the ranks of one job belong to `launch.ranks.list_rank_runs`.
+
+    Raises:
+        TraceError: its manifest is damaged, or names a directory that is a link.
+    """
+    if untrusted.exists(directory / MANIFEST):
+        manifest = load_sides_manifest(directory)
+        sides = [Side(one["name"], directory / one["directory"]) for one in (manifest or {}).get("sides", ())]
+        for side in sides:
+            if untrusted.exists(side.directory) and not untrusted.is_directory(side.directory):
+                raise TraceError(
+                    "side_not_a_directory",
+                    f"the side {side.name} of {directory} is a link or a file, which is not read",
+                    f"give the run directory of a side, such as {sides[0].directory}",
+                )
+        return tuple(sides)
+    return tuple(Side(entry.name, entry) for entry in _list_named_runs(directory))
+
+
+def list_runs(directory: Path) -> tuple[Path, ...]:
+    """Return the directories of the sides of a run, as far as they exist; of any other directory itself.
+
+    Raises:
+        TraceError: as for `list_sides`.
+    """
+    existing = [side.directory for side in list_sides(directory) if untrusted.is_directory(side.directory)]
+    return tuple(existing) or (directory,)
+
+
+def _list_named_runs(directory: Path) -> list[Path]:
+    runs = []
+    for entry in _list_run_dirs(directory):
+        with contextlib.suppress(TraceError):
+            manifest = load_manifest(entry)
+            # An earlier run that --force renamed keeps its name in its manifest.
+            own, _, number = entry.name.rpartition(".")
+            is_renamed = number.isdigit() and own == Path(str(manifest.get("run_dir"))).name
+            if not is_renamed and not (manifest.get(RANK_KEY) or {}).get("grouped"):
+                runs.append(entry)
+    return runs
+
+
+def _list_run_dirs(directory: Path) -> list[Path]:
+    """Return the run directories in a directory, of any kind, by name."""
+    try:
+        entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
+    except OSError:
+        return []
+    return [entry for entry in entries if untrusted.is_directory(entry) and untrusted.is_regular(entry / MANIFEST)]
 
 
 def is_over(manifest: dict[str, Any], directory: Path) -> bool:

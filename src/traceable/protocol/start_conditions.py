@@ -31,6 +31,7 @@ class Conditions(NamedTuple):
         idle_s: how long no step must have begun before the one with which windows may begin.
         duration_s: how long a window lasts at most. It ends with the step that is open then.
         delay_from_start: the delay is counted from the start of the process (`start+10`).
+        start_file: the absolute path of a file that must exist as a step begins; empty for none.
     """
 
     warmup_steps: int = 0
@@ -38,16 +39,17 @@ class Conditions(NamedTuple):
     idle_s: float = 0.0
     duration_s: float = 0.0
     delay_from_start: bool = False
+    start_file: str = ""
 
     @property
     def has_start_condition(self) -> bool:
         """Whether windows have to wait for a condition."""
-        return bool(self.warmup_steps or self.delay_s or self.idle_s)
+        return bool(self.warmup_steps or self.delay_s or self.idle_s or self.start_file)
 
     @property
     def need_steps(self) -> bool:
         """Whether only a program that takes steps can meet them."""
-        return bool(self.warmup_steps or self.idle_s)
+        return bool(self.warmup_steps or self.idle_s or self.start_file)
 
     def to_environment(self) -> dict[str, str]:
         """Return them as environment variables."""
@@ -70,6 +72,7 @@ class Conditions(NamedTuple):
             pluralize(self.warmup_steps, "warm-up step") if self.warmup_steps else "",
             f"{self.delay_s:g} s from {self.delay_origin}" if self.delay_s else "",
             f"{self.idle_s:g} s without a step" if self.idle_s else "",
+            f"the file {self.start_file} exists" if self.start_file else "",
         ]
         conditions = [clause for clause in clauses if clause]
         return f"after {' and '.join(conditions)}" if conditions else ""
@@ -112,6 +115,11 @@ def _parse_positive_seconds(name: str, text: str) -> float:
     return parse_seconds(name, text, bound="above 0")
 
 
+def _parse_path(_name: str, text: str) -> str:
+    """Return the absolute path: the program may change its directory."""
+    return os.path.abspath(text)  # noqa: PTH100 - every annotated process imports this
+
+
 _FROM_START = "start+"
 """The prefix of a delay that is counted from the start of the process."""
 
@@ -120,6 +128,7 @@ _SOURCES: Mapping[str, tuple[str, str, Callable[[str, str], Any]]] = {
     "delay_s": (environment.DELAY, "--delay", parse_seconds),
     "idle_s": (environment.IDLE, "--idle", _parse_positive_seconds),
     "duration_s": (environment.DURATION, "--duration", _parse_positive_seconds),
+    "start_file": (environment.START_FILE, "--start-file", _parse_path),
 }
 """For each condition its variable, its option, and the parser of either."""
 
@@ -134,7 +143,7 @@ def parse_conditions(texts: Mapping[str, str | None], *, by_option: bool = True)
     Raises:
         UsageError: one of them is malformed.
     """
-    values = {}
+    values: dict[str, Any] = {}
     for name, (variable, option, parse) in _SOURCES.items():
         text = texts.get(name)
         if text and name == "delay_s":
@@ -170,7 +179,7 @@ def load_conditions() -> Conditions:
     for name, text in read_environment().items():
         try:
             conditions = merge_conditions(conditions, parse_conditions({name: text}, by_option=False), (name,))
-        except UsageError as error:  # noqa: PERF203 - four at most
+        except UsageError as error:  # noqa: PERF203 - five at most
             variable = _SOURCES[name][0]
             environment.warn_once("variable_invalid", f"{variable} is ignored: {error.message}", key=variable)
     return conditions

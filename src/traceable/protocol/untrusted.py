@@ -15,7 +15,7 @@ import re
 import sqlite3
 import stat
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +30,9 @@ PID_MAX = 1 << 22
 
 LATEST_NS = 1 << 62
 """Wall clocks and times are from 0 to this, the year 2116: the sum or difference of two does not overflow."""
+
+SIDES_MAX = 64
+"""How many sides a run may have."""
 
 _PIECE_BYTES = 1 << 20
 
@@ -389,6 +392,7 @@ _CONDITIONS = {
     "warmup_steps": COUNT,
     **dict.fromkeys(("delay_s", "idle_s", "duration_s"), NUMBER),
     "delay_from_start": FLAG,
+    "start_file": PATH,
 }
 _COMPARED = {
     "steps!": COUNT,
@@ -411,6 +415,7 @@ _OVERHEAD = {
     "run_overhead_share?": NUMBER,
     "=": [("run_overhead_share", "plain_run_ns"), ("run_overhead_share", "profiled_run_ns")],
 }
+_HOST = {"name": TEXT, "system": TEXT, "boot_id": TEXT}
 _ENDED = {"exit_code": WHOLE, "signal": WHOLE}
 
 FLIGHT_INTERVAL = {
@@ -449,7 +454,7 @@ MANIFEST = {
     "python": {"version": TEXT},
     "versions": {"*": TEXT},
     "git": {"commit": TEXT, "dirty": FLAG},
-    "host": {"name": TEXT, "system": TEXT},
+    "host": _HOST,
     "gpus": [{"name": TEXT}],
     "environment_names": [TEXT],
     "profilers": [TEXT],
@@ -467,6 +472,18 @@ MANIFEST = {
     "overhead": _OVERHEAD,
 }
 """`run.json`, as far as it is read."""
+
+SIDES = {
+    "schema!": TEXT,
+    "run_dir": PATH,
+    "argv": _ARGV,
+    "stem": FILE_NAME,
+    "sides!": [{"name!": FILE_NAME, "directory!": FILE_NAME}],
+    "start": {"wall_ns": COUNT},
+    "end": {"wall_ns": COUNT},
+    "host": _HOST,
+}
+"""`run.json` of a run with several sides."""
 
 PROCESS = {
     "schema!": TEXT,
@@ -494,6 +511,7 @@ PROCESS = {
         "counted_from": COUNT,
         "delay_waited_s": NUMBER,
         "longest_pause_s": NUMBER,
+        "has_start_file": FLAG,
         "first_range_wall_ns": COUNT,
     },
     "annotate": {
@@ -532,13 +550,56 @@ GPU_CLOCK = {
 """The metadata about clocks and GPUs in a process's trace in `gpu/`."""
 
 
+_RUN, _SIDES = "traceable.run/", "traceable.sides/"
+"""How the schemas of the two kinds of manifests begin; their version follows."""
+
+_REMEDY = "give the .nsys-rep or .sqlite file in it"
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest `run.json`.
+    """Return the manifest `run.json` of one run.
+
+    Raises:
+        TraceError: it can't be read, is not a manifest, has a value of the wrong type, or is that of several sides.
+    """
+    content = _read_any_manifest(path)
+    if str(content["schema"]).startswith(_SIDES):
+        sides = [str(one["name"]) for one in _check_manifest(path, content, validate_sides)["sides"]]
+        raise TraceError(
+            "run_of_several_sides",
+            f"{path.parent} is the directory of several sides: {', '.join(sides)}",
+            f"give that of one side, such as {path.parent / sides[0]}",
+        )
+    return _check_manifest(path, content, lambda value: validate_shape(value, MANIFEST))
+
+
+def read_sides_manifest(path: Path) -> dict[str, Any] | None:
+    """Return the manifest `run.json` of a run with several sides; None for that of another run.
 
     Raises:
         TraceError: it can't be read, is not a manifest, or has a value of the wrong type.
     """
-    remedy = "give the .nsys-rep or .sqlite file in it"
+    content = _read_any_manifest(path)
+    return _check_manifest(path, content, validate_sides) if str(content["schema"]).startswith(_SIDES) else None
+
+
+def validate_sides(content: Any) -> dict[str, Any]:
+    """Return the manifest of a run with several sides if it is one.
+
+    Raises:
+        ValueError: it is not; the text is the reason, as the end of a sentence.
+    """
+    manifest = validate_shape(content, SIDES)
+    for key in ("name", "directory"):
+        values = [one[key] for one in manifest["sides"]]
+        if twice := next((value for value in values if values.count(value) > 1), None):
+            raise ValueError(f"two of its sides have the {key} {twice!r}")
+    if not 0 < len(manifest["sides"]) <= SIDES_MAX:
+        raise ValueError(f"it has {len(manifest['sides'])} sides, not 1 to {SIDES_MAX}")
+    return manifest
+
+
+def _read_any_manifest(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(read_file(path))
     except OSError as error:
@@ -549,9 +610,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError:
         content = None
-    if not isinstance(content, dict) or not str(content.get("schema", "")).startswith("traceable.run/"):
-        raise TraceError("not_a_manifest", f"{path} is not a manifest of traceable", remedy)
+    if not isinstance(content, dict) or not str(content.get("schema", "")).startswith((_RUN, _SIDES)):
+        raise TraceError("not_a_manifest", f"{path} is not a manifest of traceable", _REMEDY)
+    return content
+
+
+def _check_manifest(path: Path, content: Any, validate: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return validate_shape(content, MANIFEST)
+        return validate(content)
     except ValueError as error:
-        raise TraceError("manifest_damaged", f"{path} is damaged: {error}", remedy) from None
+        raise TraceError("manifest_damaged", f"{path} is damaged: {error}", _REMEDY) from None

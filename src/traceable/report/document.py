@@ -21,6 +21,7 @@ from traceable.report.text import format_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.analysis.clocks import SideClock
     from traceable.analysis.expectations import ExpectationResult
     from traceable.checks.completeness import Completeness
     from traceable.recording import Recording
@@ -51,13 +52,15 @@ def build_header(recording: Recording) -> dict[str, Any]:
             "collector_version": trace.source.version or None,
             "schema_version": trace.source.schema or None,
             "processes": [
-                {"pid": process.pid, "name": process.name or None, "rank": process.rank} for process in trace.processes
+                {"pid": process.pid, "name": process.name or None, "rank": process.rank, "side": process.side}
+                for process in trace.processes
             ],
             "threads": len(trace.threads),
             "range_instances": len(trace.ranges),
             "marks": len(trace.marks),
             "notes": [note.as_dict for note in recording.notes],
         },
+        "sides": [_build_side(side) for side in recording.sides],
         "window": {
             "start_ns": start,
             "end_ns": end,
@@ -210,6 +213,20 @@ def _get_umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+def _build_side(side: SideClock) -> dict[str, Any]:
+    return {
+        "name": side.name,
+        "host": side.host,
+        "collector": side.collector or None,
+        "processes": side.processes,
+        "clock": side.clock,
+        "offset_ns": side.offset_ns,
+        "uncertainty_ns": side.uncertainty_ns,
+        "uncertainty_source": side.uncertainty_source,
+        "pairs": side.pairs,
+    }
 
 
 def _build_coverage(coverage: Coverage) -> dict[str, Any]:

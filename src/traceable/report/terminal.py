@@ -57,6 +57,14 @@ _REASONS = {
 }
 
 
+_UNCERTAINTIES = {
+    "requests": ", measured with requests",
+    "windows": ", measured with windows",
+    "collector": ", typical of the collectors",
+}
+"""Where the uncertainty of a clock is from."""
+
+
 def write_header(page: Page, report: Mapping[str, Any], title: str) -> None:
     """Print what this is, what was read, and how much of the GPU's work the ranges explain."""
     of_the_run = (
@@ -270,7 +278,7 @@ def format_header(report: Mapping[str, Any]) -> list[str]:
         processes,
         f"{format_count(source['range_instances'])} ranges",
     ]
-    lines = [" | ".join(filter(None, parts))]
+    lines = [" | ".join(filter(None, parts)), *map(_format_side, report["sides"])]
     if coverage["gpu_operations"] is not None:
         lines.append(_format_coverage(coverage))
     if report["selection"] is not None:
@@ -280,9 +288,29 @@ def format_header(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _format_side(side: Mapping[str, Any]) -> str:
+    """Return one side and its clock: `client: recorder, 1 process; the clock of server, +-310 us (typical)`."""
+    what = ", ".join(
+        filter(None, (side["collector"], side["host"], format_count(side["processes"], "process", "processes")))
+    )
+    if side["clock"] is None:
+        return f"{side['name']}: {what}; its clock is that of the recording"
+    unknown = "uncertainty unknown"
+    uncertainty = unknown if side["uncertainty_ns"] is None else f"±{format_duration(side['uncertainty_ns'])}"
+    source = _UNCERTAINTIES.get(side["uncertainty_source"], "")
+    pairs = format_count(side["pairs"], "request")
+    clock = {
+        "same_host": "same clock",
+        "request_pairs": f"clock moved by {side['offset_ns'] / 1e6:+.6g} ms, from {pairs}",
+        "given": f"clock moved by {side['offset_ns'] / 1e6:+.6g} ms, as given",
+    }[side["clock"]]
+    return f"{side['name']}: {what}; {clock}, {uncertainty}{source}"
+
+
 def _format_selection(selection: Mapping[str, Any]) -> str:
     first, last = selection["start_ns"], selection["end_ns"]
     parts = [
+        *(f"side {one}" for one in selection["sides"] or ()),
         *(f"process {one}" for one in selection["processes"] or ()),
         *([f"ranks {selection['ranks']}"] if selection["ranks"] else ()),
         *(f"GPU {one}" for one in selection["devices"] or ()),

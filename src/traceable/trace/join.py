@@ -1,4 +1,5 @@
-"""Several recordings as one trace: reports of several windows, of several ranks, or of one process by two recorders.
+"""Several recordings as one trace: reports of several windows, of several ranks or sides, or of one process by two
+recorders.
 
 Each part has its own clock zero. Events keep their distances within a part; the parts are placed by their wall clocks.
 Nothing is invented for the time between them.
@@ -6,6 +7,7 @@ Nothing is invented for the time between them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -41,7 +43,72 @@ _TIMES = ("start_ns", "end_ns")
 _ALL_CORRELATIONS = 1 << 32
 """CUPTI counts calls in 32 bits."""
 
+_SIDE_IDS = 1 << 64
+"""Global ids of processes and threads are below this; those of the sides of a run get numbers beyond it."""
+
 _Kind = TypeVar("_Kind", bound=Events)
+
+
+def join_sides(sides: Sequence[tuple[str, Trace]], offsets_ns: Sequence[int]) -> Trace:
+    """Return the events of all sides of a run as one trace, as `join_traces` does.
+
+    No two sides share a process, whatever their numbers: containers and hosts number theirs alike. Sides come in this
+    order, and the name of each process begins with that of its side.
+
+    Args:
+        sides: the name and the trace of each.
+        offsets_ns: what to add to the wall clock of each.
+
+    Raises:
+        TraceError: a side has no wall clock, or the GPUs of two sides have the same numbers.
+    """
+    _check_gpu_numbers(sides)
+    parts = []
+    for number, ((name, trace), offset_ns) in enumerate(zip(sides, offsets_ns, strict=True)):
+        processes = [
+            replace(
+                one,
+                global_id=one.global_id + number * _SIDE_IDS,
+                name="/".join(filter(None, (name, re.split(r"[/\\]", one.name)[-1]))),
+                side=name,
+            )
+            for one in trace.processes
+        ]
+        parts.append(
+            replace(
+                trace,
+                processes=tuple(processes),
+                threads=tuple(replace(one, global_id=one.global_id + number * _SIDE_IDS) for one in trace.threads),
+                utc_epoch_ns=None if trace.utc_epoch_ns is None else trace.utc_epoch_ns + offset_ns,
+            )
+        )
+    return join_traces(parts)
+
+
+def _check_gpu_numbers(sides: Sequence[tuple[str, Trace]]) -> None:
+    """Reject sides in which one number stands for two GPUs: of its GPU, an operation has no more than that number."""
+    known: dict[tuple[str, int], tuple[str, object]] = {}
+    for name, trace in sides:
+        if not has_gpu_work(trace):
+            continue
+        numbers: dict[tuple[str, int], object] = {("gpu", one.number): one.bus for one in trace.devices if one.bus}
+        for process in trace.processes:
+            of_process = {cuda: gpu for (pid, cuda), gpu in trace.cuda_devices.items() if pid == process.pid}
+            numbers["pid", process.pid] = of_process
+        for key, value in numbers.items():
+            other, other_value = known.setdefault(key, (name, value))
+            if other_value != value:
+                raise TraceError(
+                    "gpu_numbers_conflict",
+                    f"{other} and {name} number their GPUs in different ways (containers with different GPUs), so that "
+                    "one number stands for two",
+                    "report on each side alone",
+                )
+
+
+def has_gpu_work(trace: Trace) -> bool:
+    """Whether a trace has operations of a GPU."""
+    return any(len(one) for one in (trace.kernels, trace.copies, trace.memsets, trace.graph_launches))
 
 
 def join_traces(parts: Sequence[Trace]) -> Trace:

@@ -49,7 +49,7 @@ from traceable.trace.model import (
     fold_constant,
     make_constant_column,
 )
-from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_payload_marks
+from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_fields, match_payload_marks
 
 MAX_DISTANCE_NS = 60 * 10**9
 """How long nothing may have been recorded between two files that are read as one. The ranks of a job record the same
@@ -472,12 +472,11 @@ def build_annotation_columns(events: FileEvents, zero_ns: int, processes: Int32)
     is_payload_mark = marks["domain"] == names.find(PAYLOAD_DOMAIN)
     is_sample = marks["domain"] == names.find(COUNTER_DOMAIN)
     of_window = rows["domain"] == names.find(WINDOW_DOMAIN)
+    payload_marks = _build_payload_marks(_take_rows(marks, is_payload_mark), names)
     return {
-        "ranges": _build_range_columns(_take_rows(rows, ~of_window), _take_rows(marks, is_payload_mark), names),
+        "ranges": _build_range_columns(_take_rows(rows, ~of_window), payload_marks, names),
         "windows": _build_window_columns(_take_rows(rows, of_window), names),
-        "marks": _select_columns(
-            _take_rows(marks, ~is_payload_mark & ~is_sample), ("start_ns", "name", "domain", "category", "thread")
-        ),
+        "marks": _build_mark_columns(_take_rows(marks, ~is_payload_mark & ~is_sample), payload_marks),
         "counters": _build_counter_columns(_take_rows(marks, is_sample)),
     }
 
@@ -510,12 +509,21 @@ def _select_columns(rows: Columns, names: tuple[str, ...]) -> Columns:
     return {name: rows[name] for name in names}
 
 
-def _build_range_columns(rows: Columns, marks: Columns, names: Names) -> Columns:
+def _build_payload_marks(marks: Columns, names: Names) -> PayloadMarks:
+    text = np.where(marks["name"] == names.find(NO_FIELDS), -1, marks["name"]).astype(np.int32)
+    process = marks["process"].astype(np.int64)
+    return PayloadMarks(marks["start_ns"], text, marks["thread"], process, marks["payload"])
+
+
+def _build_mark_columns(rows: Columns, payload_marks: PayloadMarks) -> Columns:
+    fields = match_fields(payload_marks, rows["start_ns"], rows["process"].astype(np.int64), rows["payload"])
+    same = _select_columns(rows, ("start_ns", "name", "domain", "category", "thread"))
+    return {**same, "fields": fold_constant(fields)}
+
+
+def _build_range_columns(rows: Columns, payload_marks: PayloadMarks, names: Names) -> Columns:
     payload = rows["payload"]
     is_segment = is_segment_domain(rows["domain"], names.find) & (rows["style"] == PUSH_POP)
-    identity_only = marks["name"] == names.find(NO_FIELDS)
-    place = marks["thread"], marks["process"].astype(np.int64)
-    payload_marks = PayloadMarks(marks["start_ns"], marks["name"], identity_only, *place, marks["payload"])
     of = rows["start_ns"], rows["thread"], rows["process"].astype(np.int64)
     identity, fields = match_payload_marks(payload_marks, *of, is_segment, payload)
     same = ("start_ns", "end_ns", "name", "domain", "category", "thread", "end_thread", "style", "clipped", "payload")

@@ -145,6 +145,7 @@ class Marks(Events):
     domain: Int32
     category: Int32
     thread: Int32
+    fields: Int32
 
 
 @dataclass(frozen=True)
@@ -343,12 +344,14 @@ class Process:
         pid: its process id.
         name: empty where it was not recorded.
         rank: of a distributed job; None for none, or where it was not recorded.
+        side: the side of a run with several (`server`); None in any other run.
     """
 
     global_id: int
     pid: int
     name: str
     rank: int | None = None
+    side: str | None = None
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ from traceable.trace.model import (
     select_values,
     take_values,
 )
-from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_payload_marks
+from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_fields, match_payload_marks
 from traceable.trace.sqlite import RE_EXPORT, ColumnSpec, Database, EncodedColumn, Rows, make_empty_rows
 
 NEWEST_SCHEMA = (3, 28)
@@ -688,9 +688,8 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
     windows = _make_windows(
         _close_ranges(_make_ranges(_take_rows(rows, of_window), None, names), last_ns, closed_at_ns), names
     )
-    ranges = _make_ranges(
-        _take_rows(rows, is_range & ~of_window), _make_payload_marks(_take_rows(rows, is_payload_mark), names), names
-    )
+    payload_marks = _make_payload_marks(_take_rows(rows, is_payload_mark), names)
+    ranges = _make_ranges(_take_rows(rows, is_range & ~of_window), payload_marks, names)
     counters = _make_counters(_take_rows(rows, is_sample), threads)
     names_thread = kind == _THREAD_NAME
     named_threads = global_tids[events.encoded["scope"].codes[names_thread]].tolist()
@@ -699,7 +698,7 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
     return Nvtx(
         ranges=_close_ranges(ranges, last_ns, closed_at_ns, windows),
         windows=windows,
-        marks=_make_marks(_take_rows(rows, is_mark & ~is_payload_mark & ~is_sample)),
+        marks=_make_marks(_take_rows(rows, is_mark & ~is_payload_mark & ~is_sample), payload_marks),
         counters=counters,
         lost_samples=int(is_sample.sum()) - len(counters),
         thread_names={thread: texts[index] for thread, index in thread_names if index >= 0 and texts[index]},
@@ -821,13 +820,14 @@ def _make_windows(ranges: Ranges, names: Names) -> Windows:
     )
 
 
-def _make_marks(rows: dict[str, Column]) -> Marks:
-    return Marks(rows["start"], rows["name"], rows["domain"], rows["category"], rows["thread"])
+def _make_marks(rows: dict[str, Column], payload_marks: PayloadMarks) -> Marks:
+    fields = match_fields(payload_marks, rows["start"], rows["process"], rows["payload"])
+    return Marks(rows["start"], rows["name"], rows["domain"], rows["category"], rows["thread"], fold_constant(fields))
 
 
 def _make_payload_marks(rows: dict[str, Column], names: Names) -> PayloadMarks:
-    identity_only = rows["name"] == names.find(NO_FIELDS)
-    return PayloadMarks(rows["start"], rows["name"], identity_only, rows["thread"], rows["process"], rows["payload"])
+    text = np.where(rows["name"] == names.find(NO_FIELDS), -1, rows["name"]).astype(np.int32)
+    return PayloadMarks(rows["start"], text, rows["thread"], rows["process"], rows["payload"])
 
 
 def _make_counters(rows: dict[str, Column], threads: Threads) -> Counters:

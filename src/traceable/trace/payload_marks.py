@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.protocol.nvtx import ACTIVE_DOMAIN, GENERATOR_DOMAIN, is_identity
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, ANNOUNCES, GENERATOR_DOMAIN, is_identity
 from traceable.trace.model import NULL, Bool, Int32, Int64, find_distinct
 
 
@@ -30,19 +30,25 @@ def is_segment_domain(domain: Int32, number: Callable[[str], int]) -> Bool:
 class PayloadMarks:
     """The marks of PAYLOAD_DOMAIN, as equally long columns.
 
-    `text` is an index into the trace's names, `identity_only` whether it is NO_FIELDS, `process` any process number.
+    `text` is an index into the trace's names, -1 where it is NO_FIELDS, `process` any process number, `payload` an
+    identity, with the bit ANNOUNCES or without.
     """
 
     start_ns: Int64
     text: Int32
-    identity_only: Bool
     thread: Int32
     process: Int64
-    identity: Int64
+    payload: Int64
 
     def take(self, which: Bool) -> PayloadMarks:
         """Return the marks `which`."""
         return PayloadMarks(*(column[which] for column in vars(self).values()))
+
+    @property
+    def announces(self) -> Bool:
+        """Which announce the next range of their thread, which carries a number and not their identity."""
+        is_announcing: Bool = (self.text < 0) | (self.payload & ANNOUNCES != 0)
+        return is_announcing
 
 
 def match_payload_marks(
@@ -55,26 +61,39 @@ def match_payload_marks(
         start_ns, thread, process, payload: of the ranges.
         is_segment: which ranges are active segments. They carry an identity, but never fields.
     """
-    marks = marks.take(is_identity(marks.identity))
     has_identity = is_identity(payload)
     identity = np.where(has_identity, payload, NULL)
     fields = np.full(len(start_ns), -1, np.int32)
 
-    identity_marks = marks.take(marks.identity_only)
-    ranges = np.flatnonzero(~is_segment)
-    target = _find_next(identity_marks.thread, identity_marks.start_ns, thread[ranges], start_ns[ranges])
-    target = np.where(has_identity[ranges[target]], -1, target) if len(ranges) else target
-    identity[ranges[target[target >= 0]]] = identity_marks.identity[target >= 0]
+    own = np.flatnonzero(has_identity & ~is_segment)
+    fields[own] = match_fields(marks, start_ns[own], process[own], payload[own])
 
-    field_marks = marks.take(~marks.identity_only)
-    ranges = np.flatnonzero(has_identity & ~is_segment)
-    kinds = _number_pairs(
-        np.concatenate([field_marks.process, process[ranges]]), np.concatenate([field_marks.identity, payload[ranges]])
-    )
-    mark_count = len(field_marks.start_ns)
-    target = _find_next(kinds[:mark_count], field_marks.start_ns, kinds[mark_count:], start_ns[ranges])
-    fields[ranges[target[target >= 0]]] = field_marks.text[target >= 0]
+    marks = marks.take(marks.announces & is_identity(marks.payload & ~ANNOUNCES))
+    ranges = np.flatnonzero(~is_segment)
+    target = _find_next(marks.thread, marks.start_ns, thread[ranges], start_ns[ranges])
+    target = np.where(has_identity[ranges[target]], -1, target) if len(ranges) else target
+    announced = ranges[target[target >= 0]]
+    identity[announced] = marks.payload[target >= 0] & ~ANNOUNCES
+    fields[announced] = marks.text[target >= 0]
     return identity, fields
+
+
+def match_fields(marks: PayloadMarks, start_ns: Int64, process: Int64, payload: Int64) -> Int32:
+    """Return the text of the fields (-1 for none) of ranges or marks that carry the identity of their fields.
+
+    Args:
+        marks: those that announce, and those without an identity, are ignored.
+        start_ns, process, payload: of the ranges or marks.
+    """
+    fields = np.full(len(start_ns), -1, np.int32)
+    if not is_identity(payload).any():
+        return fields
+    marks = marks.take(~marks.announces & is_identity(marks.payload))
+    kinds = _number_pairs(np.concatenate([marks.process, process]), np.concatenate([marks.payload, payload]))
+    mark_count = len(marks.start_ns)
+    target = _find_next(kinds[:mark_count], marks.start_ns, kinds[mark_count:], start_ns)
+    fields[target[target >= 0]] = marks.text[target >= 0]
+    return fields
 
 
 def _number_pairs(process: Int64, identity: Int64) -> Int64:

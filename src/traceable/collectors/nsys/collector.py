@@ -83,6 +83,7 @@ class NsysCollector(Collector):
         "exit normally (sys.exit, not os._exit; close() and join() a pool, not terminate()), start them with spawn, or "
         "use --collector recorder"
     )
+    wall_clock_error_ns = 300_000  # Measured with 2022.4 to 2024.6: 65 to 110 us in the median.
     product = "NVIDIA Nsight"
     suffixes = (*REPORT_SUFFIXES, ".qdstrm")
 

@@ -10,13 +10,15 @@ Nothing here starts nsys; the properties of the machine come in as `Machine`.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
 from traceable.errors import Message, UsageError
+from traceable.protocol import environment
 from traceable.protocol.nvtx import WINDOW_DOMAIN
 from traceable.protocol.run_dir import NSYS_LOG
 
@@ -174,7 +176,7 @@ class Preset:
     """A choice of data to record.
 
     Attributes:
-        trace: the APIs; every preset has `cuda` and `nvtx`.
+        trace: the APIs; each of `PRESETS` has `cuda` and `nvtx`.
         options: further options with their values.
         sampling_options: options that need CPU samples; skipped if the CPU can't be sampled.
         gpu_metrics: sample the GPU's own counters.
@@ -289,8 +291,10 @@ class NsysRequest:
 
     @property
     def effective_preset(self) -> Preset:
-        """The preset, or the default one."""
-        return PRESETS[self.preset or DEFAULT_PRESET]
+        """The preset, or the default one with the APIs of `TRACEABLE_NSYS_APIS`."""
+        preset = PRESETS[self.preset or DEFAULT_PRESET]
+        apis = os.environ.get(environment.NSYS_APIS)
+        return replace(preset, trace=tuple(apis.split(","))) if apis and self.preset is None else preset
 
 
 @dataclass(frozen=True)

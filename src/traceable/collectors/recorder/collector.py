@@ -53,6 +53,7 @@ class RecorderCollector(Collector):
     has_flight_recorder = True
     survives_kill = True
     loss_fix = "free space on the disk of the run directory, and check that the process could write to it"
+    wall_clock_error_ns = 1000  # It reads both clocks at one moment, of five tries in the shortest.
     product = "traceable"
 
     def __init__(self, gpu: bool = False) -> None:

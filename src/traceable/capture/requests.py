@@ -1,0 +1,176 @@
+"""Requests: `request`, a public function of this package, and the ids that both sides of a request know it by.
+
+A request is a range `request` with the field `request_id`. Client and server record it under the same id, which travels
+in the header `x-request-id` or `traceparent`, and so are joined (docs/requests.md). The first requests of a client may
+be its warm-up (`warmup`).
+"""
+
+from __future__ import annotations
+
+import os
+
+from traceable.annotation import engine
+from traceable.annotation.ranges import annotate, mark
+from traceable.annotation.resumable import Block
+from traceable.capture.warmup import make_warmup
+from traceable.protocol import environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+    from typing_extensions import Self
+
+REQUEST = "request"
+"""The name of the range of a request."""
+
+REQUEST_ID = "request_id"
+"""The field with its id, of that range and of marks."""
+
+FIRST_BYTE = "first_byte"
+"""The mark at the first byte of the response."""
+
+ID_MAX = 128
+"""Characters of an id; later ones are cut off."""
+
+can_emit = engine.can_emit()
+"""NVTX looks for a profiler once, so whether requests can be recorded is known from the start."""
+
+_warmup = make_warmup()
+_HEX = frozenset("0123456789abcdef")
+
+
+def request(request_id: Any = None, /, **fields: Any) -> Request:
+    """Return a context manager whose block is one request: `with traceable.request(id):`.
+
+    It records a range `request` with the field `request_id`. `async with` does the same. The range may stay open over
+    `await` and be closed by another thread or task; ranges that begin in the block belong to it.
+
+    Args:
+        request_id: the id under which the other side knows the request: a string, a number, a UUID, or the value of a
+            `traceparent` header, of which the ids of trace and span are the id. A new id if it is None or empty. It is
+            the attribute `id` of the request, as text, of at most 128 printable ASCII characters.
+        **fields: named fields of its range, as in the payload of `annotate`.
+
+    Example:
+        >>> with request("7f3a", model="tiny") as one:
+        ...     headers = {"x-request-id": one.id}
+        >>> headers
+        {'x-request-id': '7f3a'}
+    """
+    return Request(clean_id(request_id) or make_id(), fields)
+
+
+class Request:
+    """The context manager that `request` returns.
+
+    Attributes:
+        id: of the request.
+    """
+
+    __slots__ = ("_block", "_counts", "_fields", "id")
+
+    def __init__(self, request_id: str, fields: dict[str, Any] | None = None) -> None:
+        self.id = request_id
+        self._fields = fields
+        self._block: Block | None = None
+        self._counts = False
+
+    def __enter__(self) -> Self:
+        if _warmup is not None:
+            self._counts = _warmup.begin_request()
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+        self.leave_context()
+        if self._counts and _warmup is not None:
+            _warmup.end_request()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def start(self) -> None:
+        """Open its range, in which other ranges of this context begin from here on."""
+        if can_emit:
+            self._block = Block(self._make_range())
+
+    def end(self) -> None:
+        """Close its range, if it is open, from any context."""
+        if self._block is not None:
+            self._block.end()
+
+    def enter_context(self) -> None:
+        """Have ranges that begin in this context from here on begin in the request."""
+        if self._block is not None:
+            self._block.enter_context()
+
+    def leave_context(self) -> None:
+        """Have ranges that begin in this context from here on begin where the request began."""
+        if self._block is not None:
+            self._block.leave_context()
+
+    def mark_first_byte(self) -> None:
+        """Emit the mark at the first byte of the response."""
+        mark(FIRST_BYTE, payload={REQUEST_ID: self.id})
+
+    def _make_range(self) -> annotate:
+        try:
+            return annotate(REQUEST, payload={REQUEST_ID: self.id, **(self._fields or {})})
+        except Exception as error:  # noqa: BLE001 - a field that is not one of JSON: the id is recorded
+            message = f"the fields of a request are not recorded: {type(error).__name__}: {error}"
+            environment.warn_once("request_fields_not_recorded", message)
+            return annotate(REQUEST, payload={REQUEST_ID: self.id})
+
+
+def make_id() -> str:
+    """Return a new id."""
+    return os.urandom(16).hex()
+
+
+def clean_id(value: Any) -> str:
+    r"""Return an id of the program or of a header as it is recorded; empty for none.
+
+    Examples:
+        >>> clean_id("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+        '0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331'
+        >>> clean_id(" a\nb "), clean_id(7), clean_id(None)
+        ('a_b', '7', '')
+    """
+    if value is None:
+        return ""
+    text = str(value).strip()[:ID_MAX]
+    if len(text) == 55 and is_traceparent(text):
+        return text[3:52]
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(c if " " <= c <= "~" else "_" for c in text)
+    return text
+
+
+def is_traceparent(text: str) -> bool:
+    """Whether a text is the value of a `traceparent` header: version, trace id, span id and flags, in hex."""
+    parts = text.split("-")
+    return (
+        [len(part) for part in parts] == [2, 32, 16, 2]
+        and all(_HEX.issuperset(part) for part in parts)
+        and parts[0] != "ff"
+        and parts[1].strip("0") != ""
+        and parts[2].strip("0") != ""
+    )
+
+
+def choose_id(x_request_id: str | None, traceparent: str | None) -> str:
+    """Return the id of a request with these headers: the first that has one, else a new one."""
+    known = clean_id(x_request_id)
+    if not known and traceparent is not None and is_traceparent(traceparent.strip()):
+        known = clean_id(traceparent)
+    return known or make_id()

@@ -1,0 +1,274 @@
+"""Run a server and a client that drives it, each under a collector, and print one profile of both.
+
+    traceable serve [options] --server 'COMMAND' --client 'COMMAND'
+
+The client is started when the server is ready; when it has ended, the server is stopped. In both commands {uds} and
+{port} are the server's Unix socket and port. The exit code is the client's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from traceable import collectors
+from traceable.cli import options
+from traceable.cli import run as run_command
+from traceable.cli.console import log, print_command
+from traceable.cli.main import Parser
+from traceable.errors import Message, TraceableError, UsageError, format_one_line
+from traceable.launch import launcher, server_presets
+from traceable.launch.serve import (
+    CLIENT,
+    SERVER,
+    ServeRequest,
+    ServeResult,
+    SideRequest,
+    format_command_lines,
+    parse_ready,
+    run_sides,
+)
+from traceable.launch.worker import Worker, WorkerDiedError
+
+EXIT_FAILED = 1
+"""The exit code where the client did not run, or was stopped because its server had ended."""
+
+_OPTIONS_OF_RUN = tuple(f"--{side}-options" for side in (SERVER, CLIENT))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.usage = "traceable serve [options] --server 'COMMAND' --client 'COMMAND'"
+    for side in (SERVER, CLIENT):
+        parser.add_argument(
+            f"--{side}", metavar="COMMAND", type=_split_command, required=True, help=f"the {side}'s command line"
+        )
+    parser.add_argument("--uds", metavar="PATH", type=Path, help="the server's Unix socket, {uds} in the commands")
+    parser.add_argument(
+        "--port",
+        metavar="N",
+        type=_parse_port,
+        help="the server's TCP port, {port} in the commands (default: a free one)",
+    )
+    parser.add_argument(
+        "--steps", metavar="SPEC", type=run_command.parse_steps, help="record only these steps of the server: 10:30"
+    )
+    parser.add_argument(
+        "--warmup-requests",
+        metavar="N",
+        type=options.parse_non_negative_int,
+        default=0,
+        help="the first N requests of the client are warm-up: --steps are counted from their end",
+    )
+    parser.add_argument(
+        "--preset",
+        metavar="NAME",
+        type=server_presets.find_preset,
+        help=f"the kind of server: {', '.join(server_presets.PRESETS)} (default: by its command)",
+    )
+    parser.add_argument(
+        "--ready",
+        metavar="WHAT",
+        type=parse_ready,
+        action="append",
+        default=[],
+        help="when the server is ready: uds:PATH, tcp:HOST:PORT, http://... or line:REGEX; repeatable, all must be met "
+        "(default: by --uds, --port or the preset)",
+    )
+    parser.add_argument(
+        "--ready-timeout",
+        metavar="S",
+        type=_parse_seconds,
+        default=120.0,
+        help="how long the server has to become ready (120)",
+    )
+    parser.add_argument(
+        "--stop-timeout",
+        metavar="S",
+        type=_parse_seconds,
+        help="how long a side has to end before it gets the next signal, at last SIGKILL (default: no limit)",
+    )
+    names = [collectors.AUTO, *collectors.COLLECTORS]
+    parser.add_argument("--collector", metavar="NAME", choices=names, default=collectors.AUTO, help=", ".join(names))
+    for side in (SERVER, CLIENT):
+        parser.add_argument(
+            f"--{side}-collector", metavar="NAME", choices=names, help=f"another collector for the {side}"
+        )
+    for side in (SERVER, CLIENT):
+        parser.add_argument(
+            f"--{side}-options",
+            metavar="OPTIONS",
+            type=_split_words,
+            default=(),
+            help=f"further options of `traceable run` for the {side}, split as in a shell",
+        )
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, help="the run directory (default: traceable-runs/NAME-TIME)"
+    )
+    parser.add_argument("--name", metavar="N", default="serve", help="the name of the run (serve)")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="allow a non-empty output directory; an earlier run in it is renamed, never deleted",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command line of each side without running anything"
+    )
+    options.add_view_arguments(parser)
+
+
+def take_program(_parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Join options of `run` to the option before them: argparse takes a word that begins with a dash for an option."""
+    return run_command.join_values(words, _OPTIONS_OF_RUN), []
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run both sides, print the profile of both, and return the client's exit code or die of its signal."""
+    options.check_output_files(arguments)
+    request = _make_request(arguments)
+    if arguments.dry_run:
+        for line in format_command_lines(request):
+            print_command(line)
+        return 0
+    options.remove_output_file(arguments)
+    result = run_sides(request, log)
+    _report_result(result, arguments)
+    with Worker(run_command.prepare_worker) as worker:
+        _show_profile(worker, result, arguments)
+    return _get_exit_code(result)
+
+
+def _make_request(arguments: argparse.Namespace) -> ServeRequest:
+    preset = arguments.preset
+    if preset is None:
+        preset = server_presets.detect_preset(arguments.server)
+        if preset is not server_presets.PLAIN and not arguments.quiet:
+            log(f"the server is started by {' '.join(arguments.server[:3])}: --preset {preset.name}")
+    sides = {}
+    for side in (SERVER, CLIENT):
+        further = getattr(arguments, f"{side}_options")
+        _check_run_options(further, f"--{side}-options")
+        sides[side] = SideRequest(
+            side,
+            getattr(arguments, side),
+            getattr(arguments, f"{side}_collector") or arguments.collector,
+            further,
+        )
+    return ServeRequest(
+        sides[SERVER],
+        sides[CLIENT],
+        argv=("traceable", *sys.argv[1:]),
+        directory=arguments.output,
+        name=arguments.name,
+        force=arguments.force,
+        uds=arguments.uds,
+        port=arguments.port,
+        ready=tuple(arguments.ready),
+        ready_timeout_s=arguments.ready_timeout,
+        stop_timeout_s=arguments.stop_timeout,
+        steps=str(arguments.steps) if arguments.steps else None,
+        warmup_requests=arguments.warmup_requests,
+        preset=preset,
+        quiet=arguments.quiet,
+    )
+
+
+def _check_run_options(words: Sequence[str], option: str) -> None:
+    """Reject options that `traceable run` would reject, before anything is started.
+
+    Raises:
+        UsageError: one of them is not an option of `run`, or is malformed.
+    """
+    parser = Parser(prog=f"traceable serve {option}")
+    run_command.add_arguments(parser)
+    ours, rest = run_command.take_program(parser, words)
+    if rest:
+        problem = f"{rest[0]!r} in {option} is not an option"
+        raise UsageError("not_an_option", problem, "put arguments of the program into its command")
+    parser.parse_args(ours)
+
+
+def _report_result(result: ServeResult, arguments: argparse.Namespace) -> None:
+    """Print how both sides ended."""
+    for side in (result.client, result.server):
+        if side.exit_code != 0:
+            log(Message("side_failed", f"the {side.name} {side.ended}"))
+        elif not arguments.quiet:
+            log(f"the {side.name} {side.ended}")
+
+
+def _show_profile(worker: Worker, result: ServeResult, arguments: argparse.Namespace) -> None:
+    """Print the profile of both sides, in a process of its own: a lack of memory must not change the exit code."""
+    directory = launcher.format_path(result.directory)
+    if result.server.directory is None and result.client.directory is None:
+        return
+    try:
+        worker.call(_print_profile, result.directory, arguments)
+    except WorkerDiedError as error:
+        words = f"making the profile {error}; the recordings are kept: type `python -m traceable report {directory}`"
+        log(Message("profile_process_died", words))
+    except KeyboardInterrupt:
+        log(Message("profile_interrupted", f"the profile was interrupted; the recordings are kept in {directory}"))
+    except RuntimeError as error:
+        words = f"the profile could not be made ({format_one_line(error)}); the recordings are kept"
+        log(Message("profile_failed", words))
+
+
+def _print_profile(directory: Path, arguments: argparse.Namespace) -> None:
+    """Print the profile of both sides, and save it as report.json. Called in the worker."""
+    from traceable.cli import profile
+
+    path = launcher.format_path(directory)
+    try:
+        profile.show_profile(
+            directory,
+            arguments,
+            title=f"profile of {path}",
+            stream=sys.stdout if options.has_stdout_output(arguments) else sys.stderr,
+            save_to=directory / "report.json",
+        )
+    except TraceableError as error:
+        log(error.message)
+    except BrokenPipeError:
+        sys.stdout = None
+    if not arguments.quiet:
+        log(f"next: python -m traceable report {path} --view requests")
+
+
+def _get_exit_code(result: ServeResult) -> int:
+    """Return the client's exit code, or die of its signal; without a client, of the signal that interrupted us."""
+    client = result.client
+    if result.problem is not None:
+        if result.problem.code == "serve_interrupted" and result.interrupted_by is not None:
+            return run_command.exit_with_status(result.interrupted_by)
+        return EXIT_FAILED
+    return run_command.exit_with_status(client.signal if client.signal is not None else (client.exit_code or 0) << 8)
+
+
+def _split_command(text: str) -> tuple[str, ...]:
+    words = _split_words(text)
+    if not words:
+        raise argparse.ArgumentTypeError(Message("no_program", "the command is empty"))
+    return words
+
+
+def _split_words(text: str) -> tuple[str, ...]:
+    return tuple(run_command.split_words(text))
+
+
+def _parse_port(word: str) -> int:
+    port = options.parse_positive_int(word)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(Message("port_invalid", f"{word} is not a port (1 to 65535)"))
+    return port
+
+
+def _parse_seconds(word: str) -> float:
+    from traceable.protocol.start_conditions import parse_seconds
+
+    try:
+        return parse_seconds("", word, bound="above 0")
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(error.cause) from None

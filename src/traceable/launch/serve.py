@@ -1,0 +1,1079 @@
+"""A run with two sides: a server, and a client that drives it, each under a launcher of its own.
+
+The server is started first, and the client when the server is ready; when the client has ended, the server is stopped,
+and both recordings are on disk when `run_sides` returns. Each side is one `traceable run` in a session of its own, so
+that a Ctrl+C at the terminal comes here alone and is passed on in order: to the client, then to the server.
+
+One loop waits for everything: signals, ends of processes (`_Side`), lines of output, time limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import selectors
+import shlex
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from traceable.errors import Message, TraceError, UsageError
+from traceable.launch import launcher, supervisor, target
+from traceable.launch.finalize_progress import TERMINATION_SIGNALS, Deadline
+from traceable.launch.server_presets import PLAIN, Preset
+from traceable.protocol import environment, redact, run_dir
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import psutil
+
+SERVER = "server"
+CLIENT = "client"
+
+NSYS_APIS = {SERVER: "cuda,nvtx,osrt", CLIENT: "osrt,nvtx"}
+"""What nsys records of each side where the user selects nothing else."""
+
+WARMUP_FILE = "warmed-up"
+"""The file in the run directory whose creation ends the warm-up."""
+
+ANNOUNCE_SECONDS = 5.0
+"""After which time a side that does not end is reported."""
+
+CLIENT_GRACE_SECONDS = 10.0
+"""How long a client may go on after its server has ended; less with a shorter time limit for stopping it."""
+
+LEFTOVER_SECONDS = 2.0
+"""How long processes that a side left running have to end on SIGTERM."""
+
+_POLL_SECONDS = 0.05
+_PROBE_SECONDS = 0.02
+_PROBE_LIMIT_SECONDS = 2.0
+_LAST_LINES = 20
+_LAST_BYTES = 16384
+_LONGEST_SOCKET_PATH = 107
+_OWN_LINE = "traceable: "
+"""How the messages of a launcher begin."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+
+
+# ---- requests and results
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A condition under which a server is ready.
+
+    Attributes:
+        kind: `uds`, `tcp`, `http` or `line`.
+        value: the path of a Unix socket, HOST:PORT, the URL, or a regular expression for a line of output. `{uds}` and
+            `{port}` in it are filled in.
+    """
+
+    kind: str
+    value: str
+
+    def __str__(self) -> str:
+        return self.value if self.kind == "http" else f"{self.kind}:{self.value}"
+
+    def describe(self) -> str:
+        """Return it as the end of a sentence that begins with `ready when`."""
+        return {
+            "uds": f"{self.value} accepts connections",
+            "tcp": f"{self.value} accepts connections",
+            "http": f"{self.value} responds with 200",
+            "line": f"a line of its output matches {self.value!r}",
+        }[self.kind]
+
+
+def parse_ready(text: str) -> Ready:
+    """Parse a condition: `uds:PATH`, `tcp:HOST:PORT`, `tcp:PORT`, `http://...` or `line:REGEX`.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    kind, colon, value = text.partition(":")
+    if kind in ("http", "https") and value.startswith("//"):
+        return Ready("http", text)
+    if not colon or kind not in ("uds", "tcp", "line") or not value:
+        remedy = "write uds:PATH, tcp:HOST:PORT, http://HOST:PORT/PATH or line:REGEX"
+        raise UsageError("ready_invalid", f"{text[:80]!r} is not a condition for a server to be ready", remedy)
+    if kind == "line":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise UsageError("regex_invalid", f"--ready {text[:80]!r}: {error}", "correct the expression") from None
+    if kind == "tcp":
+        host, _, port = value.rpartition(":")
+        if port != "{port}" and not _is_port(port):
+            raise UsageError("port_invalid", f"{port[:20]!r} in --ready {text[:80]!r} is not a port", "use 1 to 65535")
+        value = f"{host or '127.0.0.1'}:{port}"
+    return Ready(kind, value)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536
+
+
+@dataclass(frozen=True)
+class SideRequest:
+    """One side.
+
+    Attributes:
+        name: `server` or `client`: also the name of its run and of its directory.
+        command: its command line. `{uds}` and `{port}` in it are filled in.
+        collector: a collector's name, or `auto`.
+        options: further options of `traceable run`.
+        environment: additional variables.
+        recorded: whether it is started by `traceable run`; else as it is.
+        output: a file for its stdout and stderr, which are then also printed on stderr, each line after its name. A
+            server without one gets `server.log` in the run directory; a client without one writes where we write.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    collector: str = "auto"
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    recorded: bool = True
+    output: Path | None = None
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """A server and a client.
+
+    Attributes:
+        server: the server.
+        client: the client.
+        argv: traceable's own command line, for the manifest.
+        directory: the run directory, or None for a dated one.
+        name: the name of a dated run directory.
+        force: allow a non-empty directory.
+        uds: the Unix socket of the server; None for one in a temporary directory if a command has `{uds}`.
+        port: the TCP port of the server; None for a free one if a command has `{port}`.
+        ready: all of these make the server ready; empty for those of the preset.
+        ready_timeout_s: how long the server has to become ready, in seconds.
+        stop_timeout_s: how long a side has to end after each signal, in seconds; None for all the time it needs.
+        steps: the steps of the server to record, in the syntax of `TRACEABLE_STEPS`.
+        warmup_requests: the first requests of the client, during which the windows of the server wait.
+        preset: what is known of the server.
+        quiet: log problems only, no progress, and do not copy output that goes to a file.
+    """
+
+    server: SideRequest
+    client: SideRequest
+    argv: tuple[str, ...]
+    directory: Path | None = None
+    name: str = "serve"
+    force: bool = False
+    uds: Path | None = None
+    port: int | None = None
+    ready: tuple[Ready, ...] = ()
+    ready_timeout_s: float = 120.0
+    stop_timeout_s: float | None = None
+    steps: str | None = None
+    warmup_requests: int = 0
+    preset: Preset = PLAIN
+    quiet: bool = False
+
+    @property
+    def sides(self) -> tuple[SideRequest, SideRequest]:
+        """Both sides, in the order of their start."""
+        return self.server, self.client
+
+
+@dataclass(frozen=True)
+class SideResult:
+    """How a side ended.
+
+    Attributes:
+        name: `server` or `client`.
+        directory: its run directory; None where it was not recorded.
+        exit_code: of its program; None where a signal ended it, or it was not started.
+        signal: the number of that signal.
+        problem: what went wrong with it.
+        last_lines: the end of its output, as far as that went to a file.
+    """
+
+    name: str
+    directory: Path | None
+    exit_code: int | None = None
+    signal: int | None = None
+    problem: Message | None = None
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def ended(self) -> str:
+        """How it ended, as the end of a sentence."""
+        if self.signal is not None:
+            return f"died of {_format_signal(self.signal)}"
+        return "was not started" if self.exit_code is None else f"exited with {self.exit_code}"
+
+
+@dataclass(frozen=True)
+class ServeResult:
+    """How both ended.
+
+    Attributes:
+        directory: the run directory of both.
+        server: the server.
+        client: the client.
+        problem: why the client did not run, or not to its end.
+        interrupted_by: the number of the first termination signal that this process received; None for none.
+    """
+
+    directory: Path
+    server: SideResult
+    client: SideResult
+    problem: Message | None = None
+    interrupted_by: int | None = None
+
+
+# ---- placeholders, checks, command lines
+
+
+def fill_request(request: ServeRequest, uds: str, port: str) -> ServeRequest:
+    """Return the request with `{uds}` and `{port}` filled in, and with the preset's conditions where it has none.
+
+    Raises:
+        UsageError: nothing tells when the server is ready.
+    """
+    values = {"{uds}": uds, "{port}": port}
+
+    def fill(text: str) -> str:
+        for name, value in values.items():
+            text = text.replace(name, value)
+        return text
+
+    def fill_side(side: SideRequest) -> SideRequest:
+        variables = {name: fill(value) for name, value in side.environment.items()}
+        return replace(
+            side, command=tuple(map(fill, side.command)), options=tuple(map(fill, side.options)), environment=variables
+        )
+
+    ready = request.ready
+    if not ready:
+        texts = request.preset.ready_on_socket if uds else request.preset.ready if port else ()
+        ready = tuple(map(parse_ready, texts))
+    if not ready:
+        raise UsageError(
+            "ready_unknown",
+            "nothing tells when the server is ready",
+            "give --uds, --port or --ready, as in --ready 'line:listening on'",
+        )
+    ready = tuple(replace(one, value=fill(one.value)) for one in ready)
+    return replace(request, server=fill_side(request.server), client=fill_side(request.client), ready=ready)
+
+
+def find_address(request: ServeRequest) -> tuple[str, str]:
+    """Return the Unix socket and the port of the server; empty for none, `{uds}` and `{port}` for one to be chosen."""
+    texts = [
+        *(word for side in request.sides for word in (*side.command, *side.options, *side.environment.values())),
+        *(one.value for one in request.ready),
+    ]
+    uses_uds, uses_port = (any(name in text for text in texts) for name in ("{uds}", "{port}"))
+    uds = str(request.uds) if request.uds else "{uds}" if uses_uds else _find_option(request.server.command, "--uds")
+    port = str(request.port or "") or ("{port}" if uses_port else _find_option(request.server.command, "--port"))
+    if not uds and not port and request.preset.default_port:
+        port = str(request.preset.default_port)
+    return uds, port
+
+
+def _find_option(command: Sequence[str], name: str) -> str:
+    """Return the value of an option of a command line; empty for none."""
+    for word, following in zip(command, (*command[1:], ""), strict=True):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return ""
+
+
+def make_side_command(request: ServeRequest, side: SideRequest, directory: Path) -> list[str]:
+    """Return the command line of a side whose run directory is in `directory`."""
+    if not side.recorded:
+        return list(side.command)
+    own = [sys.executable, *target.get_interpreter_flags(), "-m", "traceable", "run", "--quiet"]
+    own += ["--collector", side.collector, "-o", str(directory / side.name), "--name", side.name]
+    if side.name == SERVER and request.steps is not None:
+        own += ["--steps", request.steps]
+    return [*own, *side.options, "--", *side.command]
+
+
+def make_side_environment(request: ServeRequest, side: SideRequest, directory: Path) -> dict[str, str]:
+    """Return the variables that a side gets in addition to those of this process."""
+    variables = {environment.NSYS_APIS: NSYS_APIS[side.name]} if side.recorded else {}
+    if side.name == SERVER:
+        # What it prints is read from a file, for which Python would collect it into blocks.
+        variables["PYTHONUNBUFFERED"] = "1"
+    if request.warmup_requests:
+        path = str(directory / WARMUP_FILE)
+        if side.name == SERVER:
+            variables[environment.START_FILE] = path
+        else:
+            variables[environment.WARMUP_REQUESTS] = str(request.warmup_requests)
+            variables[environment.WARMUP_FILE] = path
+    return {**variables, **side.environment}
+
+
+def format_command_lines(request: ServeRequest) -> list[str]:
+    """Return what `run_sides` would start, one line for a shell for each side. Starts and creates nothing.
+
+    `{uds}` and `{port}` stay where they are chosen at the start.
+
+    Raises:
+        UsageError: as for `run_sides`.
+    """
+    filled = fill_request(request, *find_address(request))
+    _check_request(filled)
+    directory = filled.directory.absolute() if filled.directory else run_dir.make_dated_path(filled.name)
+    lines = []
+    for side in filled.sides:
+        variables = sorted(make_side_environment(filled, side, directory).items())
+        words = [f"{name}={shlex.quote(value)}" for name, value in variables]
+        lines.append(" ".join([*words, shlex.join(make_side_command(filled, side, directory))]))
+    return lines
+
+
+def _check_request(request: ServeRequest) -> None:
+    """Reject a request that can't run, creating nothing."""
+    for side in request.sides:
+        if not side.command:
+            raise UsageError("no_program", f"the command of the {side.name} is empty", f"give one with --{side.name}")
+        if "--via" not in side.options:  # it runs where that program is
+            target.check_target(target.Target(target.COMMAND, side.command[0], side.command[1:]))
+    run_dir.check_run_dir(request.directory, request.name, force=request.force)
+
+
+def _check_address(request: ServeRequest, log: Callable[[str], None]) -> None:
+    """Reject a socket or a port that is in use, and remove a socket that an earlier server left over.
+
+    Raises:
+        UsageError: something listens there, or a file is in the way of a socket.
+    """
+    paths = [one.value for one in request.ready if one.kind == "uds"]
+    for path in dict.fromkeys([*([str(request.uds)] if request.uds else []), *paths]):
+        _check_socket(Path(path), log)
+    if request.port:
+        with socket.socket() as listener, contextlib.suppress(PermissionError):  # of a port below 1024
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("", request.port))
+            except OSError as error:
+                if isinstance(error, PermissionError):
+                    raise
+                problem = f"port {request.port} is in use ({error.strerror})"
+                raise UsageError("port_in_use", problem, "stop that server, or give another --port") from None
+    for one in request.ready:
+        if one.kind in ("tcp", "http") and _is_met(one, _PROBE_LIMIT_SECONDS):
+            problem = f"{one.value} responds before the server is started"
+            raise UsageError("port_in_use", problem, "stop the server that listens there, or give another port")
+
+
+def _check_socket(path: Path, log: Callable[[str], None]) -> None:
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        problem = f"{path} is longer than the {_LONGEST_SOCKET_PATH} bytes that the path of a socket may have"
+        raise UsageError("uds_too_long", problem, "give a shorter one")
+    if not path.parent.is_dir():
+        raise UsageError("uds_without_directory", f"no such directory: {path.parent}", "create it, or correct --uds")
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UsageError("uds_not_a_socket", f"{path} exists and is not a socket", "remove it, or give another --uds")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.settimeout(_PROBE_LIMIT_SECONDS)
+        try:
+            other.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            log(Message("stale_socket_removed", f"{path} was left over by a server that has ended; it is removed"))
+            return
+        except OSError as error:
+            problem = f"{path} exists and can't be connected to ({error.strerror})"
+            raise UsageError("uds_unusable", problem, "remove it, or give another --uds") from None
+    raise UsageError("uds_in_use", f"another server listens on {path}", "stop it, or give another --uds")
+
+
+def _is_met(condition: Ready, limit_s: float) -> bool:
+    """Whether the server is ready by this condition, which is not one on its output."""
+    try:
+        if condition.kind == "uds":
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(limit_s)
+                connection.connect(condition.value)
+            return True
+        if condition.kind == "tcp":
+            host, _, port = condition.value.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), limit_s).close()
+            return True
+        url = urllib.parse.urlsplit(condition.value)
+        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        with contextlib.closing(kind(url.hostname or "", url.port, timeout=limit_s)) as client:
+            client.request("GET", (url.path or "/") + (f"?{url.query}" if url.query else ""))
+            return client.getresponse().status == 200
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+
+
+def _choose_free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+# ---- processes
+
+
+def run_sides(request: ServeRequest, log: Callable[[str], None]) -> ServeResult:
+    """Run server and client, and return when both reports are on disk and no process of theirs is left.
+
+    To be called in the main thread, for it handles signals.
+
+    Args:
+        request: what to run.
+        log: prints one line to the user.
+
+    Raises:
+        UsageError: the request can't run; nothing was started.
+    """
+    uds, port = find_address(request)
+    with contextlib.ExitStack() as stack:
+        if uds == "{uds}":
+            uds = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='traceable-'))}/server.sock"
+        if port == "{port}":
+            port = _choose_free_port()
+        filled = fill_request(request, uds, port)
+        _check_request(filled)
+        _check_address(filled, log)
+        directory = run_dir.create_run_dir(filled.directory, filled.name, force=filled.force)
+        return _Session(filled, directory, log, stack).run()
+
+
+def _format_signal(number: int) -> str:
+    names = {one.value: one.name for one in signal.Signals}
+    return names.get(number, f"signal {number}")
+
+
+class _Side:
+    """The launcher of a side, its program, and its output.
+
+    Attributes:
+        launcher: the process that was started: the launcher, or the program of a side that is not recorded.
+        pid: of its program; None until that is known.
+        problem: what went wrong with it.
+    """
+
+    def __init__(self, request: ServeRequest, side: SideRequest, directory: Path) -> None:
+        self.name = side.name
+        self.request = side
+        self.directory = directory / side.name if side.recorded else None
+        self.output = side.output or (directory / f"{side.name}.log" if side.name == SERVER else None)
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self.pid: int | None = None
+        self.problem: Message | None = None
+        self._command = make_side_command(request, side, directory)
+        self._variables = make_side_environment(request, side, directory)
+        self._pidfd: int | None = None
+        self._has_program_ended = False
+        self._read_bytes = 0
+        self._partial = b""
+
+    def start(self) -> None:
+        """Start it in a session of its own; the kernel sends it SIGTERM when this process dies.
+
+        Raises:
+            UsageError: it can't be executed, or its output file can't be written.
+        """
+        with contextlib.ExitStack() as stack:
+            streams: dict[str, Any] = {}
+            try:
+                if self.output is not None:
+                    file = stack.enter_context(self.output.open("ab"))
+                    self._read_bytes = file.tell()
+                    streams = {"stdout": file, "stderr": file, "stdin": subprocess.DEVNULL}
+                elif self.name == SERVER:
+                    streams = {"stdin": subprocess.DEVNULL}
+                self.launcher = subprocess.Popen(
+                    self._command,
+                    env={**os.environ, **self._variables},
+                    start_new_session=True,
+                    close_fds=False,
+                    preexec_fn=partial(_end_with_parent, os.getpid()),
+                    **streams,
+                )
+            except OSError as error:
+                path = error.filename or self._command[0]
+                problem = f"can't start the {self.name}: {path}: {error.strerror}"
+                raise UsageError("side_not_started", problem, f"correct the command of --{self.name}") from None
+
+    # ---- its end
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its launcher has returned: its report is on disk."""
+        return self.launcher is None or self.launcher.poll() is not None
+
+    @property
+    def has_program_ended(self) -> bool:
+        """Whether its program has ended, as far as that is known before its launcher returns."""
+        return self._has_program_ended or self.has_ended
+
+    def watch_program(self, selector: selectors.BaseSelector) -> None:
+        """Find its program once that is started, and have `selector` wake up at its end."""
+        if self.pid is not None or self.launcher is None:
+            return
+        self.pid = self.launcher.pid if self.directory is None else _read_program_pid(self.directory)
+        if self.pid is None or self.directory is None:
+            return
+        with contextlib.suppress(OSError):  # a kernel without pidfds: the launcher's return is what is waited for
+            try:
+                self._pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                self._has_program_ended = True
+                return
+            selector.register(self._pidfd, selectors.EVENT_READ, partial(self._handle_program_end, selector))
+
+    def _handle_program_end(self, selector: selectors.BaseSelector) -> None:
+        self._has_program_ended = True
+        self.close(selector)
+
+    def close(self, selector: selectors.BaseSelector) -> None:
+        """Stop watching its program."""
+        if self._pidfd is not None:
+            selector.unregister(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, which the launcher forwards to its program; SIGKILL to the program and its descendants.
+
+        Before the program is known a SIGINT would interrupt the launcher's own start with a traceback: it gets SIGTERM.
+        """
+        assert self.launcher is not None
+        if number == signal.SIGKILL:
+            from traceable.collectors.process_list import list_descendants
+
+            pid = self.pid if self.pid is not None else self.launcher.pid
+            for victim in (pid, *(process.pid for process in list_descendants(pid))):
+                with contextlib.suppress(OSError):
+                    os.kill(victim, signal.SIGKILL)
+        elif not self.has_ended:
+            self.launcher.send_signal(signal.SIGTERM if self.pid is None and number == signal.SIGINT else number)
+
+    def make_result(self) -> SideResult:
+        """Return how it ended, with the exit code of its program where its launcher could not pass that on."""
+        code = self.launcher.returncode if self.launcher is not None else None
+        if code is not None and self.directory is not None:
+            with contextlib.suppress(TraceError):
+                end = run_dir.load_manifest(self.directory).get("end") or {}
+                if end.get("exit_code") is not None:
+                    code = end["exit_code"]
+                elif end.get("signal") is not None:
+                    code = -end["signal"]
+        has_run = self.directory is not None and (self.directory / run_dir.MANIFEST).exists()
+        return SideResult(
+            self.name,
+            self.directory if has_run else None,
+            code if code is not None and code >= 0 else None,
+            -code if code is not None and code < 0 else None,
+            self.problem,
+            self.read_last_lines(),
+        )
+
+    # ---- its output
+
+    def read_lines(self, *, to_end: bool = False) -> list[str]:
+        """Return the lines that were written to its file since the last call; with `to_end` an unfinished one too."""
+        if self.output is None or self.launcher is None:
+            return []
+        with contextlib.suppress(OSError), self.output.open("rb") as file:
+            file.seek(self._read_bytes)
+            content = file.read()
+            self._read_bytes += len(content)
+            *lines, self._partial = (self._partial + content).split(b"\n")
+            if to_end and self._partial:
+                lines, self._partial = [*lines, self._partial], b""
+            return [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
+        return []
+
+    def read_last_lines(self) -> tuple[str, ...]:
+        """Return the end of its output, as far as that went to a file."""
+        if self.output is None or self.launcher is None:
+            return ()
+        with contextlib.suppress(OSError), self.output.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+            return tuple(line for line in lines if not line.startswith(_OWN_LINE))[-_LAST_LINES:]
+        return ()
+
+
+def _read_program_pid(directory: Path) -> int | None:
+    with contextlib.suppress(TraceError):
+        return run_dir.load_manifest(directory).get("pid")
+    return None
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel end this process in an orderly way when its parent dies. Called between fork and exec."""
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class _ReadyProbe:
+    """Probes sockets and URLs in a thread until each has responded once.
+
+    Args:
+        conditions: those that are not on the server's output.
+        wake: called in that thread when all are met.
+    """
+
+    def __init__(self, conditions: Sequence[Ready], wake: Callable[[], None]) -> None:
+        self._conditions = conditions
+        self._wake = wake
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="traceable-ready", daemon=True)
+        self.is_met = not conditions
+
+    def __enter__(self) -> _ReadyProbe:
+        if not self.is_met:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        for condition in self._conditions:
+            while not _is_met(condition, _PROBE_LIMIT_SECONDS):
+                if self._stopped.wait(_PROBE_SECONDS):
+                    return
+        self.is_met = True
+        self._wake()
+
+
+class _Stop:
+    """Ends a side: one signal after the other, the next one at a signal to us or after the time limit.
+
+    Args:
+        side: what to end.
+        signals: in this order.
+        timeout_s: the time limit of each; None for none.
+        log: prints one line to the user.
+    """
+
+    def __init__(
+        self, side: _Side, signals: Sequence[int], timeout_s: float | None, log: Callable[[str], None]
+    ) -> None:
+        self._side = side
+        self._left = deque(signals)
+        self._timeout_s = timeout_s
+        self._log = log
+        self._sent = 0
+        self.escalate()
+
+    def escalate(self) -> None:
+        """Send the next signal."""
+        if not self._left:
+            return
+        if self._sent:
+            words = f"the {self._side.name} has not ended on {_format_signal(self._sent)} and gets"
+            self._log(Message("side_stop_escalated", f"{words} {_format_signal(self._left[0])}"))
+        self._sent = self._left.popleft()
+        self._side.send_signal(self._sent)
+        self._deadline = None if self._timeout_s is None else Deadline(self._timeout_s)
+        self._announcement: Deadline | None = Deadline(ANNOUNCE_SECONDS)
+
+    def check_time(self) -> None:
+        """Escalate if the time limit has passed, and report a side that takes long."""
+        if self._deadline is not None and self._left and self._deadline.has_passed():
+            self.escalate()
+        elif self._announcement is not None and self._announcement.has_passed():
+            self._announcement = None
+            words = f"the {self._side.name} has got {_format_signal(self._sent)} and is still running"
+            if self._left:
+                words += f"; press Ctrl+C to send {_format_signal(self._left[0])}"
+            self._log(Message("side_still_running", words))
+
+
+class _Session:
+    """The two sides from the start of the server to the end of both launchers."""
+
+    def __init__(
+        self, request: ServeRequest, directory: Path, log: Callable[[str], None], stack: contextlib.ExitStack
+    ) -> None:
+        self._request = request
+        self._directory = directory
+        self._log = log
+        self._server, self._client = (_Side(request, side, directory) for side in request.sides)
+        self._problem: Message | None = None
+        self._signals: deque[int] = deque()
+        self._interrupted_by: int | None = None
+        self._manifest = _make_manifest(request, directory)
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self._lines = [re.compile(one.value) for one in request.ready if one.kind == "line"]
+
+    def run(self) -> ServeResult:
+        self._save_manifest()
+        before = _list_own_processes()
+        with self._handle_signals(), _adopt_orphans():
+            try:
+                self._run_server()
+            finally:
+                self._end_everything(before)
+        result = ServeResult(
+            self._directory,
+            self._server.make_result(),
+            self._client.make_result(),
+            self._problem,
+            self._interrupted_by,
+        )
+        self._manifest["end"] = {"wall_ns": time.time_ns()}
+        self._manifest["serve"] |= _describe_result(result)
+        self._save_manifest()
+        return result
+
+    def _run_server(self) -> None:
+        """Start the server, run the client when it is ready, stop the server."""
+        where = launcher.format_path(self._directory)
+        self._report(
+            f"server: {shlex.join(redact.redact_command(self._server.request.command))}; run directory {where}"
+        )
+        self._server.start()
+        if self._await_ready():
+            self._report(f"client: {shlex.join(redact.redact_command(self._client.request.command))}")
+            try:
+                self._client.start()
+            except UsageError as error:
+                self._client.problem = self._problem = error.message
+            else:
+                self._run_client()
+        self._stop_server()
+
+    def _await_ready(self) -> bool:
+        """Return whether the server got ready; else the reason is its problem."""
+        start_s = time.monotonic()
+        deadline = Deadline(self._request.ready_timeout_s)
+        conditions = [one for one in self._request.ready if one.kind != "line"]
+        self._report(f"waiting until {' and '.join(one.describe() for one in self._request.ready)}")
+        with _ReadyProbe(conditions, self._wake) as probe:
+            while not (probe.is_met and not self._lines):
+                self._poll()
+                if self._server.has_program_ended:
+                    self._await_launchers()
+                    result = self._server.make_result()
+                    self._fail_server("server_died_at_start", f"the server {result.ended} before it was ready")
+                    return False
+                if self._signals:
+                    words = f"{_format_signal(self._signals.popleft())} came before the server was ready"
+                    self._problem = Message("serve_interrupted", words)
+                    self._log(self._problem)
+                    return False
+                if deadline.has_passed():
+                    words = f"the server was not ready within {self._request.ready_timeout_s:g} s (--ready-timeout)"
+                    self._fail_server("server_never_ready", words)
+                    return False
+        ready_s = time.monotonic() - start_s
+        self._manifest["serve"]["ready_s"] = round(ready_s, 3)
+        self._report(f"the server is ready after {ready_s:.1f} s")
+        return True
+
+    def _run_client(self) -> None:
+        """Wait for the end of the client's program; stop it at a signal, or a while after the server has ended."""
+        start_s = time.monotonic()
+        stop: _Stop | None = None
+        grace: Deadline | None = None
+        while not self._client.has_program_ended:
+            self._poll()
+            if self._signals:
+                number = self._signals.popleft()
+                if stop is None:
+                    self._report(f"{_format_signal(number)} is passed on to the client; the server is stopped after it")
+                    stop = self._stop_side(self._client, number, signal.SIGKILL)
+                else:
+                    stop.escalate()
+            elif stop is not None:
+                stop.check_time()
+            elif self._server.has_program_ended and not self._client.has_program_ended:
+                if grace is None:
+                    grace = Deadline(CLIENT_GRACE_SECONDS)
+                    words = (
+                        f"the server ended while the client was running, which is stopped in {CLIENT_GRACE_SECONDS:g} s"
+                    )
+                    self._fail_server("server_died", words)
+                elif grace.has_passed():
+                    self._client.problem = Message("client_stopped", "the client was stopped: its server had ended")
+                    self._problem = self._client.problem
+                    stop = self._stop_side(self._client, signal.SIGTERM, signal.SIGKILL)
+        self._report(f"the client ended after {time.monotonic() - start_s:.1f} s")
+
+    def _stop_server(self) -> None:
+        """Stop the server's program, and wait until both launchers have written their reports."""
+        if not self._server.has_program_ended:
+            number = self._request.preset.stop_signal
+            self._report(f"stopping the server ({number.name})")
+            stop = self._stop_side(self._server, number, signal.SIGINT, signal.SIGKILL)
+            while not self._server.has_program_ended:
+                self._poll()
+                if self._signals:
+                    self._signals.popleft()
+                    stop.escalate()
+                else:
+                    stop.check_time()
+        self._await_launchers()
+
+    def _await_launchers(self) -> None:
+        """Wait until no launcher is running whose program has ended. They get the signals that come meanwhile."""
+        while any(side.has_program_ended and not side.has_ended for side in (self._server, self._client)):
+            self._poll()
+            while self._signals:
+                number = self._signals.popleft()
+                for side in (self._client, self._server):
+                    if side.has_program_ended:
+                        side.send_signal(number)
+
+    def _stop_side(self, side: _Side, *signals: int) -> _Stop:
+        return _Stop(side, tuple(dict.fromkeys(signals)), self._request.stop_timeout_s, self._log)
+
+    def _fail_server(self, code: str, words: str) -> None:
+        """Record a problem of the server, and print it with the last lines of its output."""
+        self._server.problem = Message(code, words)
+        if self._problem is None and code != "server_died":
+            self._problem = self._server.problem
+        self._forward_output(to_end=True)
+        self._log(self._server.problem)
+        if (lines := self._server.read_last_lines()) and self._server.output is not None:
+            self._log(f"last lines of {launcher.format_path(self._server.output)}:")
+            for line in lines:
+                self._log(f"  {line}")
+
+    # ---- the loop
+
+    def _poll(self) -> None:
+        """Wait for the next event for a short time; copy the output, look for the programs."""
+        for side in (self._server, self._client):
+            side.watch_program(self._selector)
+        for key, _ in self._selector.select(_POLL_SECONDS):
+            key.data()
+        self._forward_output()
+
+    def _forward_output(self, *, to_end: bool = False) -> None:
+        """Copy new output of the sides; messages of the launcher that wrote into the same file are problems."""
+        for side in (self._server, self._client):
+            for line in side.read_lines(to_end=to_end):
+                if line.startswith(_OWN_LINE):
+                    self._log(Message.parse(f"{side.name}: {line.removeprefix(_OWN_LINE)}"))
+                    continue
+                if side is self._server:
+                    self._lines = [one for one in self._lines if not one.search(line)]
+                if not self._request.quiet:
+                    _print_line(f"{side.name}: {line}")
+
+    def _report(self, line: str) -> None:
+        if not self._request.quiet:
+            self._log(line)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is awake
+            self._waker.send(b"w")
+
+    @contextlib.contextmanager
+    def _handle_signals(self) -> Iterator[None]:
+        """Within this block signals and ends of children wake up the loop; termination signals are queued."""
+        sleeper, self._waker = socket.socketpair()
+        handlers: dict[int, Any] = {signal.SIGCHLD: _ignore_signal}
+        handlers |= dict.fromkeys(
+            (n for n in TERMINATION_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN), self._queue_signal
+        )
+        with sleeper, self._waker:
+            sleeper.setblocking(False)
+            self._waker.setblocking(False)
+            self._selector.register(sleeper, selectors.EVENT_READ, partial(_drain, sleeper))
+            before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+            descriptor = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(descriptor)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+                self._selector.unregister(sleeper)
+
+    def _queue_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._interrupted_by = self._interrupted_by or number
+        self._signals.append(number)
+
+    # ---- the end
+
+    def _end_everything(self, before: set[int]) -> None:
+        """Copy the rest of the output, and end what is left: what a side left running, or all after an error."""
+        self._forward_output(to_end=True)
+        for side in (self._server, self._client):
+            side.close(self._selector)
+        left = self._find_leftovers(before)
+        if left:
+            names = ", ".join(f"{process.pid} ({name})" for process, name in left)
+            words = f"processes are still running after both sides have ended: {names}; they get SIGTERM"
+            self._log(Message("processes_left_running", words))
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process, _ in left:
+                with contextlib.suppress(Exception):
+                    process.send_signal(number)
+            deadline = Deadline(LEFTOVER_SECONDS)
+            while (left := self._find_leftovers(before)) and not deadline.has_passed():
+                self._selector.select(_POLL_SECONDS)
+
+    def _find_leftovers(self, before: set[int]) -> list[tuple[psutil.Process, str]]:
+        """Return the processes of both sides that are still running, with their names, and reap those that are not.
+
+        nsys's own processes are left alone: the user may have stopped waiting for them, and they write the report.
+        """
+        import psutil
+
+        from traceable.collectors.process_list import UNREADABLE, list_descendants
+
+        directories = [side.directory for side in (self._server, self._client) if side.directory is not None]
+        left = []
+        for process in list_descendants(os.getpid()):
+            with contextlib.suppress(*UNREADABLE):
+                if process.pid in before:
+                    continue
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    with contextlib.suppress(ChildProcessError):  # the child of another one
+                        os.waitpid(process.pid, os.WNOHANG)
+                    continue
+                left.append((process, process.name()))
+        if left:
+            of_nsys = {pid for one in directories for pid in supervisor.find_collector_processes(one)}
+            left = [(process, name) for process, name in left if process.pid not in of_nsys]
+        return left
+
+    def _save_manifest(self) -> None:
+        with contextlib.suppress(OSError):  # a disk that is full must not end a run
+            run_dir.write_sides_manifest(self._directory, self._manifest)
+
+
+def _make_manifest(request: ServeRequest, directory: Path) -> dict[str, Any]:
+    """Return the manifest at the start; `serve` in it is completed at the end."""
+    return {
+        "schema": run_dir.SIDES_SCHEMA,
+        "run_dir": str(directory),
+        "argv": redact_serve_command(request.argv),
+        "stem": request.name,
+        "sides": [{"name": side.name, "directory": side.name} for side in request.sides],
+        "host": run_dir.describe_host(),
+        "launcher_pid": os.getpid(),
+        "start": {"wall_ns": time.time_ns()},
+        "end": None,
+        "serve": {
+            "preset": request.preset.name,
+            "ready": [redact.redact_command([str(one)])[0] for one in request.ready],
+            "ready_s": None,
+            "steps": request.steps,
+            "step_range": request.preset.step_range,
+            "warmup_requests": request.warmup_requests,
+        },
+    }
+
+
+def redact_serve_command(words: Sequence[str]) -> list[str]:
+    """Return our own command line without secrets, also in the commands that are the values of options."""
+    redacted = []
+    for word in redact.redact_command(words):
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        with contextlib.suppress(ValueError):  # not a command
+            parts = shlex.split(value)
+            if len(parts) > 1:
+                value = shlex.join(redact.redact_command(parts))
+        redacted.append(f"{option}{equals}{value}")
+    return redacted
+
+
+def _describe_result(result: ServeResult) -> dict[str, Any]:
+    """Return the entries of the manifest on how both sides ended."""
+    return {
+        "problem": result.problem.as_dict if result.problem else None,
+        "interrupted_by": result.interrupted_by,
+        "ended": {
+            side.name: {
+                "exit_code": side.exit_code,
+                "signal": side.signal,
+                "problem": side.problem.as_dict if side.problem else None,
+            }
+            for side in (result.server, result.client)
+        },
+    }
+
+
+def _list_own_processes() -> set[int]:
+    """Return the pids of the descendants of this process: those that were here before the sides."""
+    from traceable.collectors.process_list import list_descendants
+
+    return {process.pid for process in list_descendants(os.getpid())}
+
+
+@contextlib.contextmanager
+def _adopt_orphans() -> Iterator[None]:
+    """Within this block a process whose parent ends becomes a child of this one, so that it can be found."""
+    before = _set_subreaper(True)
+    try:
+        yield
+    finally:
+        _set_subreaper(before)
+
+
+def _set_subreaper(value: bool) -> bool:
+    """Set whether this process adopts orphans below it, and return the value from before."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, another system
+        import ctypes
+
+        before = ctypes.c_int(0)
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, int(value))
+        return bool(before.value)
+    return False
+
+
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing; unlike SIG_DFL and SIG_IGN, wake up the loop."""
+
+
+def _drain(sleeper: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while sleeper.recv(4096):
+            pass
+
+
+def _print_line(line: str) -> None:
+    """Print a line of a side on stderr, as it is."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or its reader is gone
+        sys.stderr.buffer.write(f"{line}\n".encode("utf-8", "replace"))
+        sys.stderr.buffer.flush()

@@ -1,0 +1,227 @@
+"""The runs of the sides of one command, server and client for example, joined into one trace on one clock.
+
+docs/sides.md explains it. `recording.load` makes a recording of it; `analysis/clocks.py` tells how far the clocks are
+apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from traceable import collectors
+from traceable.analysis.clocks import (
+    BY_COLLECTOR,
+    BY_WINDOWS,
+    SideClock,
+    align_clocks,
+    find_requests,
+    measure_epoch_error,
+)
+from traceable.checks.completeness import Completeness, evaluate_completeness, merge_completeness
+from traceable.checks.windows import CaptureResult, evaluate_capture, merge_capture_results
+from traceable.errors import Message, TraceableError, TraceError, UsageError
+from traceable.protocol import run_dir
+from traceable.protocol.capture_request import load_capture_request, load_statuses
+from traceable.protocol.run_dir import Side
+from traceable.trace.join import has_gpu_work, join_sides
+from traceable.trace.model import Trace
+from traceable.units import format_duration
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.recording import Recording
+
+
+@dataclass(frozen=True)
+class JoinedSides:
+    """The sides of a run as one.
+
+    Attributes:
+        trace: of all sides that can be read, with notes on the others.
+        clocks: one entry for each of them.
+        windows: the result of the requested captures; None if no side requested one.
+        completeness: of all sides.
+        command: the command line of the run, without secrets; None where it was not recorded.
+    """
+
+    trace: Trace
+    clocks: tuple[SideClock, ...]
+    windows: CaptureResult | None
+    completeness: Completeness
+    command: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A side that was read, and its manifest, which is empty where it has none."""
+
+    side: Side
+    manifest: Mapping[str, Any]
+    recording: Recording
+
+    @property
+    def host(self) -> Mapping[str, Any]:
+        host: Mapping[str, Any] = self.manifest.get("host") or {}
+        return host
+
+
+def load_sides(
+    directory: Path, sides: Sequence[Side], load_run: Callable[[Path], Recording], clock_offsets: Mapping[str, int]
+) -> JoinedSides:
+    """Return all sides of a run as one, on the clock of the first that can be read.
+
+    A side that recorded nothing or can't be read is excluded, with a note.
+
+    Args:
+        directory: the directory of the run.
+        sides: its sides.
+        load_run: reads the run of one side, with names as recorded.
+        clock_offsets: by the name of a side, what to add to its wall clock, in ns; others are told from host and
+            requests.
+
+    Raises:
+        TraceableError: no side can be read, or their clocks or GPUs can't be told apart.
+        UsageError: an offset is of no side.
+    """
+    if unknown := [name for name in clock_offsets if name not in {side.name for side in sides}]:
+        problem = f"{directory} has no side {unknown[0][:80]!r}"
+        raise UsageError("no_such_side", problem, f"its sides are {', '.join(side.name for side in sides)}")
+    manifest = run_dir.load_sides_manifest(directory) if (directory / run_dir.MANIFEST).exists() else None
+    manifests = {side.name: _load_manifest(side.directory) for side in sides}
+    if manifest is None and not clock_offsets:
+        _check_overlap(directory, manifests)
+    loaded: list[_Loaded] = []
+    results: list[CaptureResult] = []
+    complete: list[Completeness] = []
+    notes: list[Message] = []
+    errors: list[TraceableError] = []
+    for side in sides:
+        own = manifests[side.name]
+        try:
+            recording = load_run(side.directory)
+            if recording.trace.utc_epoch_ns is None:
+                raise TraceError("wall_clock_unknown", "its wall clock was not recorded", "report on it alone")
+        except TraceableError as error:
+            errors.append(error)
+            notes.append(Message("side_excluded", f"{side.name} is excluded: {error.problem}"))
+            if own:
+                # A window that was never reached leaves nothing to read; the result reports that.
+                request = load_capture_request(side.directory, dict(own))
+                results += [] if request is None else [_name_windows(evaluate_capture(request, ()), side.name)]
+                complete.append(_name_processes(evaluate_completeness(side.directory, own, None), side.name))
+            continue
+        loaded.append(_Loaded(side, own, recording))
+        results += [] if recording.windows is None else [_name_windows(recording.windows, side.name)]
+        complete.append(_name_processes(recording.completeness, side.name))
+    if not loaded:
+        raise errors[0]
+    _check_hosts_of_gpus(directory, loaded)
+    clocks, contradictions = align_clocks(
+        [_describe_clock(one) for one in loaded], [find_requests(one.recording.trace) for one in loaded], clock_offsets
+    )
+    trace = join_sides([(one.side.name, one.recording.trace) for one in loaded], [clock.offset_ns for clock in clocks])
+    source = replace(trace.source, path=str(directory), notes=(*trace.source.notes, *notes, *contradictions))
+    return JoinedSides(
+        replace(trace, source=source),
+        clocks,
+        merge_capture_results(results) if results else None,
+        merge_completeness(complete),
+        tuple(map(str, (manifest or {}).get("argv") or ())) or None,
+    )
+
+
+def _load_manifest(directory: Path) -> dict[str, Any]:
+    """Return the manifest of the run of a side; of several ranks, that of the first. Empty where it has none."""
+    from traceable.launch import ranks
+
+    try:
+        runs = ranks.list_rank_runs(directory)
+        return run_dir.load_manifest(runs[0] if runs else directory)
+    except TraceError:  # raised again where the side is read, and noted
+        return {}
+
+
+def _check_overlap(directory: Path, manifests: Mapping[str, Mapping[str, Any]]) -> None:
+    """Reject runs that were put into one directory and did not run at the same time: they are no sides of one.
+
+    Wall clocks of different hosts may be apart by anything, so that only runs of one host are compared.
+    """
+    hosts: dict[object, list[tuple[int, int, str]]] = {}
+    for name, manifest in manifests.items():
+        start, end = ((manifest.get(key) or {}).get("wall_ns") for key in ("start", "end"))
+        if start is not None and end is not None:
+            hosts.setdefault(_get_machine(manifest.get("host") or {}), []).append((start, end, name))
+    for runs in hosts.values():
+        runs.sort()
+        latest_ns = runs[0][1]
+        for start, end, name in runs[1:]:
+            if start > latest_ns:
+                names = [str(directory / one) for one in manifests]
+                raise TraceError(
+                    "runs_apart",
+                    f"the runs in {directory} did not run at the same time, and are not one timeline: {name} began "
+                    f"{format_duration(start - latest_ns)} after those before it had ended",
+                    f"give one of them, or several to compare: {' '.join(names[:4])}{' ...' if len(names) > 4 else ''}",
+                )
+            latest_ns = max(latest_ns, end)
+
+
+def _get_machine(host: Mapping[str, Any]) -> object:
+    """Return what identifies the kernel of a host; containers share it."""
+    return host.get("boot_id") or host.get("name")
+
+
+def _check_hosts_of_gpus(directory: Path, loaded: Sequence[_Loaded]) -> None:
+    with_gpus = [one for one in loaded if has_gpu_work(one.recording.trace)]
+    if len({_get_machine(one.host) for one in with_gpus}) > 1:
+        names = " and ".join(one.side.name for one in with_gpus)
+        raise TraceError(
+            "gpus_of_several_hosts",
+            f"{names} in {directory} recorded GPUs of several hosts, which have the same numbers",
+            f"report on each alone, such as {with_gpus[0].side.directory}",
+        )
+
+
+def _describe_clock(one: _Loaded) -> SideClock:
+    trace = one.recording.trace
+    collector = collectors.find_collector_of_run(one.manifest) if one.manifest else None
+    opened_ns = {
+        window.id: window.opened_wall_ns
+        for status in load_statuses(one.side.directory)
+        for window in status.windows
+        if window.opened_wall_ns is not None
+    }
+    error_ns, source = measure_epoch_error(trace, opened_ns), BY_WINDOWS
+    if error_ns is None:
+        error_ns, source = None if collector is None else collector.wall_clock_error_ns, BY_COLLECTOR
+    return SideClock(
+        name=one.side.name,
+        host=one.host.get("name"),
+        boot=one.host.get("boot_id"),
+        collector=trace.source.product,
+        processes=len(trace.processes),
+        epoch_error_ns=error_ns,
+        epoch_source=None if error_ns is None else source,
+    )
+
+
+def _name_windows(result: CaptureResult, side: str) -> CaptureResult:
+    """Return the result of a side, with its name in those of the processes and in the problems."""
+    return replace(
+        result,
+        outcomes=tuple(replace(one, label="/".join(filter(None, (side, one.label)))) for one in result.outcomes),
+        problems=tuple(Message(one.code, f"{side}: {one}") for one in result.problems),
+        non_participating=tuple(Message(one.code, f"{side}: {one}") for one in result.non_participating),
+    )
+
+
+def _name_processes(completeness: Completeness, side: str) -> Completeness:
+    """Return the completeness of a side, with its name in those of the processes and in the notes."""
+    return replace(
+        completeness,
+        processes=tuple(replace(one, name="/".join(filter(None, (side, one.name)))) for one in completeness.processes),
+        notes=tuple(Message(one.code, f"{side}: {one}") for one in completeness.notes),
+    )

@@ -31,6 +31,7 @@ from traceable.errors import Message, TraceableError, UsageError, format_one_lin
 from traceable.launch.load_tools import ARRIVALS, ENDPOINTS, LoadRequest, summarize_records
 from traceable.protocol import environment, untrusted
 from traceable.protocol.load_record import FILE_NAME, LoadRecord, LoadRecordWriter
+from traceable.protocol.untrusted import TEXT
 
 try:
     import aiohttp
@@ -259,8 +260,8 @@ class LoadGenerator:
             if data == b"[DONE]":
                 is_done = True
                 continue
-            content = untrusted.parse_json(data)
-            if not isinstance(content, dict) or content.get("error"):
+            content = untrusted.validate_shape(untrusted.parse_json(data), _EVENT)
+            if content.get("error"):
                 return Response(tuple(token_ns), error="server_error", detail=data.decode(errors="replace")[:200])
             if _has_token(content):
                 token_ns.append(arrival_ns)
@@ -380,6 +381,11 @@ async def _find_model(session: aiohttp.ClientSession) -> str:
     raise UsageError("model_unknown", f"the server lists no model: GET /v1/models: {problem}", "give it with --model")
 
 
+_TEXTS = ("content", "reasoning_content", "reasoning")
+_EVENT = {"choices": [{"text": TEXT, "finish_reason": TEXT, "delta": dict.fromkeys((*_TEXTS, "role"), TEXT)}]}
+"""An event of a stream, as far as it is read; the text of some servers' reasoning has a field of its own."""
+
+
 async def _read_events(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the data of each server-sent event, as soon as it is there."""
     rest = b""
@@ -394,9 +400,9 @@ def _has_token(content: dict[str, Any]) -> bool:
     """Whether an event of a stream brings a piece of the response, and not only its role or its end."""
     for choice in content.get("choices") or ():
         delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
         # A token may have no text: half of a character.
-        if text or (choice.get("finish_reason") is None and "role" not in delta):
+        is_plain = choice.get("finish_reason") is None and "role" not in delta
+        if is_plain or choice.get("text") or any(delta.get(name) for name in _TEXTS):
             return True
     return False
 
@@ -569,6 +575,11 @@ def main(words: Sequence[str] | None = None) -> int:
     except TraceableError as error:
         _log(error.message)
         return error.exit_code
+    except OSError as error:
+        _log(
+            Message("load_records_not_written", f"can't write {output / FILE_NAME}: {error.strerror}; free some space")
+        )
+        return 2
     results = summarize_records(generator.records)
     for line in results.format_lines():
         _log(line)

@@ -232,12 +232,10 @@ def _make_aiperf_command(request: LoadRequest, output: Path) -> tuple[str, ...]:
         "--ui": "none",
         "--artifact-dir": output,
     }
-    # aiperf 0.13 takes the path of a folder for the name of a repository if one of these is set.
-    offline = [
-        name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if request.tokenizer and os.environ.get(name)
-    ]
+    # aiperf 0.13 takes the path of a folder for the name of a repository if one of these variables is set.
+    online = ("env", "-u", "HF_HUB_OFFLINE", "-u", "TRANSFORMERS_OFFLINE") if request.tokenizer is not None else ()
     return (
-        *(("env", *(word for name in offline for word in ("-u", name))) if offline else ()),
+        *online,
         *(find_aiperf(), "profile"),
         *_format_options(options),
         *(word for extra in extra_inputs for word in ("--extra-inputs", extra)),
@@ -285,7 +283,7 @@ def summarize_records(records: Sequence[LoadRecord], damaged_lines: int = 0) -> 
         input_tokens=tuple(sorted({r.input_tokens for r in completed if r.input_tokens is not None})),
         output_tokens=tuple(sorted(set(known_tokens))),
         ttft=Quantiles.compute(r.first_token_ns - r.start_ns for r in completed if r.first_token_ns is not None),
-        itl=Quantiles.compute(filter(None, map(_compute_itl_ns, completed))),
+        itl=Quantiles.compute(itl for itl in map(_compute_itl_ns, completed) if itl is not None),
         gap=Quantiles.compute(later - earlier for earlier, later in pairs),
         latency=Quantiles.compute(record.end_ns - record.start_ns for record in completed),
     )

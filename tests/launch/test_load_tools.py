@@ -82,7 +82,7 @@ def test_results_say_how_much_of_the_file_is_damaged(tmp_path: Path) -> None:
     assert read_load_results("builtin", tmp_path).damaged_lines == 1
 
 
-def test_aiperf_is_the_one_of_the_environment_of_the_path_or_of_the_checkout(
+def test_aiperf_is_the_one_of_the_environment_of_the_path_or_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make_executable(name: str) -> Path:
@@ -96,7 +96,7 @@ def test_aiperf_is_the_one_of_the_environment_of_the_path_or_of_the_checkout(
         command = make_load_command(LoadRequest("aiperf", "http://x", model="m"), tmp_path)
         return command[command.index("profile") - 1]
 
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("traceable.launch.load_tools._OWN_AIPERF", str(tmp_path / ".venv/aiperf/bin/aiperf"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("TRACEABLE_AIPERF", raising=False)
     with pytest.raises(UsageError) as error:

@@ -29,6 +29,10 @@ ENDPOINTS: tuple[Endpoint, ...] = ("completions", "chat")
 ARRIVALS: tuple[Arrival, ...] = ("poisson", "constant")
 
 
+_OWN_AIPERF = str(Path(sys.prefix, "aiperf", "bin", "aiperf"))
+"""In an environment of its own, inside that of this Python: where `scripts/install.sh test` installs it."""
+
+
 @dataclass(frozen=True)
 class LoadRequest:
     """A load on a server.
@@ -186,13 +190,14 @@ def _format_options(options: dict[str, object | None]) -> list[str]:
 
 
 def find_aiperf() -> str:
-    """Return the path of aiperf: of `TRACEABLE_AIPERF`, on PATH, else in `.venv/aiperf` of the working directory.
+    """Return the path of aiperf: of `TRACEABLE_AIPERF`, on PATH, else in the
+    environment `aiperf` inside that of this Python (`.venv/aiperf`).
 
     Raises:
         UsageError: there is none.
     """
     configured = os.environ.get(environment.AIPERF)
-    path = shutil.which(configured) if configured else shutil.which("aiperf") or shutil.which(".venv/aiperf/bin/aiperf")
+    path = shutil.which(configured) if configured else shutil.which("aiperf") or shutil.which(_OWN_AIPERF)
     if path is None and configured:
         problem = f"{environment.AIPERF}={configured} is not an executable file"
         raise UsageError("aiperf_not_executable", problem, "set it to the path of aiperf, or unset it")

@@ -244,7 +244,7 @@ class Agent:
 
     def _make_command(self, start: Frame) -> tuple[list[str], dict[str, str]]:
         """Return the command line of the launcher, and its environment."""
-        environ = dict(os.environ)
+        environ = {**os.environ, **start.fields["variables"]}
         words = ["run", "--record-only", "--quiet", "-o", str(self._run), *start.fields["words"]]
         python = [sys.executable, *start.fields["flags"]]
         if not start.content:

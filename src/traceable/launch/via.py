@@ -36,7 +36,7 @@ from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import agent, finalize_progress, launcher, supervisor
 from traceable.launch.agent import STDERR, STDOUT, Channel, ChannelError, Frame, Pump
 from traceable.launch.worker import Worker
-from traceable.protocol import redact, run_dir
+from traceable.protocol import environment, redact, run_dir
 
 SHELL = "sh"
 """What the prefix command is given to run."""
@@ -58,6 +58,12 @@ EXIT_UNKNOWN = 255
 
 VIA_KEY = "via"
 """Key of the manifest: how the run was started from another machine."""
+
+PASSED_VARIABLES = (environment.NSYS_APIS, "PYTHONUNBUFFERED")
+"""Variables that are passed on, since `serve` sets them for one side. The others are those of the machine there."""
+
+_OWN_VARIABLES = frozenset({environment.READ_LIMIT, environment.FINISH_SECONDS})
+"""Variables of traceable that are for this launcher too."""
 
 _FOUND = "traceable: python"
 _NOT_FOUND = "traceable: no python"
@@ -190,6 +196,7 @@ class _Session:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._unsent: queue.SimpleQueue[bytes | Frame | None] = queue.SimpleQueue()
         self._stdin_credit = threading.Semaphore(STDIN_PIECES)
+        self._is_ending = False
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._machine: dict[str, Any] = {}
         self._directory = ""
@@ -261,7 +268,8 @@ class _Session:
     def _end_prefix(self, *, kill: bool = False) -> None:
         """End the prefix command, which ends by itself once the agent has, and all threads."""
         if self._input is not None:
-            self._stdin_credit.release(STDIN_PIECES)
+            self._is_ending = True
+            self._stdin_credit.release()
             self._input.stop(drain=False)
         if kill:
             self._kill_prefix(signal.SIGTERM)
@@ -352,8 +360,10 @@ class _Session:
             self._send("closed", stream=frame.kind)
 
     def _forward_stdin(self, piece: bytes) -> None:
-        self._stdin_credit.acquire()
-        self._send("stdin", piece)
+        """Send a piece of stdin, once few enough are on their way."""
+        if not self._is_ending:
+            self._stdin_credit.acquire()
+            self._send("stdin", piece)
 
     def _send(self, kind: str, content: bytes = b"", **fields: Any) -> None:
         self._unsent.put(Frame(kind, fields, content))
@@ -381,7 +391,12 @@ class _Session:
                 self._machine = dict(event.fields)
         carried = b"" if self._has_traceable() else make_payload(self._machine)
         self._send(
-            "start", carried, words=request.words, flags=request.flags, merged=_is_same_file(STDOUT_FD, STDERR_FD)
+            "start",
+            carried,
+            words=request.words,
+            flags=request.flags,
+            variables={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
+            merged=_is_same_file(STDOUT_FD, STDERR_FD),
         )
         started = False
         while True:
@@ -447,7 +462,11 @@ class _Session:
         return bool(self._machine["versions"]["traceable"] == _get_version())
 
     def _log_start(self) -> None:
-        """Log where the program runs, and what of traceable can't run there."""
+        """Log where the program runs, and what is not there."""
+        own = {*PASSED_VARIABLES, *_OWN_VARIABLES}
+        if unused := sorted(name for name in os.environ if name.startswith("TRACEABLE_") and name not in own):
+            text = f"not passed on to {self._machine['host']}: {', '.join(unused)}; use the options of `traceable run`"
+            self._log(Message("via_variables_not_passed", text))
         machine = self._machine
         if not self._has_traceable():
             python, versions = machine["executable"], machine["versions"]
@@ -484,14 +503,17 @@ class _Session:
                 self._adopt_manifest(directory)
         except finalize_progress.NotAwaited:
             problem = "it was interrupted"
-        except (FetchError, ChannelError, TraceableError) as error:
+        except TraceableError as error:
+            problem = error.problem
+        except (FetchError, ChannelError) as error:
             problem = str(error)
+            self._log_last_lines()
         except OSError as error:
             problem = f"{error.filename or 'the run directory'}: {error.strerror or error}"
         else:
             self._send("received")
             return directory
-        self._log_last_lines()
+        self._end_prefix(kill=True)
         words = (
             f"the recording was not fetched: {problem}; it is kept on {self._machine['host']}: fetch {self._directory} "
             "from there"

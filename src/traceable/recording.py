@@ -729,7 +729,6 @@ class Recording:
         other = Recording(trace, self._report, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
         other.completeness, other.command, other.sides = self.completeness, self.command, self.sides
-        other.completeness, other.command = self.completeness, self.command
         other.conditions = self.conditions
         return other
 

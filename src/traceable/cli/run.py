@@ -890,7 +890,7 @@ def is_option_of_this_side(word: str) -> bool:
     name = word.partition("=")[0]
     if name.startswith("-o"):
         return True
-    ours = {"--via", "--via-python", "--output", "--force", "--dry-run", "--strict"}
+    ours = {"--via", "--via-python", "--output", "--force", "--dry-run", "--strict", "--no-profile"}
     output = {"--quiet", "--raw", "--top", "--domain", "--match", "--sort", *(f"--{one}" for one in OUTPUTS)}
     return name in ours | output
 

@@ -65,12 +65,6 @@ class Server(Section, frozen=True):
     )
     env: Annotated[dict[str, str | int], Meta(description="additional environment variables of the server")] = {}
     preset: Annotated[str, Meta(description="what is known of the server, as --preset of `serve`")] | None = None
-    url: (
-        Annotated[
-            str, Meta(description="where the load goes: by default http://127.0.0.1:{port}, or unix:{uds} if used")
-        ]
-        | None
-    ) = None
     options: (
         Annotated[str, Meta(description="further options of `traceable run` for the server, as in a shell")] | None
     ) = None
@@ -82,7 +76,13 @@ class Client(Section, frozen=True):
     tool: Literal["aiperf", "builtin"] | None = None
     command: Annotated[str, Meta(description="the command line of your own client, with placeholders")] | None = None
     env: Annotated[dict[str, str | int], Meta(description="additional environment variables of the client")] = {}
-    model: Annotated[str, Meta(description="the model's name in requests")] = "model"
+    url: (
+        Annotated[
+            str, Meta(description="where the load goes: by default unix:{uds} or http://127.0.0.1:{port} of the server")
+        ]
+        | None
+    ) = None
+    model: Annotated[str, Meta(description="the model's name in requests; by default the server's first")] = ""
     endpoint: Literal["completions", "chat"] = "completions"
     rate: (
         Annotated[float, Meta(gt=0, description="requests per second with Poisson arrivals; by default closed loop")]

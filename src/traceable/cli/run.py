@@ -897,7 +897,7 @@ def run_via(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print_command(shlex.join(request.command))
         return 0
-    with Worker(_prepare_worker) as worker:
+    with Worker(prepare_worker) as worker:
         options.remove_output_file(arguments)
         ended = via.run_program(request, log, worker)
         if ended.run is None:

@@ -1,0 +1,86 @@
+"""Request ids in the named fields of ranges and marks: `request_id` of one request, `requests` of those of a step.
+
+A server's recording has one such text for each range: millions. `_native/fields.c` reads those of the usual form;
+`parse_request_fields` defines the result, and reads all others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from traceable.trace.model import Int32, Int64
+
+REQUEST_ID = "request_id"
+"""The field of a range or mark that is part of one request."""
+
+REQUESTS = "requests"
+"""The field of a step with the ids of the requests that it serves."""
+
+
+@dataclass(frozen=True)
+class RequestFields:
+    """The request ids of rows (ranges, marks), numbered in order of first occurrence.
+
+    Attributes:
+        ids: the texts. A number is the same id as its decimal text, because headers carry text.
+        own: number of each row's `request_id`; -1 for none.
+        first: where in `listed` those of each row's `requests` begin, and one more.
+        listed: numbers, of a row each once.
+    """
+
+    ids: tuple[str, ...]
+    own: Int32
+    first: Int64
+    listed: Int32
+
+
+def read_request_fields(names: Sequence[str], fields: Int32) -> RequestFields:
+    """Return the request ids of rows.
+
+    Args:
+        names: those of the trace.
+        fields: index into `names` of each row's fields as JSON text, -1 for none.
+    """
+    numbers: dict[str, int] = {}
+    parsed: dict[int, tuple[int, list[int]]] = {-1: (-1, [])}
+    own = np.full(len(fields), -1, np.int32)
+    counts = np.zeros(len(fields) + 1, np.int64)
+    listed: list[int] = []
+    for row, text in enumerate(fields.tolist()):
+        if text not in parsed:
+            one, several = parse_request_fields(names[text])
+            number = -1 if one is None else numbers.setdefault(one, len(numbers))
+            parsed[text] = number, [numbers.setdefault(other, len(numbers)) for other in several]
+        own[row], served = parsed[text]
+        counts[row + 1] = len(served)
+        listed += served
+    return RequestFields(tuple(numbers), own, np.cumsum(counts), np.array(listed, np.int32))
+
+
+def parse_request_fields(text: str) -> tuple[str | None, list[str]]:
+    """Return the `request_id` of fields as JSON text, None for none, and the distinct ids of `requests`, in order.
+
+    Examples:
+        >>> parse_request_fields('{"request_id": 7}'), parse_request_fields('{"phase": "decode", "requests": ["a", "b"]}')
+        (('7', []), (None, ['a', 'b']))
+    """
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None, []
+    if not isinstance(fields, dict):
+        return None, []
+    listed = fields.get(REQUESTS)
+    ids = [_to_id(one) for one in listed] if isinstance(listed, list) else []
+    return _to_id(fields.get(REQUEST_ID)), list(dict.fromkeys(one for one in ids if one is not None))
+
+
+def _to_id(value: Any) -> str | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) and value else None

@@ -218,7 +218,8 @@ def _load_to_dict(load: LoadResults) -> dict[str, Any]:
 def _report_failure(result: PointResult, entry: PhaseEntry) -> None:
     """Print what failed in a phase, and the last lines of its server."""
     for problem in entry.problems:
-        log(problem)
+        if problem != result.serve.server.problem:  # which was printed when it happened
+            log(problem)
     output = result.point.request.server.output
     if result.serve.server.last_lines and result.serve.problem is None and output is not None:
         log(f"last lines of {launcher.format_path(output)}:")

@@ -6,6 +6,7 @@ as any of the GPU with a recorder of ranges alone, is absent.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,10 @@ from traceable.analysis.context import Context
 from traceable.analysis.fields import get_instance_fields
 from traceable.analysis.gaps import gaps
 from traceable.analysis.kernels import kernels
-from traceable.analysis.steps import infer_steps, measure_steps
+from traceable.analysis.step_detection import Steps, detect_steps
+from traceable.analysis.steps import collect_step_operations, measure_steps
 from traceable.analysis.table import Table, pack_objects
+from traceable.analysis.windows import STEP
 from traceable.errors import MissingDataError
 from traceable.trace.model import NULL, NDArray
 
@@ -51,11 +54,27 @@ _GPU_COLUMNS = {
 _FAMILY_COLUMNS = {"phase": object, "family": object, "count": int, "total_ns": int, "kernel_share": float}
 
 
-def compare_phases(phases: Sequence[tuple[str, Context | None]]) -> Table:
+@dataclass(frozen=True)
+class PhaseRecording:
+    """One phase.
+
+    Attributes:
+        name: its name.
+        context: its recording; None where it has none.
+        step_range: the name of the ranges that are its steps, if the program does not count them itself; None to infer
+            them.
+    """
+
+    name: str
+    context: Context | None
+    step_range: str | None = None
+
+
+def compare_phases(phases: Sequence[PhaseRecording]) -> Table:
     """Return one row a phase: the time of its steps and tokens, and the work of the GPU.
 
     Args:
-        phases: the name of each, and its recording; None where it has none.
+        phases: at least one.
 
     Returns:
         The phases in their order. `others`: `step_kinds`, the same of the steps of each value of their field `phase`;
@@ -64,10 +83,11 @@ def compare_phases(phases: Sequence[tuple[str, Context | None]]) -> Table:
     rows: list[Mapping[str, Any]] = []
     kinds: list[Mapping[str, Any]] = []
     families: list[Mapping[str, Any]] = []
-    for name, context in phases:
+    for phase in phases:
+        name, context = phase.name, phase.context
         row: dict[str, Any] = {"phase": name}
         if context is not None:
-            steps = _read_steps(context)
+            steps = _read_steps(context, phase.step_range)
             if steps is not None:
                 row |= {**_summarize_steps(steps), **_sum_shares(steps)}
                 kinds += [{"phase": name, **one} for one in _group_by_kind(steps)]
@@ -104,16 +124,25 @@ class _Steps:
         return _Steps(columns, [self.fields[row] for row in np.flatnonzero(which).tolist()])
 
 
-def _read_steps(context: Context) -> _Steps | None:
-    """Return the steps that the capture did not cut; None where there are none."""
-    try:
-        steps, work = infer_steps(context)
-    except MissingDataError:
+def _read_steps(context: Context, step_range: str | None) -> _Steps | None:
+    """Return the steps that the capture did not cut, those that the program counts if it does; None for none."""
+    steps = _detect_steps(context, step_range)
+    if steps is None:
         return None
+    work = collect_step_operations(context, steps)
     instance_fields = get_instance_fields(context)
     fields = [instance_fields[one] or {} if one >= 0 else {} for one in steps.instance.tolist()]
     whole = _Steps(measure_steps(context, steps, work), fields).take(~steps.clipped)
     return whole if len(whole.fields) else None
+
+
+def _detect_steps(context: Context, step_range: str | None) -> Steps | None:
+    trace = context.trace
+    counted = (trace.ranges.name == trace.name_index(STEP)) & (trace.ranges.domain == -1) & trace.ranges.has_payload
+    for name in dict.fromkeys((STEP if counted.any() else step_range, None)):
+        with contextlib.suppress(MissingDataError):
+            return detect_steps(context, name, None)
+    return None
 
 
 def _summarize_steps(steps: _Steps) -> dict[str, Any]:

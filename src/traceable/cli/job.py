@@ -99,7 +99,7 @@ def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
     from traceable.launch.job import run_point
 
     entries: list[PhaseEntry] = []
-    recordings: list[tuple[str, Recording | None]] = []
+    recordings: list[tuple[Point, Recording | None]] = []
     interrupted_by = None
     for number, point in enumerate(plan.points, 1):
         if not arguments.quiet:
@@ -108,7 +108,7 @@ def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
         result = run_point(point, log)
         entry, recording = _conclude_point(plan, result)
         entries.append(entry)
-        recordings.append((point.name, recording))
+        recordings.append((point, recording))
         interrupted_by = result.serve.interrupted_by
         if entry.problems or interrupted_by is not None:
             _report_failure(result, entry)
@@ -231,20 +231,27 @@ def _report_failure(result: PointResult, entry: PhaseEntry) -> None:
 def _report_job(
     plan: JobPlan,
     entries: Sequence[PhaseEntry],
-    recordings: Sequence[tuple[str, Recording | None]],
+    recordings: Sequence[tuple[Point, Recording | None]],
     skipped: Sequence[str],
     arguments: argparse.Namespace,
 ) -> None:
     """Print the comparison of the phases, and save it as job.json and job.txt."""
     from io import StringIO
 
-    from traceable.analysis.phases import compare_phases
+    from traceable.analysis.phases import PhaseRecording, compare_phases
     from traceable.cli.profile import write_output
     from traceable.report.document import write_file, write_report
     from traceable.report.job import build_job_report, write_phases
     from traceable.report.json_output import to_json
 
-    table = compare_phases([(name, None if one is None else one.context) for name, one in recordings])
+    table = compare_phases(
+        [
+            PhaseRecording(
+                point.name, None if recording is None else recording.context, point.request.preset.step_range
+            )
+            for point, recording in recordings
+        ]
+    )
     profiling = plan.job.profiling
     head = {
         "name": plan.job.name,
@@ -267,6 +274,6 @@ def _report_job(
         write_phases(sys.stdout, title, entries, table)
     sys.stdout.flush()
     if not arguments.quiet:
-        for name, recording in recordings:
+        for point, recording in recordings:
             if recording is not None:
-                log(f"next: python -m traceable report {directory}/{name}")
+                log(f"next: python -m traceable report {directory}/{point.name}")

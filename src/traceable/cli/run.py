@@ -52,7 +52,7 @@ LOOP_PAUSE_MS = 100.0
 
 TRACE_PRESET = "--trace-preset"
 NSYS_ARGS = "--nsys-args"
-TRACE_PRESETS = ("light", "default", "python", "full")
+TRACE_PRESETS = ("light", "default", "python", "full", "system-wide")
 """The names of `collectors.nsys.user_options.PRESETS`, which a run that does not use nsys does not load."""
 
 _SIGUSR2_ALONE = 0

@@ -21,7 +21,7 @@ SECTIONS = {
     "How-to": (
         *("annotate-from-outside", "torch", "pauses"),
         *("nsys", "torch-collector", "recorder-gpu", "ranks"),
-        *("control", "flight-recorder"),
+        *("control", "flight-recorder", "requests"),
         *("analysis", "ncu"),
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),

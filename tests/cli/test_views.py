@@ -70,6 +70,7 @@ def test_json_has_the_head_and_the_answer_under_the_name_of_the_view(database: P
     head = {
         "schema",
         "source",
+        "sides",
         "window",
         "folded_names",
         "coverage",
@@ -161,6 +162,7 @@ def test_process_device_and_time_narrow_what_is_read(database: Path) -> None:
     assert kernels("--time", "4ms:", "--device", "1") == 2 * (STEPS - 4)
     narrowed = document(database, "--time", "1ms:2ms", "--process", "70")
     assert narrowed["selection"] == {
+        "sides": None,
         "processes": ["70"],
         "ranks": None,
         "devices": None,

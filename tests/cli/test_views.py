@@ -167,6 +167,7 @@ def test_process_device_and_time_narrow_what_is_read(database: Path) -> None:
         "start_ns": 1_000_000,
         "end_ns": 2_000_000,
         "steady": None,
+        "where": None,
     }
     assert {row["name"]: row["count"] for row in narrowed["names"]} == {"step": 1, "forward": 1}
 
@@ -199,7 +200,8 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
     ("words", "code", "names"),
     [
         (("--view", "beauty"), "arguments_invalid", "--view: invalid choice: 'beauty'"),
-        (("--view", "gaps", "--by", "name"), "option_not_supported", "--view gaps does not support --by;"),
+        (("--view", "gaps", "--by", "name"), "no_such_grouping", "--by name; use field:NAME"),
+        (("--view", "findings", "--by", "field:phase"), "option_not_supported", "leave it out; ranges, kernels, api"),
         (("--view", "kernels", "--by", "colour"), "no_such_grouping", "--by colour; use kernel or"),
         (("--view", "steps", "--range", "step"), "option_not_supported", "--view steps does not support --range;"),
         (("--range", "stop"), "range_not_found", "'step'?"),
@@ -211,7 +213,10 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
         (("--slowest", "2", "--top", "5"), "slowest_needs_all_rows", "--top"),
         (("--by", "field:"), "no_such_grouping", "--by field:; use path or"),
         (("--by", "field:layer"), "field_not_found", "'layer'"),
-        (("--view", "kernels", "--by", "field:layer"), "no_such_grouping", "--by field:layer"),
+        (("--view", "kernels", "--by", "field:layer"), "field_not_found", "'layer'"),
+        (("--where", "layer=1"), "field_not_found", "'layer'"),
+        (("--where", "layer"), "where_malformed", "'layer'"),
+        (("--where", "=1"), "where_malformed", "phase=decode"),
         (("--raw-names", "--expand", "step"), "raw_names_conflict", "--expand"),
         (("--expand", "step *"), "no_folded_name_matches", "'step *'"),
         (("--name-rules", "/nowhere.toml"), "file_unreadable", "/nowhere.toml"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from traceable.analysis.columns import FIELD_PREFIX
 from traceable.report.columns import Column, mark_excess
-from traceable.units import format_number
+from traceable.units import format_number, format_percent
 
 ALL = "all"
 """The name for every view."""
@@ -594,7 +594,7 @@ _REQUESTS = View(
             (
                 Column("part"),
                 Column("count", rank=4),
-                Column("share", rank=1),
+                Column("share", "share", 1, write=format_percent),
                 Column("request_mean_ns", "mean", 3),
                 Column("request_p50_ns", "p50", 0),
                 Column("request_p90_ns", "p90", 6),

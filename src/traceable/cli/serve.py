@@ -142,8 +142,9 @@ def run(arguments: argparse.Namespace) -> int:
     options.remove_output_file(arguments)
     result = run_sides(request, log)
     _report_result(request, result)
-    with Worker(run_command.prepare_worker) as worker:
-        _show_profile(worker, result, arguments)
+    if any(run_command.is_recording(side.collector) for side in request.sides):
+        with Worker(run_command.prepare_worker) as worker:
+            _show_profile(worker, result, arguments)
     return _get_exit_code(result)
 
 

@@ -81,8 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-timeout",
         metavar="S",
         type=_parse_seconds,
-        default=120.0,
-        help="how long the server has to become ready (120)",
+        help="how long the server has to become ready (120; 1800 with the presets of model servers)",
     )
     parser.add_argument(
         "--stop-timeout",
@@ -177,7 +176,7 @@ def _make_request(arguments: argparse.Namespace) -> ServeRequest:
         uds=arguments.uds,
         port=arguments.port,
         ready=tuple(arguments.ready),
-        ready_timeout_s=arguments.ready_timeout,
+        ready_timeout_s=arguments.ready_timeout or preset.ready_timeout_s,
         stop_timeout_s=arguments.stop_timeout,
         steps=str(arguments.steps) if arguments.steps else None,
         warmup_requests=arguments.warmup_requests,

@@ -20,8 +20,10 @@ SECTIONS = {
     "Start": ("install", "annotation", "run", "windows", "serve"),
     "How-to": (
         *("annotate-from-outside", "torch", "pauses"),
-        *("nsys", "torch-collector", "recorder-gpu", "ranks"),
-        *("control", "flight-recorder"),
+        *("nsys", "torch-collector", "recorder-gpu", "ranks", "remote"),
+        *("requests", "sides", "jobs", "load", "control", "flight-recorder"),
+        *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
+        *("from-system-wide", "from-kubectl-script"),
         *("analysis", "ncu"),
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),

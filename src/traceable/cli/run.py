@@ -52,7 +52,7 @@ LOOP_PAUSE_MS = 100.0
 
 TRACE_PRESET = "--trace-preset"
 NSYS_ARGS = "--nsys-args"
-TRACE_PRESETS = ("light", "default", "python", "full")
+TRACE_PRESETS = ("light", "default", "python", "full", "system-wide")
 """The names of `collectors.nsys.user_options.PRESETS`, which a run that does not use nsys does not load."""
 
 _SIGUSR2_ALONE = 0
@@ -890,7 +890,7 @@ def is_option_of_this_side(word: str) -> bool:
     name = word.partition("=")[0]
     if name.startswith("-o"):
         return True
-    ours = {"--via", "--via-python", "--output", "--force", "--dry-run", "--strict"}
+    ours = {"--via", "--via-python", "--output", "--force", "--dry-run", "--strict", "--no-profile"}
     output = {"--quiet", "--raw", "--top", "--domain", "--match", "--sort", *(f"--{one}" for one in OUTPUTS)}
     return name in ours | output
 

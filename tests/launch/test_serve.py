@@ -129,6 +129,14 @@ def test_every_preset_is_found_by_name_and_no_other() -> None:
     assert refused.value.code == "no_such_preset"
 
 
+def test_the_page_has_a_row_for_each_preset_with_the_name_of_its_steps() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "serve.md").read_text()
+    for preset in PRESETS.values():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{preset.name}` |")]
+        assert preset.step_range is None or row.endswith(f"becomes `{preset.step_range}` |")
+        assert all(f"`{' '.join(words).replace('*', '')}`" in row for words in preset.commands)
+
+
 def test_secrets_within_the_commands_are_not_in_the_manifest() -> None:
     words = ["traceable", "serve", "--server", "s --api-key abc", "--client=c --token=xyz", "--uds", "a b"]
     redacted = serve.redact_serve_command(words)

@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--via",
         metavar="PREFIX",
-        help="run both sides elsewhere, through a command such as 'ssh host' (traceable help run)",
+        help="run both sides elsewhere, through a command such as 'ssh host' (traceable help remote)",
     )
     for side in (SERVER, CLIENT):
         parser.add_argument(f"--{side}-via", metavar="PREFIX", help=f"run the {side} elsewhere")
@@ -286,4 +286,4 @@ def _parse_seconds(word: str) -> float:
     try:
         return parse_seconds("", word, bound="above 0")
     except UsageError as error:
-        raise argparse.ArgumentTypeError(error.cause) from None
+        raise argparse.ArgumentTypeError(Message(error.code, error.problem.lstrip())) from None

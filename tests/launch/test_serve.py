@@ -21,6 +21,9 @@ from traceable.launch.serve import CLIENT, SERVER, Ready, ServeRequest, SideRequ
 from traceable.launch.server_presets import PLAIN, PRESETS, detect_preset, find_preset
 from traceable.protocol import run_dir
 
+# From Python 3.12 on a fork in a process with threads warns, and a worker of pytest-xdist has some.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
 SERVE_UNTIL_TERMINATED = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); {}; signal.sigwait([15])"
 LISTEN = "import socket, sys; l = socket.socket(socket.AF_UNIX); l.bind(sys.argv[1]); l.listen()"
 

@@ -402,9 +402,12 @@ async def serve(arguments: argparse.Namespace, model: Any, tokenizer: Any) -> No
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     engine = Engine(model, arguments.slots, arguments.max_prefill_tokens)
     server = Server(engine, tokenizer, arguments.max_tokens)
+    inode = None
     try:
         if arguments.uds:
-            listener = await asyncio.start_unix_server(server.serve_connection, arguments.uds)
+            unix_socket = http.bind_socket(arguments.uds)
+            inode = Path(arguments.uds).stat().st_ino
+            listener = await asyncio.start_unix_server(server.serve_connection, sock=unix_socket)
             address = f"unix:{arguments.uds}"
         else:
             listener = await asyncio.start_server(server.serve_connection, arguments.host, arguments.port)
@@ -417,8 +420,8 @@ async def serve(arguments: argparse.Namespace, model: Any, tokenizer: Any) -> No
         engine.stop()
         await engine.join()
         await server.stop()
-        if arguments.uds:
-            Path(arguments.uds).unlink(missing_ok=True)
+        if inode is not None and Path(arguments.uds).exists() and Path(arguments.uds).stat().st_ino == inode:
+            Path(arguments.uds).unlink()
     steps = f"{engine.prefills} prefill and {engine.decodes} decode steps"
     print(f"served {server.completed} requests in {steps}", flush=True)
 

@@ -20,7 +20,7 @@ SECTIONS = {
     "Start": ("install", "annotation", "run", "windows"),
     "How-to": (
         *("annotate-from-outside", "torch", "pauses"),
-        *("nsys", "torch-collector", "recorder-gpu", "ranks", "sides"),
+        *("nsys", "torch-collector", "recorder-gpu", "ranks", "sides", "load"),
         *("control", "flight-recorder"),
         *("analysis", "ncu"),
         *("contract", "testing", "measure-overhead"),

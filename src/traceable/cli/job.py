@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from traceable.cli import options
-from traceable.cli.console import log, print_command, print_line
+from traceable.cli.console import log, print_command
 from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import launcher
+from traceable.protocol import redact
 from traceable.units import format_duration
 
 TYPE_CHECKING = False
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         _report_missing_package(error)
     if arguments.schema:
-        print_line(json.dumps(job_file.make_schema(), indent=2))
+        print_command(json.dumps(job_file.make_schema(), indent=2))
         return 0
     if arguments.file is None:
         raise UsageError("no_job_file", "no job file is given", "type `traceable job FILE`")
@@ -124,6 +125,7 @@ def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
 
 def _conclude_point(plan: JobPlan, result: PointResult) -> tuple[PhaseEntry, Recording | None]:
     """Return the entry of a point in the report, and its recording, if there is one."""
+    from traceable.launch.job import find_timed_window
     from traceable.report.job import PhaseEntry
     from traceable.report.windows import capture_to_dict, format_capture
 
@@ -134,8 +136,9 @@ def _conclude_point(plan: JobPlan, result: PointResult) -> tuple[PhaseEntry, Rec
     if point.window is not None and (capture is None or not capture["ok"]):
         lines = format_capture(capture)[:2] if capture is not None else ["nothing was recorded"]
         problems.append(Message("phase_window_not_filled", f"{point.name}: {'; '.join(lines)}"))
-    if capture is not None and capture["ok"] and result.load is not None:
-        problems += _check_load_in_windows(point, capture, result.load)
+    if recording is not None and result.load is not None:
+        windows = _list_windows(capture) if point.window is not None else [find_timed_window(plan.job, point)]
+        problems += _check_load_in_windows(point, windows, result.load)
     values = {
         "mode": point.mode,
         **point.sizes,
@@ -175,15 +178,19 @@ def _evaluate_unrecorded(point: Point) -> dict[str, Any] | None:
         return None
 
 
-def _check_load_in_windows(point: Point, capture: dict[str, Any], load: LoadResults) -> list[Message]:
+def _list_windows(capture: dict[str, Any] | None) -> list[tuple[int, int]]:
+    """Return from when until when each process of the server recorded, in ns of the wall clock."""
+    return [
+        (one["opened_wall_ns"], one["closed_wall_ns"] - (one["close_stall_ns"] or 0))
+        for one in (capture or {"windows": []})["windows"]
+        if one["opened_wall_ns"] and one["closed_wall_ns"]
+    ]
+
+
+def _check_load_in_windows(point: Point, windows: Sequence[tuple[int, int]], load: LoadResults) -> list[Message]:
     """Return a problem where the records of the load show that it was not steady in a window of the server."""
     from traceable.launch.job import find_steady_interval
 
-    windows = [
-        (one["opened_wall_ns"], one["closed_wall_ns"] - (one["close_stall_ns"] or 0))
-        for one in capture["windows"]
-        if one["opened_wall_ns"] and one["closed_wall_ns"]
-    ]
     steady = find_steady_interval(load, point.sizes["concurrency"], open_loop=point.open_loop)
     if not windows or (steady and steady[0] <= min(windows)[0] and max(end for _, end in windows) <= steady[1]):
         return []
@@ -256,7 +263,7 @@ def _report_job(
     head = {
         "name": plan.job.name,
         "file": str(arguments.file),
-        "settings": arguments.settings,
+        "settings": redact.redact_command(arguments.settings),
         "type": profiling.type,
         "recording_mode": profiling.mode,
         "directory": str(plan.directory),

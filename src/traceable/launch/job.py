@@ -430,6 +430,14 @@ def find_steady_interval(load: LoadResults, concurrency: int, *, open_loop: bool
     return (start_ns, end_ns) if start_ns < end_ns else None
 
 
+def find_timed_window(job: Job, point: Point) -> tuple[int, int]:
+    """Return from when until when mode system-wide recorded the server, in ns of the wall clock."""
+    profiling = job.profiling
+    start = run_dir.load_manifest(list_server_runs(point)[0]).get("start") or {}
+    start_ns = int(start.get("wall_ns", 0)) + round((profiling.delay_s or 0) * 1e9)
+    return start_ns, start_ns + round((profiling.duration_s or 0) * 1e9)
+
+
 def list_server_runs(point: Point) -> tuple[Path, ...]:
     """Return the runs of a point's server: that of each rank, or the one; empty where nothing was recorded."""
     directory = point.server_directory

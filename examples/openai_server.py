@@ -24,7 +24,6 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +35,6 @@ import traceable
 
 MODEL = "words"
 MAX_BODY_BYTES = 4 << 20
-MAX_ID_CHARACTERS = 128
 
 
 @dataclass(eq=False)
@@ -239,15 +237,14 @@ class Server:
         except http.HttpError as error:
             await write_json(writer, error.status, {"error": {"message": str(error)}})
             return False
-        request_id = get_request_id(headers)
         if path not in ("/v1/completions", "/v1/chat/completions") or method != "POST":
             return await self._serve_other(method, path, writer)
-        async with traceable.annotate("request", payload={"request_id": request_id}):
+        async with traceable.request(headers.get("x-request-id") or headers.get("traceparent")) as request:
             try:
                 completion = self._parse_completion(path, body)
-                await self._respond(request_id, completion, writer)
+                await self._respond(request, completion, writer)
             except http.HttpError as error:
-                await write_json(writer, error.status, {"error": {"message": str(error)}}, request_id)
+                await write_json(writer, error.status, {"error": {"message": str(error)}}, request.id)
         return headers.get("connection", "").lower() != "close"
 
     async def _serve_other(self, method: str, path: str, writer: asyncio.StreamWriter) -> bool:
@@ -293,18 +290,18 @@ class Server:
         tokens: list[int] = self._tokenizer.encode(" ".join(texts))
         return tokens
 
-    async def _respond(self, request_id: str, completion: Completion, writer: asyncio.StreamWriter) -> None:
-        sequence = Sequence(request_id, completion.prompt, completion.length)
+    async def _respond(self, request: Any, completion: Completion, writer: asyncio.StreamWriter) -> None:
+        sequence = Sequence(request.id, completion.prompt, completion.length)
         self._engine.submit(sequence)
         try:
             if completion.is_stream:
-                await self._write_stream(sequence, completion, writer)
+                await self._write_stream(request, sequence, completion, writer)
             else:
                 words = [word async for word in self._generate(sequence)]
-                traceable.mark("first_byte", payload={"request_id": request_id})
+                request.mark_first_byte()
                 choice = make_choice(completion, "".join(words), "length", is_chunk=False)
                 content = self._make_chunk(sequence, completion, [choice], is_chunk=False)
-                await write_json(writer, "200 OK", {**content, "usage": make_usage(sequence)}, request_id)
+                await write_json(writer, "200 OK", {**content, "usage": make_usage(sequence)}, request.id)
         finally:
             sequence.is_canceled = True  # of no effect on one that is done
         self.completed += 1
@@ -316,7 +313,9 @@ class Server:
                 raise http.HttpError("500 Internal Server Error", repr(token))
             yield self._tokenizer.decode(token)
 
-    async def _write_stream(self, sequence: Sequence, completion: Completion, writer: asyncio.StreamWriter) -> None:
+    async def _write_stream(
+        self, request: Any, sequence: Sequence, completion: Completion, writer: asyncio.StreamWriter
+    ) -> None:
         """Write a chunk for each token, as server-sent events."""
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
@@ -325,7 +324,7 @@ class Server:
         left = sequence.length
         async for word in self._generate(sequence):
             if left == sequence.length:
-                traceable.mark("first_byte", payload={"request_id": sequence.request_id})
+                request.mark_first_byte()
             left -= 1
             choice = make_choice(completion, word, None if left else "length", is_chunk=True)
             write_event(writer, json.dumps(self._make_chunk(sequence, completion, [choice], is_chunk=True)))
@@ -394,15 +393,6 @@ async def read_body(reader: asyncio.StreamReader, length: int) -> bytes:
     if length > MAX_BODY_BYTES:
         raise http.HttpError("413 Content Too Large", f"the body may hold {MAX_BODY_BYTES} bytes")
     return await reader.readexactly(length)
-
-
-def get_request_id(headers: dict[str, str]) -> str:
-    """Return the id of a request: of the client, the trace id of its `traceparent`, or a new one."""
-    request_id = headers.get("x-request-id", "")
-    if 0 < len(request_id) <= MAX_ID_CHARACTERS and request_id.isprintable():
-        return request_id
-    parts = headers.get("traceparent", "").split("-")
-    return parts[1] if len(parts) == 4 and len(parts[1]) == 32 else uuid.uuid4().hex
 
 
 async def serve(arguments: argparse.Namespace, model: Any, tokenizer: Any) -> None:

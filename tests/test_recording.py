@@ -70,6 +70,7 @@ def test_what_is_selected_twice_is_said_of_the_part_of_a_part(recording: Recordi
         "start_ns": 1_000_000,
         "end_ns": 4_000_000,
         "steady": None,
+        "where": None,
     }
 
 

@@ -83,8 +83,9 @@ def load_sides(
             requests.
 
     Raises:
-        TraceableError: no side can be read, or their clocks or GPUs can't be told apart.
-        UsageError: an offset is of no side.
+        TraceableError: no side can be read.
+        UsageError: an offset is of no side; or the sides can't be joined: they did not run at the same time, or their
+            clocks or GPUs can't be told apart.
     """
     if unknown := [name for name in clock_offsets if name not in {side.name for side in sides}]:
         problem = f"{directory} has no side {unknown[0][:80]!r}"
@@ -160,7 +161,7 @@ def _check_overlap(directory: Path, manifests: Mapping[str, Mapping[str, Any]]) 
         for start, end, name in runs[1:]:
             if start > latest_ns:
                 names = [str(directory / one) for one in manifests]
-                raise TraceError(
+                raise UsageError(
                     "runs_apart",
                     f"the runs in {directory} did not run at the same time, and are not one timeline: {name} began "
                     f"{format_duration(start - latest_ns)} after those before it had ended",
@@ -178,7 +179,7 @@ def _check_hosts_of_gpus(directory: Path, loaded: Sequence[_Loaded]) -> None:
     with_gpus = [one for one in loaded if has_gpu_work(one.recording.trace)]
     if len({_get_machine(one.host) for one in with_gpus}) > 1:
         names = " and ".join(one.side.name for one in with_gpus)
-        raise TraceError(
+        raise UsageError(
             "gpus_of_several_hosts",
             f"{names} in {directory} recorded GPUs of several hosts, which have the same numbers",
             f"report on each alone, such as {with_gpus[0].side.directory}",

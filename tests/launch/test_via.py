@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import select
 import shlex
+import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.launch.sshd import serve_ssh
+from tests.printed_messages import message
+
+from traceable.cli import main
+from traceable.launch import via
 
 STAND_INS = {
     "kubectl": 'while [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n',
@@ -93,6 +103,11 @@ def list_ranges(directory: Path) -> list[tuple[str, int]]:
     return sorted((row["name"], row["count"]) for row in load(directory / "report.json")["names"])
 
 
+def list_kept_runs(there: Path) -> list[Path]:
+    """The temporary directories of runs there that have not been removed."""
+    return list((there / "tmp").glob("traceable-via-*"))
+
+
 def list_processes_of(there: Path) -> list[int]:
     """The processes whose environment or command line names the other machine's directory."""
     result = []
@@ -118,7 +133,7 @@ def test_a_program_there_is_reported_as_a_program_here(run_via, run, there, tmp_
     assert manifest["end"]["exit_code"] == 7 and manifest["host"]["name"] == os.uname().nodename
     assert manifest["via"]["host"] == {"name": os.uname().nodename} and not manifest["via"]["carried"]
     assert shlex.split(manifest["target"]["program"]) == ["app.py"]
-    assert not any((there / "tmp").iterdir()) and not list_processes_of(there)
+    assert not list_kept_runs(there) and not list_processes_of(there)
 
 
 def test_the_profile_is_that_of_a_run_here(run_via, run, there, tmp_path):
@@ -128,3 +143,332 @@ def test_the_profile_is_that_of_a_run_here(run_via, run, there, tmp_path):
     (tmp_path / "out").rename(tmp_path / "local")
     assert run_via("app.py").returncode == 7
     assert list_ranges(tmp_path / "out") == local
+
+
+# ---- what a program does
+
+
+@pytest.mark.parametrize("prefix", ["ssh"], indirect=True)
+def test_both_outputs_keep_their_order_where_they_are_one_stream(words, environ, tmp_path):
+    code = "import os\nfor number in range(200): os.write(1 + number % 2, b'%d\\n' % number)"
+    command = words("--quiet", "-c", code)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    lines = [line for line in done.stdout.decode().splitlines() if line.isdigit()]
+    assert lines == [str(number) for number in range(200)]
+
+
+def test_all_of_a_large_input_arrives_and_all_of_a_large_output_comes_back(run_via, tmp_path):
+    code = "import sys, traceable\nwith traceable.annotate('copy'): sys.stdout.write(sys.stdin.read())"
+    text = "".join(f"{number}\n" for number in range(300_000))
+    done = run_via("--quiet", "-c", code, stdin=text)
+    assert done.returncode == 0 and done.stdout == text
+
+
+def test_a_program_that_does_not_read_its_input_ends_by_itself(words, start):
+    with start(["yes"], stdout=subprocess.PIPE) as endless:
+        process = start(words("--quiet", "-c", "raise SystemExit(4)"), stdin=endless.stdout, stderr=subprocess.DEVNULL)
+        endless.stdout.close()
+        assert process.wait() == 4
+
+
+def test_a_program_that_closes_its_output_early_goes_on(run_via, tmp_path):
+    code = """
+import os, sys, traceable
+print("before", flush=True)
+os.close(1)
+with traceable.annotate("after"): os.write(2, b"goes on\\n" + sys.stdin.readline().encode())
+os._exit(5)
+"""
+    done = run_via("-c", code, stdin="input\n")
+    assert (done.returncode, done.stdout) == (5, "before\n") and "goes on\ninput\n" in done.stderr
+    assert list_ranges(tmp_path / "out") == [("after", 1)]
+
+
+def test_a_program_whose_reader_is_gone_gets_sigpipe(words, start):
+    with start(words("--quiet", "--", "yes"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout.readline() == b"y\n"
+        process.stdout.close()
+        assert process.wait() == -signal.SIGPIPE
+
+
+def test_a_daemon_that_holds_the_output_open_is_not_waited_for(run_via, tmp_path):
+    os.mkfifo(tmp_path / "go")
+    code = f"import subprocess\nprint(subprocess.Popen(['cat', {str(tmp_path / 'go')!r}]).pid)"
+    done = run_via("--quiet", "-c", code)
+    daemon = int(done.stdout)
+    assert done.returncode == 0 and b"cat" in Path(f"/proc/{daemon}/cmdline").read_bytes()
+    (tmp_path / "go").write_text("")
+
+
+WAIT = """
+import os, signal, sys, traceable
+def handle(number, frame):
+    name = signal.Signals(number).name
+    with traceable.annotate(name): os.write(1, name.encode() + os.linesep.encode())
+for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"): signal.signal(signal.Signals[name], handle)
+print("ready", flush=True)
+sys.stdin.read()
+sys.exit(9)
+"""
+
+
+@pytest.mark.parametrize("prefix", ["ssh", "docker"], indirect=True)
+def test_signals_reach_the_program_there(words, start, tmp_path):
+    process = start(words("-c", WAIT), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout.readline() == b"ready\n"
+    names = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"]
+    for name in names:
+        process.send_signal(signal.Signals[name])
+        assert process.stdout.readline().decode().strip() == name
+    process.communicate()
+    assert process.returncode == 9
+    assert list_ranges(tmp_path / "out") == sorted((name, 1) for name in names)
+
+
+def test_a_program_that_dies_of_a_signal_is_reported_as_such(words, start, tmp_path, there):
+    code = "import sys, traceable\nwith traceable.annotate('one'): print('ready', flush=True)\nsys.stdin.read()"
+    process = start(words("-c", code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout.readline() == b"ready\n"
+    process.terminate()
+    process.communicate()
+    assert process.returncode == -signal.SIGTERM
+    assert load(tmp_path / "out" / "run.json")["end"]["signal"] == signal.SIGTERM
+    assert not list_processes_of(there)
+
+
+# ---- what is there
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Make a Python without packages, of a version such as `3.12`; the same as this one with its native core."""
+
+    def make(version: str) -> str:
+        own = ".".join(map(str, sys.version_info[:2]))
+        pythons = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+        base = getattr(sys, "_base_executable", sys.executable) if version == own else next(map(str, pythons), None)
+        if base is None:
+            pytest.skip(f"there is no Python {version}")
+        folder = tmp_path_factory.mktemp("bare")
+        subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)
+        return str(folder / "bin" / "python")
+
+    return make
+
+
+def test_traceable_is_sent_along_where_it_is_not_installed(run_via, bare_python, there, tmp_path):
+    python = bare_python(".".join(map(str, sys.version_info[:2])))
+    done = run_via("app.py", python=python)
+    assert done.returncode == 7, done.stderr
+    message(done.stderr, "via_carried")
+    assert list_ranges(tmp_path / "out") == [("inner", 3), ("outer", 3)]
+    assert load(tmp_path / "out" / "run.json")["via"]["carried"]
+    assert not list_kept_runs(there)
+
+
+def test_another_python_runs_the_program_and_a_message_has_what_is_missing(run_via, bare_python, tmp_path):
+    other = "3.12" if sys.version_info[:2] != (3, 12) else "3.11"
+    done = run_via("--annotate", "json:dumps", "app.py", stdin="input", python=bare_python(other))
+    assert done.returncode == 7 and done.stdout.endswith("input\n"), done.stderr
+    message(done.stderr, "via_carried")
+    message(done.stderr, "via_without_annotations")
+    manifest = load(tmp_path / "out" / "run.json")
+    assert manifest["python"]["version"].startswith(other) and manifest["end"]["exit_code"] == 7
+
+
+def test_nsys_there_is_used(run_via, nsys, tmp_path, there):
+    done = run_via("--collector", "nsys", "app.py")
+    assert done.returncode == 7, done.stderr
+    assert list_ranges(tmp_path / "out") == [("inner", 3), ("outer", 3)]
+    assert (tmp_path / "out" / "app.nsys-rep").stat().st_size
+    assert not list_kept_runs(there) and not list_processes_of(there)
+
+
+def test_options_of_the_recording_are_for_the_launcher_there_and_those_of_the_profile_for_this_one(run_via, tmp_path):
+    code = "import traceable\nfor step in traceable.steps(range(9)):\n  with traceable.annotate(f'r{step}'): pass"
+    options = ["--steps", "2:4", "--expect", "r2,r8", "--strict", "--json", "--match", "r*", "--name", "mine"]
+    done = run_via(*options, "-c", code)
+    assert done.returncode == 3, done.stderr
+    assert {row["name"] for row in json.loads(done.stdout)["names"]} == {"r2", "r3"}
+    assert load(tmp_path / "out" / "run.json")["stem"] == "mine"
+
+
+def test_dry_run_prints_the_prefix_command_and_runs_nothing(run_via, prefix, tmp_path):
+    done = run_via("--dry-run", "app.py")
+    assert (done.returncode, done.stdout) == (0, f"{prefix} sh\n")
+    assert not (tmp_path / "out").exists()
+
+
+# ---- what fails before the program is started
+
+
+def assert_nothing_is_left(there: Path, tmp_path: Path) -> None:
+    assert not list_kept_runs(there)
+    assert not list_processes_of(there)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("via", "code", "line"),
+    [
+        ("no-such-command host", "via_not_executed", None),
+        ("", "via_invalid", None),
+        ("ssh 'host", "via_invalid", None),
+        ("sh -c 'echo first >&2; echo the cause >&2; exit 1'", "via_failed", "sh: the cause"),
+        ("env cat /dev/null", "via_failed", None),
+        ("{ssh} -o PubkeyAuthentication=no", "via_failed", "Permission denied"),
+        ("{ssh} -p 1", "via_failed", "refused"),
+        ("{ssh} -tt", "via_terminal", None),
+    ],
+)
+def test_a_prefix_command_that_fails_is_reported_with_its_last_lines(run_via, ssh, there, tmp_path, via, code, line):
+    words = shlex.split(ssh)
+    command, _, options = via.partition("{ssh}")
+    if not command and options:
+        via = shlex.join([words[0], *shlex.split(options), *words[1:]])
+    done = run_via("app.py", via=via)
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    message(done.stderr, code)
+    assert line is None or line in done.stderr
+    assert_nothing_is_left(there, tmp_path)
+
+
+def test_a_machine_without_python_is_reported(run_via, there, tmp_path):
+    done = run_via("app.py", python="/no/such/python")
+    assert done.returncode == 2
+    assert "/no/such/python" in message(done.stderr, "via_no_python")
+    assert_nothing_is_left(there, tmp_path)
+
+
+def test_a_program_that_is_not_there_is_reported_by_the_launcher_there(run_via, there, tmp_path):
+    done = run_via("missing.py")
+    assert done.returncode == 2
+    message(done.stderr, "no_such_script")
+    assert_nothing_is_left(there, tmp_path)
+
+
+def test_a_full_disk_there_is_reported(run_via, bare_python, there, tmp_path, prefix):
+    full = f"{prefix} sh -c 'ulimit -f 8; exec \"$@\"' sh"
+    done = run_via("app.py", via=full, python=bare_python(".".join(map(str, sys.version_info[:2]))))
+    assert done.returncode == 2, done.stderr
+    message(done.stderr, "via_setup_failed")
+    assert_nothing_is_left(there, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "hangs",
+    ["cat > {there}/ready", "echo traceable: python; cat > {there}/ready"],
+    ids=["before Python", "after Python"],
+)
+def test_a_signal_while_the_channel_is_set_up_ends_the_run(words, start, there, tmp_path, hangs):
+    os.mkfifo(there / "ready")
+    process = start(words("app.py", via=shlex.join(["sh", "-c", hangs.format(there=there)])))
+    with (there / "ready").open("rb") as ready:
+        assert ready.readline()
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+        ready.read()  # ends when the prefix command is gone
+    assert_nothing_is_left(there, tmp_path)
+
+
+# ---- what fails afterwards: the recording is kept there
+
+
+def await_end_of(pids: list[int]) -> None:
+    """Wait until these processes, which are not children of this one, have ended."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            select.select([descriptor], [], [])
+            os.close(descriptor)
+
+
+def find_child(pid: int, name: str) -> int:
+    """The child of a process whose program has this name."""
+    (child,) = [child.pid for child in psutil.Process(pid).children() if child.name() == name]
+    return child
+
+
+STUBBORN = """
+import signal, sys, traceable
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with traceable.annotate("kept"): print("ready", flush=True)
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("prefix", ["ssh"], indirect=True)
+@pytest.mark.parametrize("lost", ["ssh", "launcher"])
+def test_a_lost_connection_stops_the_program_and_keeps_its_recording_there(words, start, there, tmp_path, lost):
+    program = STUBBORN if lost == "ssh" else STUBBORN.replace("signal.SIG_IGN", "lambda *_: sys.exit(3)")
+    process = start(words("-c", program), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    os.kill(find_child(process.pid, "ssh") if lost == "ssh" else process.pid, signal.SIGKILL)
+    _, stderr = process.communicate()
+    await_end_of(list_processes_of(there))
+    (kept,) = list_kept_runs(there)
+    if lost == "ssh":
+        assert process.returncode == 255
+        assert str(kept) in message(stderr, "via_lost")
+        assert load(kept / "run" / "run.json")["end"]["signal"] == signal.SIGKILL
+    else:
+        assert load(kept / "run" / "run.json")["end"]["exit_code"] == 3
+    assert main.main(["report", str(kept / "run"), "--expect", "kept", "--strict", "--quiet"]) == 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("prefix", ["ssh"], indirect=True)
+def test_a_recording_that_does_not_fit_here_is_kept_there(words, environ, there, tmp_path):
+    limited = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *words("app.py")]
+    done = subprocess.run(limited, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    (kept,) = list_kept_runs(there)
+    assert str(kept) in message(done.stderr, "via_not_fetched")
+    assert main.main(["report", str(kept / "run"), "--expect", "outer", "--strict", "--quiet"]) == 0
+    assert not (tmp_path / "out").exists() and not list_processes_of(there)
+
+
+def test_a_run_directory_that_is_not_empty_is_rejected_and_with_force_renamed(run_via, there, tmp_path):
+    assert run_via("app.py").returncode == 7
+    done = run_via("app.py")
+    assert done.returncode == 2
+    message(done.stderr, "run_dir_not_empty")
+    assert run_via("--force", "app.py").returncode == 7
+    assert list_ranges(tmp_path / "out.1") == list_ranges(tmp_path / "out")
+
+
+# ---- the archive
+
+
+def make_archive(*members: tarfile.TarInfo) -> tarfile.TarFile:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    buffer.seek(0)
+    return tarfile.open(fileobj=buffer, mode="r|")
+
+
+def make_member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.size = kind, target, 3 if kind == tarfile.REGTYPE else 0
+    return member
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        make_member("/absolute"),
+        make_member("../outside"),
+        make_member("inside/../../outside"),
+        make_member("link", tarfile.SYMTYPE, "/etc/passwd"),
+        make_member("link", tarfile.LNKTYPE, "good"),
+        make_member("pipe", tarfile.FIFOTYPE),
+    ],
+    ids=lambda member: f"{member.name} {member.type.decode()}",
+)
+def test_an_archive_that_leads_out_of_the_run_directory_is_rejected(tmp_path, member):
+    (tmp_path / "run").mkdir()
+    with make_archive(make_member("good"), member) as archive, pytest.raises(via.FetchError):
+        via.extract_regular(archive, tmp_path / "run")
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "good"]

@@ -118,6 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the program twice, first without a collector, and report how much longer it takes with one",
     )
+    parser.add_argument(
+        "--no-profile", action="store_true", help="only record: `traceable report DIR` makes the profile later"
+    )
     add_condition_arguments(parser)
     options.add_annotate_arguments(parser)
     options.add_expectation_arguments(parser)
@@ -223,6 +226,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"every rank would write {options.find_output_file(arguments)}",
             "run without it, then `traceable report --json=FILE`",
         )
+    _check_profile(arguments, request)
     if not _is_recorded(arguments) and (request.expect or arguments.strict):
         raise UsageError(
             "expectation_without_recording",
@@ -252,6 +256,20 @@ def run(arguments: argparse.Namespace) -> int:
             return exit_with_status(result.status)
         strict = _conclude_run_in_worker(worker, result, arguments, targets, steps is not None)
     return exit_with_status(result.status) or strict
+
+
+def _check_profile(arguments: argparse.Namespace, request: launcher.RunRequest) -> None:
+    """Reject --no-profile together with what needs a profile.
+
+    Raises:
+        UsageError: an assertion or an output needs it.
+    """
+    if not arguments.no_profile:
+        return
+    has_output = any(getattr(arguments, name) is not None for name in OUTPUTS)
+    if request.expect or arguments.strict or has_output or arguments.measure_overhead:
+        problem = "--no-profile makes none, but --strict, --expect, --measure-overhead and outputs need one"
+        raise UsageError("profile_needed", problem, "leave --no-profile out")
 
 
 def _make_request(
@@ -464,6 +482,8 @@ def _show_result(result: launcher.RunResult, arguments: argparse.Namespace) -> O
 
         overhead.print_overhead(result.run_dir)
     why = diagnosis.RunDiagnosis(result.run_dir, log)
+    if database is not None and arguments.no_profile:
+        return Outcome()
     if database is not None:
         return _show_recording(result, database, arguments, why)
     if not result.run_dir.is_dir():
@@ -870,7 +890,7 @@ def is_option_of_this_side(word: str) -> bool:
     name = word.partition("=")[0]
     if name.startswith("-o"):
         return True
-    ours = {"--via", "--via-python", "--output", "--force", "--dry-run", "--strict"}
+    ours = {"--via", "--via-python", "--output", "--force", "--dry-run", "--strict", "--no-profile"}
     output = {"--quiet", "--raw", "--top", "--domain", "--match", "--sort", *(f"--{one}" for one in OUTPUTS)}
     return name in ours | output
 

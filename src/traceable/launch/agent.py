@@ -153,14 +153,14 @@ class Pump(threading.Thread):
         self._pass_on = pass_on
         self._at_end = at_end
         self._woken, self._wake = os.pipe()
+        self._drains = True
 
     def run(self) -> None:
         """Read and pass on."""
         while True:
             try:
-                select.select([self._descriptor, self._woken], [], [])
-                # What was written before `stop` is passed on first.
-                if not select.select([self._descriptor], [], [], 0)[0]:
+                is_stopped = self._woken in select.select([self._descriptor, self._woken], [], [])[0]
+                if is_stopped and not (self._drains and select.select([self._descriptor], [], [], 0)[0]):
                     return
                 piece = os.read(self._descriptor, PIECE_BYTES)
             except BlockingIOError:
@@ -171,8 +171,13 @@ class Pump(threading.Thread):
                 return self._at_end()
             self._pass_on(piece)
 
-    def stop(self) -> None:
-        """Pass on what is there, and end."""
+    def stop(self, *, drain: bool = True) -> None:
+        """End.
+
+        Args:
+            drain: pass on what is there first.
+        """
+        self._drains = drain
         os.write(self._wake, b"1")
         self.join(DRAIN_SECONDS)
 
@@ -239,7 +244,7 @@ class Agent:
 
     def _make_command(self, start: Frame) -> tuple[list[str], dict[str, str]]:
         """Return the command line of the launcher, and its environment."""
-        environ = dict(os.environ)
+        environ = {**os.environ, **start.fields["variables"]}
         words = ["run", "--record-only", "--quiet", "-o", str(self._run), *start.fields["words"]]
         python = [sys.executable, *start.fields["flags"]]
         if not start.content:
@@ -300,7 +305,7 @@ class Agent:
             elif event.kind == "closed" and event.fields["stream"] in self._outputs:
                 # The next write of the program fails, as if it had written to the reader that is gone.
                 stream, pump = self._outputs.pop(event.fields["stream"])
-                pump.stop()
+                pump.stop(drain=False)
                 stream.close()
         if stopper is not None:
             stopper.cancel()
@@ -313,7 +318,7 @@ class Agent:
     def _kill_program(self) -> None:
         """Kill the program, so that its launcher finishes the recording; the launcher where there is no program."""
         try:
-            pid = int(json.loads((self._run / MANIFEST).read_bytes())["pid"])
+            pid = int(json.loads(((self._find_run() or self._run) / MANIFEST).read_bytes())["pid"])
         except (OSError, ValueError, TypeError, KeyError):
             pid = self._launcher.pid
         with contextlib.suppress(ProcessLookupError):
@@ -321,7 +326,7 @@ class Agent:
 
     def _stop_remaining(self) -> None:
         """Kill the processes that the program has left behind: with a lost channel nobody else knows of them."""
-        own = f"TRACEABLE_RUN_DIR={self._run}".encode()
+        own = f"TRACEABLE_RUN_DIR={self._find_run()}".encode()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and own in (entry / "environ").read_bytes().split(b"\0"):
@@ -330,8 +335,9 @@ class Agent:
     # ---- the run directory
 
     def _find_run(self) -> Path | None:
-        """Return the run directory; None where the launcher has made none."""
-        return self._run if (self._run / MANIFEST).exists() else None
+        """Return the run directory, which is one level lower for a rank; None where the launcher has made none."""
+        candidates = (self._run / MANIFEST, *self._run.glob(f"*/{MANIFEST}"))
+        return next((path.parent for path in candidates if path.exists()), None)
 
     def _send_run(self, directory: Path) -> bool:
         """Send all regular files of the run directory. Return whether all of them were sent."""
@@ -429,7 +435,6 @@ def describe_machine() -> dict[str, Any]:
         "platform": sysconfig.get_platform(),
         "libc": libc,
         "host": os.uname().nodename,
-        "terminal": os.isatty(0),
     }
 
 

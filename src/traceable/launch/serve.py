@@ -155,6 +155,11 @@ class SideRequest:
     recorded: bool = True
     output: Path | None = None
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it runs on another machine, or in a container."""
+        return any(word == "--via" or word.startswith("--via=") for word in self.options)
+
 
 @dataclass(frozen=True)
 class ServeRequest:
@@ -311,7 +316,7 @@ def make_side_command(request: ServeRequest, side: SideRequest, directory: Path)
     """Return the command line of a side whose run directory is in `directory`."""
     if not side.recorded:
         return list(side.command)
-    own = [sys.executable, *target.get_interpreter_flags(), "-m", "traceable", "run", "--quiet"]
+    own = [sys.executable, *target.get_interpreter_flags(), "-m", "traceable", "run", "--quiet", "--no-profile"]
     own += ["--collector", side.collector, "-o", str(directory / side.name), "--name", side.name]
     if side.name == SERVER and request.steps is not None:
         own += ["--steps", request.steps]
@@ -358,9 +363,15 @@ def _check_request(request: ServeRequest) -> None:
     for side in request.sides:
         if not side.command:
             raise UsageError("no_program", f"the command of the {side.name} is empty", f"give one with --{side.name}")
-        if "--via" not in side.options:  # it runs where that program is
+        if not side.is_remote:  # it runs where that program is
             target.check_target(target.Target(target.COMMAND, side.command[0], side.command[1:]))
+    if request.warmup_requests and any(side.is_remote for side in request.sides):
+        problem = "--warmup-requests needs both sides on this machine, since a file ends the warm-up"
+        raise UsageError("warmup_needs_one_machine", problem, "leave it out, or use --warmup-steps in --server-options")
     run_dir.check_run_dir(request.directory, request.name, force=request.force)
+    if request.directory is not None and not (request.directory / run_dir.MANIFEST).exists():
+        for side in request.sides:
+            run_dir.check_run_dir(request.directory / side.name, side.name, force=False)
 
 
 def _check_address(request: ServeRequest, log: Callable[[str], None]) -> None:
@@ -369,6 +380,8 @@ def _check_address(request: ServeRequest, log: Callable[[str], None]) -> None:
     Raises:
         UsageError: something listens there, or a file is in the way of a socket.
     """
+    if request.server.is_remote:
+        return
     paths = [one.value for one in request.ready if one.kind == "uds"]
     for path in dict.fromkeys([*([str(request.uds)] if request.uds else []), *paths]):
         _check_socket(Path(path), log)
@@ -540,7 +553,7 @@ class _Side:
 
     def watch_program(self, selector: selectors.BaseSelector) -> None:
         """Find its program once that is started, and have `selector` wake up at its end."""
-        if self.pid is not None or self.launcher is None:
+        if self.pid is not None or self.launcher is None or self.request.is_remote:
             return
         self.pid = self.launcher.pid if self.directory is None else _read_program_pid(self.directory)
         if self.pid is None or self.directory is None:
@@ -578,7 +591,8 @@ class _Side:
                 with contextlib.suppress(OSError):
                     os.kill(victim, signal.SIGKILL)
         elif not self.has_ended:
-            self.launcher.send_signal(signal.SIGTERM if self.pid is None and number == signal.SIGINT else number)
+            is_starting = self.pid is None and not self.request.is_remote
+            self.launcher.send_signal(signal.SIGTERM if is_starting and number == signal.SIGINT else number)
 
     def make_result(self) -> SideResult:
         """Return how it ended, with the exit code of its program where its launcher could not pass that on."""
@@ -889,7 +903,7 @@ class _Session:
         for side in (self._server, self._client):
             for line in side.read_lines(to_end=to_end):
                 if line.startswith(_OWN_LINE):
-                    self._log(Message.parse(f"{side.name}: {line.removeprefix(_OWN_LINE)}"))
+                    self._log(f"{side.name}: {line.removeprefix(_OWN_LINE)}")
                     continue
                 if side is self._server:
                     self._lines = [one for one in self._lines if not one.search(line)]

@@ -36,7 +36,7 @@ from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import agent, finalize_progress, launcher, supervisor
 from traceable.launch.agent import STDERR, STDOUT, Channel, ChannelError, Frame, Pump
 from traceable.launch.worker import Worker
-from traceable.protocol import redact, run_dir
+from traceable.protocol import environment, redact, run_dir
 
 SHELL = "sh"
 """What the prefix command is given to run."""
@@ -59,8 +59,15 @@ EXIT_UNKNOWN = 255
 VIA_KEY = "via"
 """Key of the manifest: how the run was started from another machine."""
 
-_FOUND = "traceable: python "
+PASSED_VARIABLES = (environment.NSYS_APIS, "PYTHONUNBUFFERED")
+"""Variables that are passed on, since `serve` sets them for one side. The others are those of the machine there."""
+
+_OWN_VARIABLES = frozenset({environment.READ_LIMIT, environment.FINISH_SECONDS})
+"""Variables of traceable that are for this launcher too."""
+
+_FOUND = "traceable: python"
 _NOT_FOUND = "traceable: no python"
+_ON_TERMINAL = f"{_FOUND} on a terminal"
 _NOISE_LINES = 1000
 _STAGING = ".fetched"
 
@@ -75,7 +82,7 @@ done
 
 _START_AGENT = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; stdin = sys.stdin.buffer; "
-    'print("traceable:", "python", sys.executable, flush=True); '
+    'print("traceable:", "python", "on a terminal" if stdin.isatty() else "", flush=True); '
     'exec(compile(stdin.read(int(stdin.readline() or b"0")), "traceable-agent", "exec"))'
 )
 
@@ -131,7 +138,7 @@ class LostChannelError(TraceableError):
     exit_code = EXIT_UNKNOWN
 
 
-class _FetchError(Exception):
+class FetchError(Exception):
     """The run directory did not arrive; the text is the reason, as the end of a sentence."""
 
 
@@ -189,6 +196,7 @@ class _Session:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._unsent: queue.SimpleQueue[bytes | Frame | None] = queue.SimpleQueue()
         self._stdin_credit = threading.Semaphore(STDIN_PIECES)
+        self._is_ending = False
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._machine: dict[str, Any] = {}
         self._directory = ""
@@ -260,8 +268,9 @@ class _Session:
     def _end_prefix(self, *, kill: bool = False) -> None:
         """End the prefix command, which ends by itself once the agent has, and all threads."""
         if self._input is not None:
-            self._stdin_credit.release(STDIN_PIECES)
-            self._input.stop()
+            self._is_ending = True
+            self._stdin_credit.release()
+            self._input.stop(drain=False)
         if kill:
             self._kill_prefix(signal.SIGTERM)
         self._unsent.put(None)
@@ -271,7 +280,8 @@ class _Session:
             self._kill_prefix(signal.SIGKILL)
             self._process.wait()
         self._errors.stop()
-        self._reader.join(END_SECONDS)
+        for thread in (self._reader, self._writer):
+            thread.join(END_SECONDS)
         for stream, thread in ((self._process.stdout, self._reader), (self._process.stderr, self._errors)):
             if stream is not None and not thread.is_alive():
                 stream.close()
@@ -336,8 +346,8 @@ class _Session:
         assert self._process.stdout
         for _ in range(_NOISE_LINES):
             line = self._process.stdout.readline(agent.HEADER_BYTES).decode("utf-8", "replace")
-            if line.startswith((_FOUND, _NOT_FOUND)):
-                return Frame("python", {"found": line.startswith(_FOUND)})
+            if _FOUND in line or _NOT_FOUND in line:
+                return Frame("python", {"found": _FOUND in line, "on_terminal": _ON_TERMINAL in line})
             if not line:
                 return None
             self._keep_last_lines(line.encode())
@@ -350,8 +360,10 @@ class _Session:
             self._send("closed", stream=frame.kind)
 
     def _forward_stdin(self, piece: bytes) -> None:
-        self._stdin_credit.acquire()
-        self._send("stdin", piece)
+        """Send a piece of stdin, once few enough are on their way."""
+        if not self._is_ending:
+            self._stdin_credit.acquire()
+            self._send("stdin", piece)
 
     def _send(self, kind: str, content: bytes = b"", **fields: Any) -> None:
         self._unsent.put(Frame(kind, fields, content))
@@ -366,18 +378,25 @@ class _Session:
         self._unsent.put(script.encode())
         # Not earlier: a shell may read ahead what is meant for Python.
         source = Path(agent.__file__).read_bytes()
-        for handle, answer in ((self._check_python, b"%d\n" % len(source) + source), (self._check_machine, None)):
+        for expected in ("python", "hello"):
             event = self._events.get()
             if isinstance(event, int):
                 return event
             if isinstance(event, _Lost):
                 raise self._make_lost_error(event.reason, started=False)
-            handle(event)
-            if answer is not None:
-                self._unsent.put(answer)
+            if expected == "python":
+                self._check_python(event)
+                self._unsent.put(b"%d\n" % len(source) + source)
+            else:
+                self._machine = dict(event.fields)
         carried = b"" if self._has_traceable() else make_payload(self._machine)
         self._send(
-            "start", carried, words=request.words, flags=request.flags, merged=_is_same_file(STDOUT_FD, STDERR_FD)
+            "start",
+            carried,
+            words=request.words,
+            flags=request.flags,
+            variables={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
+            merged=_is_same_file(STDOUT_FD, STDERR_FD),
         )
         started = False
         while True:
@@ -403,11 +422,17 @@ class _Session:
                 return event
 
     def _check_python(self, found: Frame) -> None:
-        """Reject a machine without Python.
+        """Reject a machine without Python, and a channel that changes what passes through it.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no Python, or it has a terminal.
         """
+        if found.fields["on_terminal"]:
+            raise UsageError(
+                "via_terminal",
+                f"{self._name} opens a terminal there, which changes what passes through it",
+                "leave -t out of --via",
+            )
         if not found.fields["found"]:
             self._log_last_lines()
             raise UsageError(
@@ -416,27 +441,14 @@ class _Session:
                 "install one there, or give its path with --via-python",
             )
 
-    def _check_machine(self, hello: Frame) -> None:
-        """Store what the agent reports of its machine.
-
-        Raises:
-            UsageError: the channel changes what passes through it.
-        """
-        self._machine = dict(hello.fields)
-        if self._machine["terminal"]:
-            raise UsageError(
-                "via_terminal",
-                f"{self._name} gives the agent a terminal, which changes what passes through it",
-                "leave -t out of --via",
-            )
-
     def _make_lost_error(self, reason: str, *, started: bool) -> TraceableError:
         how = self._log_last_lines() + (f" ({reason})" if reason else "")
         if not started:
+            command = shlex.join(redact.redact_command(self._request.command))
             return UsageError(
                 "via_failed",
                 f"{how} before the program was started",
-                f"type `{shlex.join(self._request.command)}`, which must start a shell there",
+                f"type `{command}`, which must start a shell there that reads what you type",
             )
         return LostChannelError(
             "via_lost",
@@ -450,7 +462,11 @@ class _Session:
         return bool(self._machine["versions"]["traceable"] == _get_version())
 
     def _log_start(self) -> None:
-        """Log where the program runs, and what of traceable can't run there."""
+        """Log where the program runs, and what is not there."""
+        own = {*PASSED_VARIABLES, *_OWN_VARIABLES}
+        if unused := sorted(name for name in os.environ if name.startswith("TRACEABLE_") and name not in own):
+            text = f"not passed on to {self._machine['host']}: {', '.join(unused)}; use the options of `traceable run`"
+            self._log(Message("via_variables_not_passed", text))
         machine = self._machine
         if not self._has_traceable():
             python, versions = machine["executable"], machine["versions"]
@@ -487,8 +503,11 @@ class _Session:
                 self._adopt_manifest(directory)
         except finalize_progress.NotAwaited:
             problem = "it was interrupted"
-        except (_FetchError, ChannelError, TraceableError) as error:
+        except TraceableError as error:
+            problem = error.problem
+        except (FetchError, ChannelError) as error:
             problem = str(error)
+            self._log_last_lines()
         except OSError as error:
             problem = f"{error.filename or 'the run directory'}: {error.strerror or error}"
         else:
@@ -506,7 +525,7 @@ class _Session:
         """Extract what comes into `directory`, all of it or nothing.
 
         Raises:
-            _FetchError: it is incomplete, damaged or dangerous.
+            FetchError: it is incomplete, damaged or dangerous.
         """
         staging = directory / _STAGING
         staging.mkdir()
@@ -514,16 +533,17 @@ class _Session:
             source = _TarSource(self._channel)
             try:
                 with tarfile.open(fileobj=source, mode="r|") as archive:
-                    files = _extract_regular(archive, staging)
+                    files = extract_regular(archive, staging)
             except tarfile.TarError as error:
-                raise _FetchError(f"what came is not an archive ({error})") from None
+                raise FetchError(f"what came is not an archive ({error})") from None
             end = source.read_to_end()
             if (source.received_bytes, source.digest.hexdigest(), files) != (end["bytes"], end["sha256"], end["files"]):
-                raise _FetchError("what came is not what was sent")
+                raise FetchError("what came is not what was sent")
             for name in end["skipped"]:
                 self._log(Message("via_file_not_sent", f"not fetched: {name}; it is kept in {self._directory}"))
+            # The manifest last: with it the directory is a run.
             entries = sorted(staging.iterdir(), key=lambda entry: entry.name == run_dir.MANIFEST)
-            for entry in entries:  # the manifest last: with it the directory is a run
+            for entry in entries:
                 entry.rename(directory / entry.name)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -611,9 +631,9 @@ class _TarSource(io.RawIOBase):
     def _receive(self) -> None:
         frame = self._channel.receive()
         if frame is None:
-            raise _FetchError("the connection was lost")
+            raise FetchError("the connection was lost")
         if frame.kind == "error":
-            raise _FetchError(str(frame.fields["text"]))
+            raise FetchError(str(frame.fields["text"]))
         if frame.kind == "tar":
             self.digest.update(frame.content)
             self.received_bytes += len(frame.content)
@@ -622,11 +642,11 @@ class _TarSource(io.RawIOBase):
             self._end = frame
 
 
-def _extract_regular(archive: tarfile.TarFile, directory: Path) -> int:
+def extract_regular(archive: tarfile.TarFile, directory: Path) -> int:
     """Extract regular files below `directory`, as new files, and return how many.
 
     Raises:
-        _FetchError: a member is of another kind, or outside of the directory.
+        FetchError: a member is of another kind, or outside of the directory.
     """
     files = 0
     for member in archive:
@@ -634,7 +654,7 @@ def _extract_regular(archive: tarfile.TarFile, directory: Path) -> int:
         content = archive.extractfile(member) if member.isreg() else None
         is_inside = path.parts and not path.is_absolute() and ".." not in path.parts
         if content is None or member.issparse() or not is_inside:
-            raise _FetchError(f"the archive has {member.name!r}, which does not belong into a run directory")
+            raise FetchError(f"the archive has {member.name!r}, which does not belong into a run directory")
         place = directory.joinpath(*path.parts)
         place.parent.mkdir(parents=True, exist_ok=True)
         with place.open("xb") as file:

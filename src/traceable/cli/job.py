@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -153,16 +153,19 @@ def _conclude_point(plan: JobPlan, result: PointResult) -> tuple[PhaseEntry, Rec
 
 
 def _load_recording(point: Point, *, is_recorded: bool) -> tuple[Recording | None, Message | None]:
-    """Return the recording of a point's server, or why there is none."""
+    """Return the recording of a point's server, or why there is none; its profile is saved as report.json."""
     from traceable.launch.job import list_server_runs
     from traceable.recording import load
+    from traceable.report.document import build_bounded_report, write_report
 
     if not is_recorded or not list_server_runs(point):
         return None, None
     try:
-        return load(point.server_directory), None
+        recording = load(point.server_directory)
+        write_report(build_bounded_report(recording, ()), point.directory / "report.json")
     except TraceableError as error:
         return None, error.cause
+    return recording, None
 
 
 def _evaluate_unrecorded(point: Point) -> dict[str, Any] | None:
@@ -222,6 +225,16 @@ def _load_to_dict(load: LoadResults) -> dict[str, Any]:
     }
 
 
+def _flatten_load(load: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a load by the names of columns: `ttft_p50_ns` for the median of `ttft`."""
+    quantiles = {
+        f"{name}_{quantile}": value
+        for name in ("ttft", "itl", "latency")
+        for quantile, value in (load[name] or {}).items()
+    }
+    return {**load, "failed": sum(load["errors"].values()), **quantiles}
+
+
 def _report_failure(result: PointResult, entry: PhaseEntry) -> None:
     """Print what failed in a phase, and the last lines of its server."""
     for problem in entry.problems:
@@ -254,9 +267,12 @@ def _report_job(
     table = compare_phases(
         [
             PhaseRecording(
-                point.name, None if recording is None else recording.context, point.request.preset.step_range
+                point.name,
+                None if recording is None else recording.context,
+                point.request.preset.step_range,
+                None if entry.load is None else {**point.sizes, **_flatten_load(entry.load)},
             )
-            for point, recording in recordings
+            for (point, recording), entry in zip(recordings, entries, strict=True)
         ]
     )
     profiling = plan.job.profiling

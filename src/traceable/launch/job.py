@@ -262,7 +262,16 @@ def _make_server(
         ours: tuple[str, ...] = ()
         if collected:
             steps = ("--steps", "{}:{}".format(*window)) if window is not None else ()
-            own = ("--quiet", "--collector", profiling.type, "-o", str(directory / SERVER), "--name", SERVER)
+            own = (
+                "--quiet",
+                "--no-profile",
+                "--collector",
+                profiling.type,
+                "-o",
+                str(directory / SERVER),
+                "--name",
+                SERVER,
+            )
             ours = ("-m", "traceable", "run", *own, *steps, *options)
         command = insert_launcher(command, ours)
     else:

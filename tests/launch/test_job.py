@@ -83,7 +83,7 @@ def test_aiperf_skips_steps_in_place_of_its_warm_up(plan: Any, tmp_path: Path, m
     aiperf.chmod(0o755)
     monkeypatch.setenv("TRACEABLE_AIPERF", str(aiperf))
     (point,) = plan("client={tool: aiperf, model: m}").points
-    assert get_option(point.request.server.options, "--warmup-steps") == "8"
+    assert get_option(point.request.server.options, "--warmup-steps") == "10"
     assert point.request.warmup_requests == 0
     assert [note.code for note in point.notes] == ["steady_by_steps"]
     assert get_option(point.request.client.command, "--request-count") == str(2 * (5 + 2))

@@ -222,12 +222,13 @@ class _Load:
     def warmup_steps(self) -> int:
         """How many steps of the server are skipped in place of the end of the warm-up, which is not observed.
 
-        Requests that are served together take about a step for each token of their responses; twice that many are
-        skipped, so that requests that begin one after another are over too.
+        Requests that are served together take a step for each token of their responses. As many again are skipped, and
+        one more for each request, so that requests that begin one after another are over too.
         """
         if self.client.tool != "aiperf":
             return 0
-        return 2 * self.sizes["osl"] * math.ceil(self.warmup_requests / self.sizes["concurrency"])
+        rounds = math.ceil(self.warmup_requests / self.sizes["concurrency"])
+        return 2 * self.sizes["osl"] * rounds + self.warmup_requests
 
     def count_requests(self, window: tuple[int, int] | None) -> int:
         """Return how many requests fill the window: a request takes a step for each token of its response.

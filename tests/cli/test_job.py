@@ -150,6 +150,19 @@ def test_a_server_that_dies_fails_its_phase_and_keeps_what_there_is(tmp_path: Pa
     assert (tmp_path / "out" / "decode" / "server" / "run.json").exists()
 
 
+def test_a_phase_that_can_not_start_keeps_the_comparison_of_those_before(tmp_path: Path, job: Job) -> None:
+    # The server of the first phase leaves a file where the second one has its socket.
+    trap = f"sh -c 'touch {tmp_path}/socket; exec {COMMAND}'"
+    server = {"command": f"{COMMAND} --uds {tmp_path}/socket", "ready": f"uds:{tmp_path}/socket"}
+    write_job(tmp_path, type="none", prefill={"server": {"command": trap}, "requests": 4}, decode={"server": server})
+    done = job()
+    assert done.returncode == 1
+    assert message(done.stderr, "uds_not_a_socket")
+    prefill, decode = read_document(tmp_path)["phases"]
+    assert (prefill["problems"], prefill["load"]["completed"]) == ([], 4)
+    assert [problem["code"] for problem in decode["problems"]] == ["uds_not_a_socket"]
+
+
 def test_too_few_requests_do_not_fill_the_window(tmp_path: Path, job: Job) -> None:
     write_job(tmp_path, decode={"requests": 4, "stop_step": 1000})
     done = job("--quiet")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import NoReturn
 
 from traceable.cli import options
 from traceable.cli.console import log, print_command
+from traceable.cli.run import exit_with_status
 from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import launcher
 from traceable.protocol import redact
@@ -81,7 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
             print_command(line)
         return 0
     format_plan(plan)  # rejects a phase that can't run before the first one runs
-    return _run_plan(plan, arguments)
+    try:
+        return _run_plan(plan, arguments)
+    except KeyboardInterrupt:
+        words = (
+            f"interrupted while phases were compared; what was recorded is in {launcher.format_path(plan.directory)}"
+        )
+        log(Message("job_interrupted", words))
+        return exit_with_status(signal.SIGINT)
 
 
 def _report_missing_package(error: ModuleNotFoundError) -> NoReturn:
@@ -96,8 +105,8 @@ def _report_missing_package(error: ModuleNotFoundError) -> NoReturn:
 
 
 def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
-    from traceable.cli.run import exit_with_status
     from traceable.launch.job import run_point
+    from traceable.report.job import PhaseEntry
 
     entries: list[PhaseEntry] = []
     recordings: list[tuple[Point, Recording | None]] = []
@@ -106,7 +115,15 @@ def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             sizes = ", ".join(f"{key} {value}" for key, value in point.sizes.items())
             log(f"phase {point.name} ({number} of {len(plan.points)}): {sizes}")
-        result = run_point(point, log)
+        try:
+            result = run_point(point, log)
+        except UsageError as error:
+            if not entries:
+                raise
+            log(error.message)
+            entries.append(PhaseEntry(point.name, _describe_point(plan, point), None, None, [error.message]))
+            recordings.append((point, None))
+            break
         entry, recording = _conclude_point(plan, result)
         entries.append(entry)
         recordings.append((point, recording))
@@ -139,17 +156,21 @@ def _conclude_point(plan: JobPlan, result: PointResult) -> tuple[PhaseEntry, Rec
     if recording is not None and result.load is not None:
         windows = _list_windows(capture) if point.window is not None else [find_timed_window(plan.job, point)]
         problems += _check_load_in_windows(point, windows, result.load)
-    values = {
+    values = _describe_point(plan, point, result.files)
+    load = None if result.load is None else _load_to_dict(result.load)
+    return PhaseEntry(point.name, values, capture, load, problems), recording
+
+
+def _describe_point(plan: JobPlan, point: Point, files: Sequence[Path] = ()) -> dict[str, Any]:
+    return {
         "mode": point.mode,
         **point.sizes,
         "start_step": point.window[0] if point.window else None,
         "stop_step": point.window[1] if point.window else None,
         "directory": str(point.directory),
-        "files": [str(path.relative_to(plan.directory)) for path in result.files],
+        "files": [str(path.relative_to(plan.directory)) for path in files],
         "notes": [note.as_dict for note in point.notes],
     }
-    load = None if result.load is None else _load_to_dict(result.load)
-    return PhaseEntry(point.name, values, capture, load, problems), recording
 
 
 def _load_recording(point: Point, *, is_recorded: bool) -> tuple[Recording | None, Message | None]:

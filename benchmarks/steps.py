@@ -31,6 +31,8 @@ CASES: dict[str, tuple[str, str, str]] = {
     "with step(), no profiler": ("step", "", ""),
     "with step(), recorded": ("step", "recorder", ""),
     "with step(), outside of the window": ("step", "gated", NEVER),
+    "with step(payload={...}), no profiler": ("payload", "", ""),
+    "with step(payload={...}), recorded": ("payload", "recorder", ""),
     "with annotate('pack'), no profiler": ("pack", "", ""),
     "with annotate('pack'), recorded": ("pack", "recorder", ""),
     "with annotate('pack'), outside of the window": ("pack", "gated", NEVER),
@@ -67,12 +69,18 @@ def work(what: str, iterations: int) -> float:
             with step():
                 pass
 
+    def payloads() -> None:
+        requests = [f"request {number}" for number in range(8)]
+        for _ in range(iterations):
+            with step(payload={"phase": "decode", "batch": 8, "requests": requests}):
+                pass
+
     def ranges() -> None:
         for _ in range(iterations):
             with annotate(what):
                 pass
 
-    loops: dict[str, Callable[[], None]] = {"nothing": nothing, "step": steps}
+    loops: dict[str, Callable[[], None]] = {"nothing": nothing, "step": steps, "payload": payloads}
     loop = loops.get(what, ranges)
     loop()
     begin = time.thread_time_ns()

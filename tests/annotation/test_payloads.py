@@ -104,6 +104,8 @@ VALUES = [
     {'na"me': 1, "naïve": 2, "": 3},
     {f"field {n}": n for n in range(200)},
     {"long": "x" * 10_000},
+    {"requests": [f"id {n}" for n in range(64)], "mixed": [1, None, True, "é", 'a"b'], "numbers": [1, 0.5, -2]},
+    {"requests": [f"id {n}" for n in range(1000)]},
 ]
 
 
@@ -118,6 +120,22 @@ def test_every_kind_of_value_arrives_as_it_was(listen: Listen) -> None:
     expected = [*VALUES, {"proxy": 1}, {"nan": None, "infinite": None}, {"nul": "a\u2400b", "lone": "?"}]
     assert [json.loads(text) for text in texts] == expected
     assert texts[0] == '{"int":1,"negative":-9223372036854775808,"big":9223372036854775807}'
+
+
+def test_fields_of_any_length_arrive_as_they_were(listen: Listen) -> None:
+    """The native core writes some 4000 bytes by itself."""
+    nvtx_log = listen("""
+from traceable import mark
+for length in range(4030, 4100):
+    mark("m", payload={"padding": "x" * length, "ids": [1, "a", 0.5], "none": []})
+    mark("m", payload={"padding": "x" * (length - 100), "ids": ["12345678"] * 10})
+""")
+    texts = [event.name or "" for event in nvtx_log.events if event.domain == PAYLOAD_DOMAIN]
+    for number, length in enumerate(range(4030, 4100)):
+        lists = {"padding": "x" * length, "ids": [1, "a", 0.5], "none": []}
+        ids = {"padding": "x" * (length - 100), "ids": ["12345678"] * 10}
+        expected = [json.dumps(fields, separators=(",", ":")) for fields in (lists, ids)]
+        assert texts[2 * number : 2 * number + 2] == expected
 
 
 def test_numpy_scalars_are_fields() -> None:

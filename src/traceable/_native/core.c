@@ -666,7 +666,7 @@ emit_start(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *attributes, u
 #define INSTANCE_BITS 0x3FFFFFFFu
 #define IDENTITY_TAG (UINT64_C(1) << 62)
 #define ANNOUNCES (UINT64_C(1) << 30)
-#define FIELDS_ROOM 512
+#define FIELDS_ROOM 4096
 
 static _Atomic uint32_t last_instance;
 static _Atomic(nvtxDomainHandle_t) payload_domain;
@@ -705,9 +705,9 @@ is_plain_text(PyObject *text)
     return 1;
 }
 
-/* Write one value as JSON: the number of bytes, which may be more than the space; 0 if Python has to convert it. */
+/* Write a number or a text as JSON: the number of bytes, which may be more than the space; 0 if Python has to. */
 static Py_ssize_t
-write_value(char *into, size_t room, PyObject *value)
+write_scalar(char *into, size_t room, PyObject *value)
 {
     if (PyLong_CheckExact(value)) {
         int overflow = 0;
@@ -733,6 +733,36 @@ write_value(char *into, size_t room, PyObject *value)
         return length;
     }
     return 0;
+}
+
+/* The same for a list of such values, as the ids of a step's requests are, too. */
+static Py_ssize_t
+write_value(char *into, size_t room, PyObject *value)
+{
+    if (!PyList_CheckExact(value)) {
+        return write_scalar(into, room, value);
+    }
+    size_t length = 1;
+    int simple = room > 2;
+    Py_INCREF(value); /* waiting for its lock may release that of the mapping */
+    LOCKED(value);
+    for (Py_ssize_t i = 0; simple && i < PyList_GET_SIZE(value); i++) {
+        Py_ssize_t written = write_scalar(into + length, room - length - 1, PyList_GET_ITEM(value, i));
+        simple = written > 0 && (size_t)written + length + 2 < room;
+        if (simple) {
+            length += (size_t)written;
+            into[length++] = ',';
+        }
+    }
+    UNLOCKED();
+    Py_DECREF(value);
+    if (!simple) {
+        return 0;
+    }
+    length += length == 1; /* `]` comes after `[`, or replaces the last comma */
+    into[0] = '[';
+    into[length - 1] = ']';
+    return (Py_ssize_t)length;
 }
 
 /* Return the fields as compact JSON if they are simple and short; NULL without an error: Python has to convert them. */

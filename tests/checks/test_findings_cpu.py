@@ -17,6 +17,7 @@ from traceable.checks.performance import RULES, findings
 from traceable.checks.performance_rules.bimodal_steps import find_slow_threshold_ns
 from traceable.errors import MissingDataError
 from traceable.trace import model
+from traceable.trace.join import join_sides
 from traceable.trace.model import NULL, PUSH_POP, Trace
 
 MS = 1_000_000
@@ -115,6 +116,13 @@ def test_slow_steps_are_told_by_what_only_they_do() -> None:
     assert not answer(uneven(60), "bimodal_steps", steps=6)
     assert answer(uneven(2.6), "bimodal_steps")
     assert not answer(uneven(2.5), "bimodal_steps")
+
+
+def test_steps_of_two_sides_whose_processes_have_the_same_number_stay_apart() -> None:
+    sides = [(name, replace(uneven(slow), utc_epoch_ns=0)) for name, slow in (("server", 60), ("client", 40))]
+    rows = answer(join_sides(sides, [0, 0]), "bimodal_steps")
+    found = sorted((row["pid"], row["count"], row["potential_saving_ns"]) for row in rows)
+    assert found == [(0, 5, 5 * 40 * MS), (0, 5, 5 * 60 * MS)]
 
 
 @given(st.lists(st.integers(1, 60), max_size=14), st.sampled_from([1, 2, 3]), st.sampled_from([0, 0.25, 1]))

@@ -323,5 +323,44 @@ def test_processes_with_the_same_pid_stay_apart(recorded: Path, tmp_path: Path) 
         assert {key: _list_rows(part, key) for key in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("bus", "is_other_host", "code"),
+    [
+        ("0000:01:00.0", False, None),
+        ("0000:02:00.0", False, "gpu_numbers_conflict"),
+        ("0000:01:00.0", True, "gpus_of_several_hosts"),
+    ],
+)
+def test_gpus_of_two_sides_are_joined_if_they_are_of_one_host(
+    copied: Path, bus: str, is_other_host: bool, code: str | None
+) -> None:
+    add_kernel(copied / "client", "0000:01:00.0")
+    if is_other_host:
+        move_to_another_host(copied / "server")
+    add_kernel(copied / "server", bus, kernels=0)
+    whole = traceable.load(copied).trace
+    assert (len(whole.kernels), [gpu.bus for gpu in whole.devices]) == (1, ["0000:01:00.0"])
+    add_kernel(copied / "server", bus)
+    if code is None:
+        whole = traceable.load(copied).trace
+        assert (len(whole.kernels), [gpu.bus for gpu in whole.devices]) == (2, [bus])
+        return
+    with pytest.raises(UsageError) as caught:
+        traceable.load(copied)
+    assert caught.value.code == code
+
+
+def add_kernel(side: Path, bus: str, kernels: int = 1) -> None:
+    """Add kernels on GPU 0, which is in this place, to the recording of a run."""
+    with sqlite3.connect(side / f"{side.name}.sqlite") as database:
+        (process,) = database.execute("SELECT max(globalTid) >> 24 << 24 FROM NVTX_EVENTS").fetchone()
+        database.execute("CREATE TABLE IF NOT EXISTS CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, globalPid)")
+        rows = [(1000, 2000, 0, process)] * kernels
+        database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?)", rows)
+        database.execute("CREATE TABLE IF NOT EXISTS TARGET_INFO_GPU (id UNIQUE, name, busLocation)")
+        database.execute("INSERT OR REPLACE INTO TARGET_INFO_GPU VALUES (0, 'GPU', ?)", (bus,))
+    database.close()
+
+
 def _list_rows(recording: Recording, column: str) -> list[Any]:
     return [row.get(column) for row in recording.ranges(by="name").rows()]

@@ -65,6 +65,7 @@ def join_sides(sides: Sequence[tuple[str, Trace]], offsets_ns: Sequence[int]) ->
     """
     _check_gpu_numbers(sides)
     parts = []
+    uses_gpu = any(has_gpu_work(trace) for _, trace in sides)
     for number, ((name, trace), offset_ns) in enumerate(zip(sides, offsets_ns, strict=True)):
         processes = [
             replace(
@@ -75,10 +76,14 @@ def join_sides(sides: Sequence[tuple[str, Trace]], offsets_ns: Sequence[int]) ->
             )
             for one in trace.processes
         ]
+        # nsys lists all GPUs of a host; those that a client does not use must not give their names to the server's.
+        has_gpus = has_gpu_work(trace) or not uses_gpu
         parts.append(
             replace(
                 trace,
                 processes=tuple(processes),
+                devices=trace.devices if has_gpus else (),
+                cuda_devices=trace.cuda_devices if has_gpus else {},
                 threads=tuple(replace(one, global_id=one.global_id + number * _SIDE_IDS) for one in trace.threads),
                 utc_epoch_ns=None if trace.utc_epoch_ns is None else trace.utc_epoch_ns + offset_ns,
             )

@@ -41,16 +41,16 @@ def find_steady_state_allocations(evidence: Evidence, values: Values) -> list[Fi
     steady = steps["steady"]
     if not steady.any():
         raise MissingDataError("no_steady_step", "no step is in the steady state", "record more steps")
-    of_call = np.array(evidence.pids)[evidence.process_of_thread[calls.thread[allocating]]]
+    of_call = evidence.process_of_thread[calls.thread[allocating]]
     findings = []
-    for one in find_distinct(steps["pid"][steady]).tolist():
-        mine = steady & (steps["pid"] == one)
+    for one in find_distinct(evidence.process_of_step[steady]).tolist():
+        mine = steady & (evidence.process_of_step == one)
         inside = is_inside_union(
             merge_intervals(steps["start_ns"][mine], steps["end_ns"][mine]), calls.start_ns[allocating]
         )
         call, number = allocating[inside & (of_call == one)], int(mine.sum())
         if len(call) and len(call) >= values["per_step"] * number:
-            findings.append(_make_allocation_finding(evidence, one, call, number))
+            findings.append(_make_allocation_finding(evidence, evidence.pids[one], call, number))
     return findings
 
 

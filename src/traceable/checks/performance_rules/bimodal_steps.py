@@ -25,10 +25,11 @@ def find_bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
     potential_saving_ns: the excess of the slow steps over the median fast one.
     """
     table = evidence.steps.values
-    lane = np.stack([table["pid"].astype(np.int64), table["device"].astype(np.int64)])
+    lane = np.stack([evidence.process_of_step, table["device"].astype(np.int64)])
     findings = []
-    for pid, device in np.unique(lane, axis=1).T.tolist():
-        rows = np.flatnonzero((lane[0] == pid) & (lane[1] == device) & table["steady"])
+    for process, device in np.unique(lane, axis=1).T.tolist():
+        pid = evidence.pids[process]
+        rows = np.flatnonzero((lane[0] == process) & (lane[1] == device) & table["steady"])
         wall = table["wall_ns"][rows]
         if (edge := find_slow_threshold_ns(wall, values["steps"], values["spread"])) is None:
             continue
@@ -43,7 +44,7 @@ def find_bimodal_steps(evidence: Evidence, values: Values) -> list[Finding]:
                 message=(
                     f"process {pid}: {format_count(int(slow.sum()))} of {format_count(len(rows), 'step')} take "
                     f"{format_duration(float(np.median(wall[slow])))}, the others {format_duration(fast_ns)} (p50 each)"
-                    f"{rhythm}{_describe_excess(evidence, pid, start, end, slow)}"
+                    f"{rhythm}{_describe_excess(evidence, process, start, end, slow)}"
                 ),
                 fix=(
                     "move the work that only some steps do out of the loop (to a thread), or spread it over all steps"
@@ -80,15 +81,15 @@ def find_slow_threshold_ns(wall_ns: Int64, min_steps: float, spread: float) -> i
     return None if best is None else best[1]
 
 
-def _describe_excess(evidence: Evidence, pid: int, start_ns: Int64, end_ns: Int64, slow: Bool) -> str:
+def _describe_excess(evidence: Evidence, process: int, start_ns: Int64, end_ns: Int64, slow: Bool) -> str:
     """Write in which range the slow steps have most of their excess on average, by self time."""
     context = evidence.context
     instances, labels = context.instances, evidence.labels
-    pids = np.array(evidence.pids)[evidence.process_of_thread]
     order = np.argsort(start_ns, kind="stable")
     at = np.searchsorted(start_ns[order], instances.start_ns, "right") - 1
     step = order[np.maximum(at, 0)]
-    inside = (at >= 0) & (instances.end_ns <= end_ns[step]) & (pids[instances.thread] == pid) & instances.entered
+    is_own = evidence.process_of_thread[instances.thread] == process
+    inside = (at >= 0) & (instances.end_ns <= end_ns[step]) & is_own & instances.entered
     rows = np.flatnonzero(inside & (instances.self_ns != NULL))
     if not len(rows):
         return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from traceable.analysis.grouping import number_groups
 from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.places import format_gpu, join_words
 from traceable.checks.performance_rules.rule import (
@@ -74,8 +73,8 @@ def _list_step_bounds(evidence: Evidence) -> Int64:
         return np.array([part.start_ns, part.end_ns])
     steps = evidence.steps.values
     starts = steps["start_ns"][steps["steady"]]
-    pid, first = number_groups(steps["pid"][steps["steady"]])
-    mine = starts[pid == int(np.bincount(pid, minlength=len(first)).argmax())]
+    process = evidence.process_of_step[steps["steady"]]
+    mine = starts[process == int(np.bincount(process).argmax())]
     inside = mine[(mine > part.start_ns) & (mine < part.end_ns)]
     return find_distinct(np.concatenate([[part.start_ns], inside, [part.end_ns]]))
 

@@ -105,6 +105,22 @@ class Evidence:
         return self.get_view("steps")
 
     @cached_property
+    def process_of_step(self) -> Int64:
+        """The process of each step, an index into `pids`: of two sides of a run, processes may have the same number.
+
+        Raises:
+            MissingDataError: no steps are known.
+        """
+        steps, pids = self.steps.values, np.array(self.pids, np.int64)
+        if len(set(self.pids)) == len(self.pids):
+            order = np.argsort(pids)
+            place: Int64 = order[np.searchsorted(pids[order], steps["pid"])]
+            return place
+        index = {(one.pid, one.name or None): number for number, one in enumerate(self.context.trace.processes)}
+        names = zip(steps["pid"].tolist(), steps["process"].tolist(), strict=True)
+        return np.array([index[one] for one in names], np.int64)
+
+    @cached_property
     def scope(self) -> Scope:
         """The time to which bounds refer."""
         try:

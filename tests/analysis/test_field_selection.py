@@ -270,7 +270,7 @@ def test_parts_of_all_values_add_up_to_the_whole(
         assert +answer == +counts
         for view in VIEWS:
             with contextlib.suppress(MissingDataError):
-                assert len(part.query(view)) > 0, view
+                assert part.query(view).columns
         rest = Recording(trace)
         try:
             negated = rest.select(where=f"{field}!={json.dumps(one) if not isinstance(one, str) else one}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -103,15 +104,19 @@ def get_place(row: dict[str, Any]) -> tuple[str, int, int]:
     return row["request_id"], row["start_ns"] or 0, row["end_ns"] or 0
 
 
-@given(traces, records)
-def test_rows_are_those_of_the_definitions(trace: Trace, recorded: list[tuple[str, int, int, int]]) -> None:
+@given(traces, records, st.sampled_from([1, 3, 1 << 20]))
+def test_rows_are_those_of_the_definitions(
+    trace: Trace, recorded: list[tuple[str, int, int, int]], at_once: int
+) -> None:
     expected = compute_requests(trace, recorded)
     client = make_records(recorded) if recorded else None
     if not expected:
         with pytest.raises(MissingDataError):
             query(trace, client_records=client)
         return
-    rows = sorted(query(trace, client_records=client).rows(), key=get_place)
+    blocks = dict.fromkeys(("_PAIRS_AT_ONCE", "_STEPS_AT_ONCE", "_ROWS_AT_ONCE"), at_once)
+    with mock.patch.multiple("traceable.analysis.requests", **blocks):
+        rows = sorted(query(trace, client_records=client).rows(), key=get_place)
     for row, known in zip(rows, sorted(expected, key=get_place), strict=True):
         assert {name: row[name] for name in ("request_id", "client", "start_ns", "end_ns")} == {
             name: known[name] for name in ("request_id", "client", "start_ns", "end_ns")

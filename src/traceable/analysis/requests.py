@@ -38,7 +38,18 @@ from traceable.analysis.select import is_inside_cut
 from traceable.analysis.table import Table, compute_ratios, mask_integers
 from traceable.errors import Message, MissingDataError
 from traceable.trace.load_records import ClientRecords
-from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, Int64, NDArray, Trace, expand_slices
+from traceable.trace.model import (
+    NULL,
+    PUSH_POP,
+    Bool,
+    Int32,
+    Int64,
+    NDArray,
+    Ranges,
+    Trace,
+    expand_slices,
+    find_distinct,
+)
 from traceable.trace.request_fields import group_by_id, read_request_fields
 
 CLIENT = "client"
@@ -93,6 +104,9 @@ _PAIRS_AT_ONCE = 1 << 21
 
 _STEPS_AT_ONCE = 1 << 17
 """Steps whose ranges are flattened at once."""
+
+_ROWS_AT_ONCE = 1 << 20
+"""Ranges whose step is searched for at once."""
 
 _FIRST, _LAST = int(np.iinfo(np.int64).min) + 1, int(np.iinfo(np.int64).max)
 
@@ -516,58 +530,81 @@ def _climb_to(context: Context, inner: Int64, outer: Int64) -> Int64:
 # ---- the steps that served a request
 
 
+_Intervals: TypeAlias = tuple[Int64, Int64, Int64, Int64]
+"""Step, start, end and part of intervals in steps."""
+
+
 @dataclass(frozen=True)
 class _StepParts:
-    """The disjoint times in steps that belong to a part of STEP_PARTS, by step and start.
+    """The ranges in steps whose time is a part of STEP_PARTS.
 
     Attributes:
+        row: those ranges, by step and start.
         first: of each step where its own begin, and one more.
-        part: index into STEP_PARTS.
-        totals_ns: the time of each step in each part; shape (steps, parts).
+        step_row: the range of each step.
+        part_of_name: index into STEP_PARTS of each name.
         recorded: which parts there are in any step.
     """
 
+    ranges: Ranges
+    row: Int64
     first: Int64
-    start_ns: Int64
-    end_ns: Int64
-    part: Int64
-    totals_ns: Int64
+    step_row: Int64
+    part_of_name: Int64
     recorded: Bool
+
+    def flatten(self, step: Int64) -> _Intervals:
+        """Return the disjoint times of the parts in some steps, which are ascending, each once."""
+        counts = self.first[step + 1] - self.first[step]
+        row, step = self.row[expand_slices(self.first[step], counts)], np.repeat(step, counts)
+        # What ends later than its step, as in a task that the step began, counts up to that.
+        start = np.maximum(self.ranges.start_ns[row], self.ranges.start_ns[self.step_row[step]])
+        end = np.minimum(self.ranges.end_ns[row], self.ranges.end_ns[self.step_row[step]])
+        valid = end > start
+        part = self.part_of_name[self.ranges.name[row[valid]]]
+        return _flatten_nested(step[valid], start[valid], end[valid], part)
+
+    def measure_totals(self) -> Int64:
+        """Return the time of each step in each part; shape (steps, parts)."""
+        totals = np.zeros((len(self.step_row), len(STEP_PARTS)), np.int64)
+        for at in range(0, len(totals) if self.recorded.any() else 0, _STEPS_AT_ONCE):
+            step, start, end, part = self.flatten(np.arange(at, min(at + _STEPS_AT_ONCE, len(totals))))
+            np.add.at(totals, (step, part), end - start)
+        return totals
 
     def measure(self, step: Int32, since_ns: Int64, until_ns: Int64) -> Int64:
         """Return how much of each part is in some time of each of these steps; shape (rows, parts)."""
-        counts = self.first[step + 1] - self.first[step]
-        piece, row = expand_slices(self.first[step], counts), np.repeat(np.arange(len(step)), counts)
-        length = np.minimum(self.end_ns[piece], until_ns[row]) - np.maximum(self.start_ns[piece], since_ns[row])
+        of_piece, start, end, part = self.flatten(find_distinct(step).astype(np.int64))
+        first, last = (np.searchsorted(of_piece, step, side) for side in ("left", "right"))
+        piece, row = expand_slices(first, last - first), np.repeat(np.arange(len(step)), last - first)
+        length = np.minimum(end[piece], until_ns[row]) - np.maximum(start[piece], since_ns[row])
         result = np.zeros((len(step), len(STEP_PARTS)), np.int64)
-        np.add.at(result, (row, self.part[piece]), np.maximum(length, 0))
+        np.add.at(result, (row, part[piece]), np.maximum(length, 0))
         return result
 
 
 def _collect_step_parts(context: Context, events: _Events) -> _StepParts:
     ranges, steps = events.trace.ranges, events.steps
-    kinds = [events.find_names(*names) for names in STEP_PARTS.values()]
-    is_part = np.logical_or.reduce(kinds)[ranges.name] & ~events.client_threads[ranges.thread]
-    rows = np.flatnonzero(is_part)
-    step = _find_around(context, rows, steps) if len(rows) else rows
+    part_of_name = np.full(len(events.trace.names), -1, np.int64)
+    for i, names in enumerate(STEP_PARTS.values()):
+        part_of_name[events.find_names(*names)] = i
+    rows = np.flatnonzero((part_of_name >= 0)[ranges.name] & ~events.client_threads[ranges.thread])
+    step = np.full(len(rows), -1, np.int32)
+    # The tree of instances, which start/end ranges need, would be climbed anew for each block.
+    at_once = _ROWS_AT_ONCE if (ranges.style[steps] == PUSH_POP).all() else max(1, len(rows))
+    for at in range(0, len(rows), at_once):
+        here = rows[at : at + at_once]
+        first, last = ranges.start_ns[here[0]], ranges.start_ns[here[-1]]
+        near = np.flatnonzero((ranges.start_ns[steps] <= last) & (ranges.end_ns[steps] >= first))
+        step[at : at + at_once] = np.append(near, -1)[_find_around(context, here, steps[near])]
     rows, step = rows[step >= 0], step[step >= 0]
-    order = np.argsort(step, kind="stable")
-    rows, step = rows[order], step[order]
-    part = np.argmax([kind[ranges.name[rows]] for kind in kinds], axis=0)
-    # What a thread closes later than its step ended, as in a damaged recording, counts up to that.
-    start = np.maximum(ranges.start_ns[rows], ranges.start_ns[steps[step]])
-    end = np.minimum(ranges.end_ns[rows], ranges.end_ns[steps[step]])
-    valid = end > start
-    step, start, end, part = _flatten_nested(step[valid], start[valid], end[valid], part[valid])
-    totals = np.zeros((len(steps), len(STEP_PARTS)), np.int64)
-    np.add.at(totals, (step, part), end - start)
+    if (step[1:] < step[:-1]).any():
+        order = np.argsort(step, kind="stable")
+        rows, step = rows[order], step[order]
     recorded = np.zeros(len(STEP_PARTS), np.bool_)
-    recorded[np.argmax([kind[ranges.name[rows]] for kind in kinds], axis=0) if len(rows) else rows] = True
-    return _StepParts(np.searchsorted(step, np.arange(len(steps) + 1)), start, end, part, totals, recorded)
-
-
-_Intervals: TypeAlias = tuple[Int64, Int64, Int64, Int64]
-"""Step, start, end and part of intervals in steps."""
+    recorded[part_of_name[ranges.name[rows]]] = True
+    first_of_step = np.searchsorted(step, np.arange(len(steps) + 1, dtype=np.int32))
+    return _StepParts(ranges, rows, first_of_step, steps, part_of_name, recorded)
 
 
 def _flatten_nested(step: Int64, start_ns: Int64, end_ns: Int64, part: Int64) -> _Intervals:
@@ -580,13 +617,9 @@ def _flatten_nested(step: Int64, start_ns: Int64, end_ns: Int64, part: Int64) ->
     overlaps = start_ns < _find_latest_before(step, end_ns)
     if not overlaps.any():
         return step, start_ns, end_ns, part
-    overlapping = np.zeros(int(step[-1]) + 1, np.bool_)
-    overlapping[step[overlaps]] = True
+    overlapping = np.isin(step, step[overlaps])
     columns = step, start_ns, end_ns, part
-    pieces: list[_Intervals] = [_take(columns, ~overlapping[step])]
-    nested = np.flatnonzero(overlapping[step])
-    for at in np.split(nested, np.flatnonzero(np.diff(step[nested] // _STEPS_AT_ONCE)) + 1):
-        pieces += _flatten_steps(_take(columns, at))
+    pieces = [_take(columns, ~overlapping), *_flatten_steps(_take(columns, overlapping))]
     step, start_ns, end_ns, part = (np.concatenate(column) for column in zip(*pieces, strict=True))
     order = np.lexsort((start_ns, step))
     return _take((step, start_ns, end_ns, part), order)
@@ -656,6 +689,7 @@ def _measure_serving(context: Context, events: _Events, walls: _Walls, sides: _S
     ranges = events.trace.ranges
     starts, ends = ranges.start_ns[events.steps], ranges.end_ns[events.steps]
     step_parts = _collect_step_parts(context, events)
+    totals = step_parts.measure_totals()
     rows = len(walls)
     since = np.where(sides.has_server, sides.server_start_ns, np.maximum(sides.send_ns, walls.start_ns))
     until = np.where(sides.has_server, sides.server_end_ns, walls.end_ns)
@@ -688,9 +722,10 @@ def _measure_serving(context: Context, events: _Events, walls: _Walls, sides: _S
         serving.in_steps_ns[row] = np.add.reduceat(high - low, begins)
         if step_parts.recorded.any():
             is_whole = (low == starts[step]) & (high == ends[step])
-            time_ns = step_parts.totals_ns[step]
+            time_ns = totals[step]
             partly = np.flatnonzero(~is_whole)
-            time_ns[partly] = step_parts.measure(step[partly], low[partly], high[partly])
+            if len(partly):
+                time_ns[partly] = step_parts.measure(step[partly], low[partly], high[partly])
             serving.parts_ns[row] = np.add.reduceat(time_ns, begins, axis=0)
     return serving
 

@@ -1,0 +1,106 @@
+"""`report --view requests` on real processes: an asyncio client, and a server that it starts, which batches two."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analysis.requests_oracle import PARTS
+
+ROUNDS = 5
+PROGRAM = f"""
+import asyncio, subprocess, sys, traceable
+
+def serve():
+    for line in sys.stdin:
+        requests = [traceable.request(id_) for id_ in line.split()]
+        for request in requests:
+            request.__enter__()
+        with traceable.step(payload={{"phase": "decode", "requests": line.split()}}):
+            with traceable.annotate("forward"):
+                sum(range(10_000))
+        for request in requests:
+            request.__exit__(None, None, None)
+        print("done", flush=True)
+
+async def ask(id_, sent, answered):
+    async with traceable.request(id_, tenant=id_[0]):
+        with traceable.annotate("send"):
+            sent.release()
+        await answered.wait()
+        traceable.mark("first_byte", payload={{"request_id": id_}})
+
+async def drive(server):
+    for number in range({ROUNDS}):
+        ids = [f"a{{number}}", f"b{{number}}"]
+        sent, answered = asyncio.Semaphore(0), asyncio.Event()
+        tasks = [asyncio.create_task(ask(id_, sent, answered)) for id_ in ids]
+        for _ in tasks:
+            await sent.acquire()
+        server.stdin.write(" ".join(ids) + "\\n")
+        server.stdin.flush()
+        await asyncio.to_thread(server.stdout.readline)
+        answered.set()
+        await asyncio.gather(*tasks)
+
+if sys.argv[1:] == ["serve"]:
+    serve()
+else:
+    with subprocess.Popen([sys.executable, __file__, "serve"], stdin=-1, stdout=-1, text=True) as server:
+        asyncio.run(drive(server))
+        server.stdin.close()
+"""
+
+
+def traceable(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "traceable", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+
+
+def check_requests(folder: Path, collector: str) -> None:
+    (folder / "app.py").write_text(PROGRAM)
+    run = traceable(folder, "run", "--quiet", "--collector", collector, "-o", "out", "app.py")
+    assert run.returncode == 0, run.stderr
+    report = traceable(folder, "report", "out", "--view", "requests", "--json")
+    assert report.returncode == 0, report.stderr
+    view: dict[str, Any] = json.loads(report.stdout)["requests"]
+    rows = view["rows"]
+    assert sorted(row["request_id"] for row in rows) == sorted(f"{one}{n}" for one in "ab" for n in range(ROUNDS))
+    assert [note["code"] for note in view["notes"]] == ["request_sides_inferred"]
+    for row in rows:
+        assert sum(row[f"{part}_ns"] or 0 for part in PARTS) == row["wall_ns"] > 0
+        assert (row["status"], row["client"], row["steps"], row["ttft_by"]) == ("complete", "range", 1, "client")
+        assert row["first_step"] == row["last_step"] == int(row["request_id"][1:])
+        for part in ("client_wait", "network_out", "network_back", "queue", "forward", "response"):
+            assert row[f"{part}_ns"] > 0, part
+        assert row["h2d_ns"] is None
+
+
+def test_requests_of_the_recorder(tmp_path: Path) -> None:
+    check_requests(tmp_path, "recorder")
+    words = ("report", "out", "--view", "requests")
+    printed = traceable(tmp_path, *words, "--slowest", "1", "--match", "a*").stdout
+    assert printed.index("client_wait") < printed.index("above median")
+    groups = traceable(tmp_path, *words, "--by", "field:tenant", "--where", "tenant=b", "--csv", "--quiet").stdout
+    assert [line.split(",")[:3] for line in groups.splitlines()[1:]] == [['"b"', str(ROUNDS), str(ROUNDS)]]
+    rejected = traceable(tmp_path, *words, "--where", "phase=decode")
+    assert rejected.returncode == 2
+    assert rejected.stderr.strip().endswith("[no_requests_selected]")
+
+
+def test_requests_of_nsys(tmp_path: Path, nsys: str) -> None:
+    check_requests(tmp_path, "nsys")
+
+
+@pytest.mark.parametrize("words", [("--by", "none"), ("--sort", "none"), ("--by", "field:none")])
+def test_bad_options_are_rejected(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "app.py").write_text("import traceable\nwith traceable.request('a'): pass\n")
+    assert traceable(tmp_path, "run", "--quiet", "--collector", "recorder", "-o", "out", "app.py").returncode == 0
+    rejected = traceable(tmp_path, "report", "out", "--view", "requests", *words)
+    assert rejected.returncode == 2
+    assert "Traceback" not in rejected.stderr
+    assert rejected.stderr.endswith("]\n")

@@ -100,7 +100,7 @@ def test_a_phase_without_recording_and_one_without_steps_have_only_a_name() -> N
     result = compare_phases([PhaseRecording("prefill", None), PhaseRecording("decode", Context(trace_of()))])
     for row in result.rows():
         assert {name for name, value in row.items() if value is not None} == {"phase"}
-    assert [len(other) for other in result.others.values()] == [0, 0]
+    assert [len(other) for other in result.others.values()] == [0, 0, 0]
 
 
 def test_steps_that_the_program_does_not_count_are_the_ranges_of_that_name() -> None:
@@ -110,6 +110,16 @@ def test_steps_that_the_program_does_not_count_are_the_ranges_of_that_name() -> 
     trace = replace(trace, names=tuple("execute" if name == "step" else name for name in trace.names))
     phases = [PhaseRecording(name, Context(trace), name) for name in ("execute", "absent")]
     assert [row["steps"] for row in compare_phases(phases).rows()] == [2, None]
+
+
+def test_a_load_has_what_is_known_of_it() -> None:
+    phases = [PhaseRecording("prefill", None, load={"isl": 8, "ttft_p50_ns": 2.5}), PhaseRecording("decode", None)]
+    (row,) = compare_phases(phases).others["load"].rows()
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "phase": "prefill",
+        "isl": 8,
+        "ttft_p50_ns": 2.5,
+    }
 
 
 def test_kernels_copies_and_launching_of_a_phase() -> None:

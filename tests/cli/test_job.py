@@ -27,6 +27,18 @@ Job = Callable[..., subprocess.CompletedProcess[str]]
 COMMAND = f"{shlex.join([sys.executable, str(SERVER)])} --port {{port}}"
 
 
+SRUN = f"""#!{sys.executable}
+import os, signal, subprocess, sys
+step = {{"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}}
+ranks = [
+    subprocess.Popen(sys.argv[3:], env={{**os.environ, **step, "SLURM_PROCID": str(rank)}}) for rank in range(2)
+]
+signal.signal(signal.SIGTERM, lambda *_: [rank.terminate() for rank in ranks])
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+"""A stand-in for Slurm's, which starts two ranks on this machine."""
+
+
 def write_job(path: Path, **profiling: Any) -> Path:
     """Write a job file; JSON is YAML."""
     content = {
@@ -106,7 +118,7 @@ def test_prefill_and_a_sweep_of_decode_are_recorded_and_compared(tmp_path: Path,
     assert phases["prefill"]["files"] == ["profiles/prefill_0.sqlite"]
     recording = traceable.load(out / "profiles" / "decode_c3_0.sqlite")
     assert len(recording.steps(range="step")) == 10
-    assert (out / "prefill" / "server" / "report.json").exists()
+    assert json.loads((out / "prefill" / "report.json").read_text())["capture"]["captured_steps"] == 4
     assert (out / "profile_prefill.out").exists() and (out / "client_decode_c1.out").exists()
     assert "decode_c3" in (out / "job.txt").read_text()
 
@@ -136,6 +148,19 @@ def test_a_server_that_dies_fails_its_phase_and_keeps_what_there_is(tmp_path: Pa
     codes = {problem["code"] for problem in decode["problems"]}
     assert {"server_died", "phase_window_not_filled"} <= codes
     assert (tmp_path / "out" / "decode" / "server" / "run.json").exists()
+
+
+def test_a_phase_that_can_not_start_keeps_the_comparison_of_those_before(tmp_path: Path, job: Job) -> None:
+    # The server of the first phase leaves a file where the second one has its socket.
+    trap = f"sh -c 'touch {tmp_path}/socket; exec {COMMAND}'"
+    server = {"command": f"{COMMAND} --uds {tmp_path}/socket", "ready": f"uds:{tmp_path}/socket"}
+    write_job(tmp_path, type="none", prefill={"server": {"command": trap}, "requests": 4}, decode={"server": server})
+    done = job()
+    assert done.returncode == 1
+    assert message(done.stderr, "uds_not_a_socket")
+    prefill, decode = read_document(tmp_path)["phases"]
+    assert (prefill["problems"], prefill["load"]["completed"]) == ([], 4)
+    assert [problem["code"] for problem in decode["problems"]] == ["uds_not_a_socket"]
 
 
 def test_too_few_requests_do_not_fill_the_window(tmp_path: Path, job: Job) -> None:
@@ -258,17 +283,13 @@ def test_the_reports_of_nsys_have_the_names_that_srt_slurms_users_know(tmp_path:
 
 def test_ranks_are_recorded_behind_their_launcher(tmp_path: Path, job: Job) -> None:
     launcher = tmp_path / "srun"
-    # A stand-in that starts rank 0 with the server and rank 1 with a program that takes the same steps.
-    launcher.write_text(
-        '#!/bin/sh\nshift 2\nexport SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=1 SLURM_PROCID=0\nexec "$@"\n'
-    )
+    launcher.write_text(SRUN)
     launcher.chmod(0o755)
-    file = write_job(tmp_path, decode={"stop_step": 5})
-    content = json.loads(file.read_text())
-    content["server"]["command"] = f"{launcher} -n 1 {content['server']['command']}"
-    file.write_text(json.dumps(content))
+    server = {"command": f"{launcher} -n 2 {COMMAND} --rank {{rank}}"}
+    write_job(tmp_path, decode={"stop_step": 5, "server": server})
     done = job()
     assert done.returncode == 0, done.stderr
     (phase,) = read_document(tmp_path)["phases"]
-    assert phase["files"] == ["profiles/decode_0.sqlite"]
-    assert phase["capture"]["captured_steps"] == 5
+    assert phase["files"] == ["profiles/decode_0.sqlite", "profiles/decode_1.sqlite"]
+    assert phase["capture"]["captured_steps"] == 10
+    assert {window["rank"] for window in phase["capture"]["windows"]} == {0, 1}

@@ -9,6 +9,9 @@ import argparse
 import asyncio
 import json
 import os
+import signal
+import sys
+import time
 
 from aiohttp import web
 
@@ -89,5 +92,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     parser.add_argument("--exit-at", type=int)
+    parser.add_argument("--rank", type=int, default=0, help="above 0: take steps without requests until SIGTERM")
     options = parser.parse_args()
+    if options.rank:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        while True:
+            with traceable.step(payload={"tokens": 0}):
+                time.sleep(0.001)
     web.run_app(make_app(options.exit_at), host="127.0.0.1", port=options.port, print=None)

@@ -51,6 +51,11 @@ _GPU_COLUMNS = {
     "copy_bytes": int,
     "copy_total_ns": int,
 }
+_LOAD_COLUMNS = {
+    **dict.fromkeys(("isl", "osl", "concurrency", "completed", "failed"), int),
+    **dict.fromkeys(("requests_per_s", "output_tokens_per_s"), float),
+    **{f"{name}_{quantile}_ns": float for name in ("ttft", "itl", "latency") for quantile in ("p50", "p99")},
+}
 _FAMILY_COLUMNS = {"phase": object, "family": object, "count": int, "total_ns": int, "kernel_share": float}
 
 
@@ -63,11 +68,13 @@ class PhaseRecording:
         context: its recording; None where it has none.
         step_range: the name of the ranges that are its steps, if the program does not count them itself; None to infer
             them.
+        load: the numbers of its load, by the names of columns; None where they are not known.
     """
 
     name: str
     context: Context | None
     step_range: str | None = None
+    load: Mapping[str, Any] | None = None
 
 
 def compare_phases(phases: Sequence[PhaseRecording]) -> Table:
@@ -77,8 +84,8 @@ def compare_phases(phases: Sequence[PhaseRecording]) -> Table:
         phases: at least one.
 
     Returns:
-        The phases in their order. `others`: `step_kinds`, the same of the steps of each value of their field `phase`;
-        `families`, the kernels of each phase by family.
+        The phases in their order. `others`: `load`, the numbers of the loads; `step_kinds`, the same of the steps of
+        each value of their field `phase`; `families`, the kernels of each phase by family.
     """
     rows: list[Mapping[str, Any]] = []
     kinds: list[Mapping[str, Any]] = []
@@ -100,6 +107,12 @@ def compare_phases(phases: Sequence[PhaseRecording]) -> Table:
     return Table(
         _make_columns(rows, {"phase": object, **_STEP_COLUMNS, **_GPU_COLUMNS}),
         {
+            "load": Table(
+                _make_columns(
+                    [{"phase": phase.name, **phase.load} for phase in phases if phase.load is not None],
+                    {"phase": object, **_LOAD_COLUMNS},
+                )
+            ),
             "step_kinds": Table(_make_columns(kinds, {"phase": object, "kind": object, **_STEP_COLUMNS})),
             "families": Table(_make_columns(families, _FAMILY_COLUMNS)),
         },

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from traceable.cli import options
-from traceable.cli.console import log, print_command, print_line
+from traceable.cli.console import log, print_command
+from traceable.cli.run import exit_with_status
 from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import launcher
+from traceable.protocol import redact
 from traceable.units import format_duration
 
 TYPE_CHECKING = False
@@ -66,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         _report_missing_package(error)
     if arguments.schema:
-        print_line(json.dumps(job_file.make_schema(), indent=2))
+        print_command(json.dumps(job_file.make_schema(), indent=2))
         return 0
     if arguments.file is None:
         raise UsageError("no_job_file", "no job file is given", "type `traceable job FILE`")
@@ -80,7 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
             print_command(line)
         return 0
     format_plan(plan)  # rejects a phase that can't run before the first one runs
-    return _run_plan(plan, arguments)
+    try:
+        return _run_plan(plan, arguments)
+    except KeyboardInterrupt:
+        words = (
+            f"interrupted while phases were compared; what was recorded is in {launcher.format_path(plan.directory)}"
+        )
+        log(Message("job_interrupted", words))
+        return exit_with_status(signal.SIGINT)
 
 
 def _report_missing_package(error: ModuleNotFoundError) -> NoReturn:
@@ -95,8 +105,8 @@ def _report_missing_package(error: ModuleNotFoundError) -> NoReturn:
 
 
 def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
-    from traceable.cli.run import exit_with_status
     from traceable.launch.job import run_point
+    from traceable.report.job import PhaseEntry
 
     entries: list[PhaseEntry] = []
     recordings: list[tuple[Point, Recording | None]] = []
@@ -105,7 +115,15 @@ def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             sizes = ", ".join(f"{key} {value}" for key, value in point.sizes.items())
             log(f"phase {point.name} ({number} of {len(plan.points)}): {sizes}")
-        result = run_point(point, log)
+        try:
+            result = run_point(point, log)
+        except UsageError as error:
+            if not entries:
+                raise
+            log(error.message)
+            entries.append(PhaseEntry(point.name, _describe_point(plan, point), None, None, [error.message]))
+            recordings.append((point, None))
+            break
         entry, recording = _conclude_point(plan, result)
         entries.append(entry)
         recordings.append((point, recording))
@@ -124,6 +142,7 @@ def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
 
 def _conclude_point(plan: JobPlan, result: PointResult) -> tuple[PhaseEntry, Recording | None]:
     """Return the entry of a point in the report, and its recording, if there is one."""
+    from traceable.launch.job import find_timed_window
     from traceable.report.job import PhaseEntry
     from traceable.report.windows import capture_to_dict, format_capture
 
@@ -134,32 +153,40 @@ def _conclude_point(plan: JobPlan, result: PointResult) -> tuple[PhaseEntry, Rec
     if point.window is not None and (capture is None or not capture["ok"]):
         lines = format_capture(capture)[:2] if capture is not None else ["nothing was recorded"]
         problems.append(Message("phase_window_not_filled", f"{point.name}: {'; '.join(lines)}"))
-    if capture is not None and capture["ok"] and result.load is not None:
-        problems += _check_load_in_windows(point, capture, result.load)
-    values = {
+    if recording is not None and result.load is not None:
+        windows = _list_windows(capture) if point.window is not None else [find_timed_window(plan.job, point)]
+        problems += _check_load_in_windows(point, windows, result.load)
+    values = _describe_point(plan, point, result.files)
+    load = None if result.load is None else _load_to_dict(result.load)
+    return PhaseEntry(point.name, values, capture, load, problems), recording
+
+
+def _describe_point(plan: JobPlan, point: Point, files: Sequence[Path] = ()) -> dict[str, Any]:
+    return {
         "mode": point.mode,
         **point.sizes,
         "start_step": point.window[0] if point.window else None,
         "stop_step": point.window[1] if point.window else None,
         "directory": str(point.directory),
-        "files": [str(path.relative_to(plan.directory)) for path in result.files],
+        "files": [str(path.relative_to(plan.directory)) for path in files],
         "notes": [note.as_dict for note in point.notes],
     }
-    load = None if result.load is None else _load_to_dict(result.load)
-    return PhaseEntry(point.name, values, capture, load, problems), recording
 
 
 def _load_recording(point: Point, *, is_recorded: bool) -> tuple[Recording | None, Message | None]:
-    """Return the recording of a point's server, or why there is none."""
+    """Return the recording of a point's server, or why there is none; its profile is saved as report.json."""
     from traceable.launch.job import list_server_runs
     from traceable.recording import load
+    from traceable.report.document import build_bounded_report, write_report
 
     if not is_recorded or not list_server_runs(point):
         return None, None
     try:
-        return load(point.server_directory), None
+        recording = load(point.server_directory)
+        write_report(build_bounded_report(recording, ()), point.directory / "report.json")
     except TraceableError as error:
         return None, error.cause
+    return recording, None
 
 
 def _evaluate_unrecorded(point: Point) -> dict[str, Any] | None:
@@ -175,15 +202,19 @@ def _evaluate_unrecorded(point: Point) -> dict[str, Any] | None:
         return None
 
 
-def _check_load_in_windows(point: Point, capture: dict[str, Any], load: LoadResults) -> list[Message]:
+def _list_windows(capture: dict[str, Any] | None) -> list[tuple[int, int]]:
+    """Return from when until when each process of the server recorded, in ns of the wall clock."""
+    return [
+        (one["opened_wall_ns"], one["closed_wall_ns"] - (one["close_stall_ns"] or 0))
+        for one in (capture or {"windows": []})["windows"]
+        if one["opened_wall_ns"] and one["closed_wall_ns"]
+    ]
+
+
+def _check_load_in_windows(point: Point, windows: Sequence[tuple[int, int]], load: LoadResults) -> list[Message]:
     """Return a problem where the records of the load show that it was not steady in a window of the server."""
     from traceable.launch.job import find_steady_interval
 
-    windows = [
-        (one["opened_wall_ns"], one["closed_wall_ns"] - (one["close_stall_ns"] or 0))
-        for one in capture["windows"]
-        if one["opened_wall_ns"] and one["closed_wall_ns"]
-    ]
     steady = find_steady_interval(load, point.sizes["concurrency"], open_loop=point.open_loop)
     if not windows or (steady and steady[0] <= min(windows)[0] and max(end for _, end in windows) <= steady[1]):
         return []
@@ -213,6 +244,16 @@ def _load_to_dict(load: LoadResults) -> dict[str, Any]:
         "output_tokens": list(load.output_tokens),
         **{name: None if value is None else value._asdict() for name, value in quantiles.items()},
     }
+
+
+def _flatten_load(load: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a load by the names of columns: `ttft_p50_ns` for the median of `ttft`."""
+    quantiles = {
+        f"{name}_{quantile}": value
+        for name in ("ttft", "itl", "latency")
+        for quantile, value in (load[name] or {}).items()
+    }
+    return {**load, "failed": sum(load["errors"].values()), **quantiles}
 
 
 def _report_failure(result: PointResult, entry: PhaseEntry) -> None:
@@ -247,16 +288,19 @@ def _report_job(
     table = compare_phases(
         [
             PhaseRecording(
-                point.name, None if recording is None else recording.context, point.request.preset.step_range
+                point.name,
+                None if recording is None else recording.context,
+                point.request.preset.step_range,
+                None if entry.load is None else {**point.sizes, **_flatten_load(entry.load)},
             )
-            for point, recording in recordings
+            for (point, recording), entry in zip(recordings, entries, strict=True)
         ]
     )
     profiling = plan.job.profiling
     head = {
         "name": plan.job.name,
         "file": str(arguments.file),
-        "settings": arguments.settings,
+        "settings": redact.redact_command(arguments.settings),
         "type": profiling.type,
         "recording_mode": profiling.mode,
         "directory": str(plan.directory),

@@ -222,12 +222,13 @@ class _Load:
     def warmup_steps(self) -> int:
         """How many steps of the server are skipped in place of the end of the warm-up, which is not observed.
 
-        Requests that are served together take about a step for each token of their responses; twice that many are
-        skipped, so that requests that begin one after another are over too.
+        Requests that are served together take a step for each token of their responses. As many again are skipped, and
+        one more for each request, so that requests that begin one after another are over too.
         """
         if self.client.tool != "aiperf":
             return 0
-        return 2 * self.sizes["osl"] * math.ceil(self.warmup_requests / self.sizes["concurrency"])
+        rounds = math.ceil(self.warmup_requests / self.sizes["concurrency"])
+        return 2 * self.sizes["osl"] * rounds + self.warmup_requests
 
     def count_requests(self, window: tuple[int, int] | None) -> int:
         """Return how many requests fill the window: a request takes a step for each token of its response.
@@ -262,7 +263,16 @@ def _make_server(
         ours: tuple[str, ...] = ()
         if collected:
             steps = ("--steps", "{}:{}".format(*window)) if window is not None else ()
-            own = ("--quiet", "--collector", profiling.type, "-o", str(directory / SERVER), "--name", SERVER)
+            own = (
+                "--quiet",
+                "--no-profile",
+                "--collector",
+                profiling.type,
+                "-o",
+                str(directory / SERVER),
+                "--name",
+                SERVER,
+            )
             ours = ("-m", "traceable", "run", *own, *steps, *options)
         command = insert_launcher(command, ours)
     else:
@@ -428,6 +438,14 @@ def find_steady_interval(load: LoadResults, concurrency: int, *, open_loop: bool
     ends_ns = sorted(record.end_ns for record in measured)
     start_ns, end_ns = max(warmup_end_ns, starts_ns[concurrency - 1]), ends_ns[max(0, len(ends_ns) - concurrency)]
     return (start_ns, end_ns) if start_ns < end_ns else None
+
+
+def find_timed_window(job: Job, point: Point) -> tuple[int, int]:
+    """Return from when until when mode system-wide recorded the server, in ns of the wall clock."""
+    profiling = job.profiling
+    start = run_dir.load_manifest(list_server_runs(point)[0]).get("start") or {}
+    start_ns = int(start.get("wall_ns", 0)) + round((profiling.delay_s or 0) * 1e9)
+    return start_ns, start_ns + round((profiling.duration_s or 0) * 1e9)
 
 
 def list_server_runs(point: Point) -> tuple[Path, ...]:

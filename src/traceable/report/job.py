@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-import numpy as np
-
-from traceable.analysis.table import Table, pack_objects
+from traceable.analysis.table import Table
 from traceable.errors import Message
 from traceable.report.columns import Column
 from traceable.report.document import table_to_dict
@@ -17,7 +15,6 @@ from traceable.report.row_filter import RowFilter
 from traceable.report.terminal import write_view
 from traceable.report.text import format_line
 from traceable.report.views import View, ViewTable
-from traceable.trace.model import NULL
 
 SCHEMA = "traceable.job/1"
 """Name and version of the document, as those of `report.json`."""
@@ -82,9 +79,6 @@ VIEW = View(
 )
 """The phases with their steps, the load, and the kernels."""
 
-_LOAD_NUMBERS = ("requests_per_s", "output_tokens_per_s")
-_LOAD_TIMES = ("ttft", "itl", "latency")
-
 
 @dataclass(frozen=True)
 class PhaseEntry:
@@ -140,26 +134,8 @@ def write_phases(stream: TextIO, title: str, entries: Sequence[PhaseEntry], tabl
     page = Page(stream)
     page.write_line(title)
     page.write_line()
-    others = {"load": _build_load_table(entries), **table.others}
-    shown = Table(table.values, {name: other for name, other in others.items() if len(other)}, table.notes)
+    shown = Table(table.values, {name: other for name, other in table.others.items() if len(other)}, table.notes)
     write_view(page, VIEW, shown, RowFilter(top=0), _FAMILY_ROWS)
     for entry in entries:
         for problem in entry.problems:
             page.write_line(format_line(problem))
-
-
-def _build_load_table(entries: Sequence[PhaseEntry]) -> Table:
-    loaded = [entry for entry in entries if entry.load is not None]
-    loads = [entry.load or {} for entry in loaded]
-    columns: dict[str, Any] = {"phase": pack_objects(entry.name for entry in loaded)}
-    for key in ("isl", "osl", "concurrency"):
-        columns[key] = np.array([entry.values[key] for entry in loaded], np.int64)
-    columns["completed"] = np.array([load["completed"] for load in loads], np.int64)
-    columns["failed"] = np.array([sum(load["errors"].values()) for load in loads], np.int64)
-    for key in _LOAD_NUMBERS:
-        columns[key] = np.array([np.nan if load[key] is None else load[key] for load in loads], np.float64)
-    for key in _LOAD_TIMES:
-        for quantile in ("p50_ns", "p99_ns"):
-            values = [NULL if load[key] is None else round(load[key][quantile]) for load in loads]
-            columns[f"{key}_{quantile}"] = np.array(values, np.int64)
-    return Table(columns)

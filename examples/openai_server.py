@@ -71,6 +71,8 @@ class Engine:
         self._running: list[Sequence] = []
         self._changed = threading.Condition()
         self._is_stopping = False
+        self._is_sent = threading.Event()
+        self._is_sent.set()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="engine")
         self._thread.start()
@@ -167,10 +169,21 @@ class Engine:
         self._deliver(batch, [chosen[sequence.slot] for sequence in batch])
 
     def _deliver(self, batch: list[Sequence], tokens: list[int]) -> None:
-        """Pass the new token of each sequence to its HTTP request, all at once."""
+        """Pass the new token of each sequence to its HTTP request, once the tokens of the step before are sent.
+
+        A step of this model is shorter than the 5 ms that Python lets a thread run: without waiting, tokens would
+        be sent, and new requests read, many steps later.
+        """
         for sequence, token in zip(batch, tokens, strict=True):
             sequence.tokens.append(token)
-        self._loop.call_soon_threadsafe(_put_tokens, batch, tokens)
+        self._is_sent.wait()
+        self._is_sent.clear()
+        self._loop.call_soon_threadsafe(self._put_tokens, batch, tokens)
+
+    def _put_tokens(self, batch: list[Sequence], tokens: list[int]) -> None:
+        for sequence, token in zip(batch, tokens, strict=True):
+            sequence.queue.put_nowait(token)
+        self._loop.call_soon(self._is_sent.set)  # after the requests, which wait for the queues
 
     def _release_done(self) -> None:
         done = [sequence for sequence in self._running if sequence.is_done]
@@ -183,11 +196,6 @@ def make_payload(phase: str, batch: list[Sequence], tokens: int) -> dict[str, An
     """Return the fields of a step."""
     requests = [sequence.request_id for sequence in batch]
     return {"phase": phase, "batch": len(batch), "tokens": tokens, "requests": requests}
-
-
-def _put_tokens(batch: list[Sequence], tokens: list[int]) -> None:
-    for sequence, token in zip(batch, tokens, strict=True):
-        sequence.queue.put_nowait(token)
 
 
 @dataclass(frozen=True)

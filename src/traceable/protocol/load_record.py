@@ -202,8 +202,8 @@ def _check_order(record: LoadRecord) -> LoadRecord:
         ValueError: they are not.
     """
     first = () if record.first_token_ns is None else (record.first_token_ns,)
-    for times in ((record.start_ns, *first, record.end_ns), (record.start_ns, *record.token_ns, record.end_ns)):
-        if any(later < earlier for earlier, later in itertools.pairwise(times)):
+    for times in ([record.start_ns, *first, record.end_ns], [record.start_ns, *record.token_ns, record.end_ns]):
+        if sorted(times) != times:
             raise ValueError("its times are not in order")
     return record
 

@@ -129,10 +129,10 @@ def load(*times: tuple[int, int, bool]) -> LoadResults:
 
 @st.composite
 def closed_loops(draw: Any) -> tuple[int, int, LoadResults]:
-    """A closed loop: its concurrency, the end of its warm-up, its records."""
+    """A closed loop whose workers begin together: its concurrency, the end of its warm-up, its records."""
     concurrency, count = draw(st.integers(1, 4)), draw(st.integers(4, 16))
     warmup = draw(st.integers(0, count - 1))
-    free = [draw(st.integers(0, 3)) for _ in range(concurrency)]
+    free = [0] * concurrency
     times = []
     for number in range(count):
         worker = free.index(min(free))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import heapq
 import json
 import signal
 import sys
@@ -117,11 +118,14 @@ class Engine:
         batch: list[Sequence] = []
         longest = 0
         while self._waiting and self._free:
+            if self._waiting[0].is_canceled:
+                self._waiting.popleft()
+                continue
             longest = max(longest, len(self._waiting[0].prompt))
             if batch and longest * (len(batch) + 1) > self._max_prefill_tokens:
                 break
             sequence = self._waiting.popleft()
-            sequence.slot = self._free.pop()
+            sequence.slot = heapq.heappop(self._free)  # the lowest: decode computes all below the highest
             batch.append(sequence)
         self._running += batch
         return batch
@@ -149,19 +153,18 @@ class Engine:
         self.decodes += 1
         with traceable.step(payload=make_payload("decode", batch, len(batch))):
             with traceable.annotate("pack"):
-                positions = [len(sequence.prompt) + len(sequence.tokens) - 1 for sequence in batch]
-                columns = (
-                    [sequence.tokens[-1] for sequence in batch],
-                    positions,
-                    [sequence.slot for sequence in batch],
-                )
+                slots = max(sequence.slot for sequence in batch) + 1
+                tokens, positions = [0] * slots, [0] * slots
+                for sequence in batch:
+                    tokens[sequence.slot] = sequence.tokens[-1]
+                    positions[sequence.slot] = len(sequence.prompt) + len(sequence.tokens) - 1
             with traceable.annotate("h2d"):
-                tokens, indices, slots = self._model.to_device(*columns)
+                last, indices = self._model.to_device(tokens, positions)
             with traceable.annotate("forward", payload=len(batch)):
-                chosen = self._model.decode(tokens, indices, slots, max(positions) + 1)
+                chosen = self._model.decode(last, indices, max(positions) + 1)
             with traceable.annotate("d2h"):
                 chosen = chosen.tolist()
-        self._deliver(batch, chosen)
+        self._deliver(batch, [chosen[sequence.slot] for sequence in batch])
 
     def _deliver(self, batch: list[Sequence], tokens: list[int]) -> None:
         """Pass the new token of each sequence to its HTTP request, all at once."""
@@ -170,10 +173,10 @@ class Engine:
         self._loop.call_soon_threadsafe(_put_tokens, batch, tokens)
 
     def _release_done(self) -> None:
-        for sequence in self._running:
-            if sequence.is_done:
-                self._free.append(sequence.slot)
-        self._running = [sequence for sequence in self._running if not sequence.is_done]
+        done = [sequence for sequence in self._running if sequence.is_done]
+        for sequence in done:
+            self._running.remove(sequence)
+            heapq.heappush(self._free, sequence.slot)
 
 
 def make_payload(phase: str, batch: list[Sequence], tokens: int) -> dict[str, Any]:
@@ -402,9 +405,12 @@ async def serve(arguments: argparse.Namespace, model: Any, tokenizer: Any) -> No
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     engine = Engine(model, arguments.slots, arguments.max_prefill_tokens)
     server = Server(engine, tokenizer, arguments.max_tokens)
+    inode = None
     try:
         if arguments.uds:
-            listener = await asyncio.start_unix_server(server.serve_connection, arguments.uds)
+            unix_socket = http.bind_socket(arguments.uds)
+            inode = Path(arguments.uds).stat().st_ino
+            listener = await asyncio.start_unix_server(server.serve_connection, sock=unix_socket)
             address = f"unix:{arguments.uds}"
         else:
             listener = await asyncio.start_server(server.serve_connection, arguments.host, arguments.port)
@@ -417,8 +423,8 @@ async def serve(arguments: argparse.Namespace, model: Any, tokenizer: Any) -> No
         engine.stop()
         await engine.join()
         await server.stop()
-        if arguments.uds:
-            Path(arguments.uds).unlink(missing_ok=True)
+        if inode is not None and Path(arguments.uds).exists() and Path(arguments.uds).stat().st_ino == inode:
+            Path(arguments.uds).unlink()
     steps = f"{engine.prefills} prefill and {engine.decodes} decode steps"
     print(f"served {server.completed} requests in {steps}", flush=True)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from traceable.analysis.expectations import ExpectationResult
     from traceable.analysis.fields import FieldCondition
     from traceable.protocol.run_dir import Side
+    from traceable.trace.load_records import ClientRecords
 
 ProgressCallback = Callable[[str], None]
 """Receives the current activity as a phrase: `reading x.sqlite`."""
@@ -86,8 +87,8 @@ def load(
         TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces.
         CollectorError: nsys is missing or can't read the `.nsys-rep`.
         TraceableError: `name_rules` can't be read, or contains anything but rules.
-        UsageError: `expand` or `name_rules` together with `raw_names`, or an offset of a side that does not exist, or sides
-            that can't be joined (docs/sides.md).
+        UsageError: `expand` or `name_rules` together with `raw_names`, or an offset of a side that does not exist, or
+            sides that can't be joined (docs/sides.md).
         MissingDataError: no folded name matches one of `expand`.
     """
     if raw_names and (expand or name_rules):
@@ -176,10 +177,12 @@ def _load_raw(
     recording.completeness = complete
     if manifest is not None:
         from traceable.protocol.capture_request import load_capture_request
+        from traceable.trace.load_records import add_client_records
 
         request = load_capture_request(directory, manifest)
         recording.windows = None if request is None else _evaluate_windows(request, traces)
         recording.command = _read_command(manifest)
+        recording.trace, recording.client_records = add_client_records(recording.trace, directory)
         recording.overhead = manifest["overhead"] if isinstance(manifest.get("overhead"), dict) else None
     return recording
 
@@ -257,7 +260,7 @@ def _load_sides(
 
     joined = load_sides(directory, sides, partial(load, progress=progress, raw_names=True), clock_offsets)
     recording = Recording(joined.trace, progress)
-    recording.sides = joined.clocks
+    recording.sides, recording.client_records = joined.clocks, joined.client_records
     recording.windows, recording.completeness = joined.windows, joined.completeness
     recording.command = joined.command
     return recording
@@ -311,6 +314,7 @@ class Recording:
         overhead: the measured overhead of recording, as in `report.json`; None if it was not measured.
         completeness: whether it contains all that the processes emitted (docs/report.md); for a part, of the whole.
         command: the command line of the run, without secrets; None for a recording without a run.
+        client_records: the requests that a load generator recorded; None without one.
         sides: the sides that the recording is of, with their clocks; empty for any other.
     """
 
@@ -324,6 +328,7 @@ class Recording:
         self.completeness = Completeness()
         self.command: tuple[str, ...] | None = None
         self.sides: tuple[SideClock, ...] = ()
+        self.client_records: ClientRecords | None = None
         self._report = progress or _ignore_progress
         self._cache: dict[tuple[str, str], Table] = {}
         self.conditions: tuple[FieldCondition, ...] = ()
@@ -501,6 +506,8 @@ class Recording:
                     "leave the conditions on fields (--where) out",
                 )
             module, options["get_view"] = "traceable.checks.performance", self.query
+        if question == "requests":
+            options["client_records"] = self.client_records
         compute = getattr(importlib.import_module(module), question)
         self._report(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
         table: Table = compute(self.context, **options)
@@ -729,7 +736,7 @@ class Recording:
         other = Recording(trace, self._report, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
         other.completeness, other.command, other.sides = self.completeness, self.command, self.sides
-        other.conditions = self.conditions
+        other.conditions, other.client_records = self.conditions, self.client_records
         return other
 
     @cached_property

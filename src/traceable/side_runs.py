@@ -25,8 +25,10 @@ from traceable.checks.windows import CaptureResult, evaluate_capture, merge_capt
 from traceable.errors import Message, TraceableError, TraceError, UsageError
 from traceable.protocol import run_dir
 from traceable.protocol.capture_request import load_capture_request, load_statuses
+from traceable.protocol.load_record import find_load_file
 from traceable.protocol.run_dir import Side
 from traceable.trace.join import has_gpu_work, join_sides
+from traceable.trace.load_records import ClientRecords, add_client_records
 from traceable.trace.model import Trace
 from traceable.units import format_duration
 
@@ -45,6 +47,7 @@ class JoinedSides:
         windows: the result of the requested captures; None if no side requested one.
         completeness: of all sides.
         command: the command line of the run, without secrets; None where it was not recorded.
+        client_records: the requests that a load generator recorded; None without one.
     """
 
     trace: Trace
@@ -52,6 +55,7 @@ class JoinedSides:
     windows: CaptureResult | None
     completeness: Completeness
     command: tuple[str, ...] | None
+    client_records: ClientRecords | None
 
 
 @dataclass(frozen=True)
@@ -125,12 +129,17 @@ def load_sides(
     )
     trace = join_sides([(one.side.name, one.recording.trace) for one in loaded], [clock.offset_ns for clock in clocks])
     source = replace(trace.source, path=str(directory), notes=(*trace.source.notes, *notes, *contradictions))
+    load_file = find_load_file(directory)
+    offsets = {one.side.directory: clock.offset_ns for one, clock in zip(loaded, clocks, strict=True)}
+    offset_ns = next((offset for folder, offset in offsets.items() if load_file and folder in load_file.parents), 0)
+    trace, client_records = add_client_records(replace(trace, source=source), directory, offset_ns)
     return JoinedSides(
-        replace(trace, source=source),
+        trace,
         clocks,
         merge_capture_results(results) if results else None,
         merge_completeness(complete),
         tuple(map(str, (manifest or {}).get("argv") or ())) or None,
+        client_records,
     )
 
 

@@ -201,7 +201,10 @@ def describe_response(one: str, wall: Row, marks: Sequence[Row]) -> Row:
     firsts = [*list_times("first_byte", True)[:1], *recorded, *list_times("first_byte", False)[:1]]
     side = bool(list_times("token", True))
     tokens = list_times("token", side)
-    if tokens:
+    if recorded:
+        # The tokens of a record are here the first and the last.
+        tokens = [wall["first_ns"], wall["end_ns"]]
+    elif tokens:
         tokens = sorted([*list_times("first_byte", side)[:1], *tokens])
     gaps = [after - before for before, after in pairwise(tokens)]
     return {"ttft": firsts[0] - wall["start_ns"] if firsts else None, "itl": gaps}

@@ -83,7 +83,7 @@ def test_the_outermost_range_of_each_id_is_its_request(rows: list[Span]) -> None
         if outer and not any(row[3] for row in own):
             expected[identity] = (1000 + outer[0][1], 1000 + outer[0][2])
     result = find_requests(make_trace(rows, epoch_ns=1000))
-    assert list(result.ids) == sorted(expected)
+    assert len(result.ids) == len(expected)
     assert {
         one: (start, end)
         for one, start, end in zip(result.ids, result.start_ns.tolist(), result.end_ns.tolist(), strict=True)
@@ -108,7 +108,8 @@ def test_the_first_byte_is_the_first_mark_inside_of_the_request() -> None:
         for time in of_request
     ]
     result = find_requests(replace(trace, names=names, marks=table(Marks, rows)))
-    assert (result.ids, result.first_byte_ns.tolist()) == (("a", "b", "c"), [1012, NULL, NULL])
+    times_by_id = dict(zip(result.ids, result.first_byte_ns.tolist(), strict=True))
+    assert times_by_id == {"a": 1012, "b": NULL, "c": NULL}
 
 
 # ---- the offset of two clocks

@@ -24,11 +24,12 @@ from tests.analysis.sample_requests import (
 from tests.analysis.sample_traces import packed
 
 from traceable.analysis.context import Context
-from traceable.analysis.requests import ClientRecords, requests
+from traceable.analysis.requests import requests
 from traceable.analysis.table import Table
 from traceable.errors import MissingDataError
 from traceable.recording import Recording
-from traceable.trace.model import START_END, Trace
+from traceable.trace.load_records import ClientRecords
+from traceable.trace.model import NULL, START_END, Trace
 
 
 def query(trace: Trace, **options: Any) -> Table:
@@ -78,6 +79,26 @@ records = st.lists(
 )
 
 
+def make_records(rows: list[tuple[str, int, int, int]], error: str | None = None) -> ClientRecords:
+    """The records of a load generator: id, start, first token and end of each request."""
+    ids, *times = zip(*rows, strict=True)
+    start, first, end = (np.array(column, np.int64) for column in times)
+    unknown, count = np.full(len(rows), NULL), len(rows)
+    tokens = np.sort(np.concatenate([first, end]).reshape(2, -1), axis=0).T.reshape(-1)
+    lengths = {"input_tokens": unknown, "output_tokens": unknown, "warmup": np.zeros(count, np.bool_)}
+    return ClientRecords(
+        request_ids=ids,
+        start_ns=start,
+        first_token_ns=first,
+        end_ns=end,
+        errors=(error,) * count,
+        token_ns=tokens,
+        token_bounds=np.arange(count + 1) * 2,
+        damaged_lines=0,
+        **lengths,
+    )
+
+
 def get_place(row: dict[str, Any]) -> tuple[str, int, int]:
     return row["request_id"], row["start_ns"] or 0, row["end_ns"] or 0
 
@@ -85,8 +106,7 @@ def get_place(row: dict[str, Any]) -> tuple[str, int, int]:
 @given(traces, records)
 def test_rows_are_those_of_the_definitions(trace: Trace, recorded: list[tuple[str, int, int, int]]) -> None:
     expected = compute_requests(trace, recorded)
-    columns = [np.array([row[i] for row in recorded], np.int64) for i in (1, 2, 3)]
-    client = ClientRecords([row[0] for row in recorded], *columns) if recorded else None
+    client = make_records(recorded) if recorded else None
     if not expected:
         with pytest.raises(MissingDataError):
             query(trace, client_records=client)
@@ -184,6 +204,35 @@ def test_the_ranges_of_a_coroutine_are_found_by_what_they_began_in() -> None:
     ]
     rows = {row["request_id"]: row for row in query(make_trace(ranges)).rows()}
     assert [(rows[one]["client_wait_ns"], rows[one]["forward_ns"]) for one in "ab"] == [(10, 10), (19, 20)]
+
+
+def test_the_records_of_a_load_generator_are_the_client() -> None:
+    server = [request(SERVER, 10, 90), step(20, 80, "a"), request(SERVER, 110, 190, "b"), step(120, 180, "b")]
+    records = make_records([("a", 5, 50, 95), ("c", 40, 60, 100)])
+    rows = {row["request_id"]: row for row in query(make_trace(server), client_records=records).rows()}
+    assert {one: row["status"] for one, row in rows.items()} == {"a": "complete", "b": "no_client", "c": "no_server"}
+    assert (rows["a"]["client"], rows["a"]["network_ns"], rows["a"]["client_wait_ns"]) == ("record", 10, None)
+    assert (rows["a"]["ttft_ns"], rows["a"]["ttft_by"], rows["a"]["itl_p50_ns"]) == (45, "record", 45)
+    part = Recording(make_trace(server))
+    part.client_records = records
+    cut = {row["request_id"]: row for row in part.select(time_ns=(7, 97)).requests().rows()}
+    assert (cut["a"]["start_ns"], cut["a"]["status"]) == (7, "began_before")
+    assert cut["c"]["status"] == "ended_after"
+    answer = query(make_trace(server), client_records=make_records([("a", 5, 50, 95)], "http_503"))
+    assert {row["request_id"]: row["status"] for row in answer.rows()} == {"a": "failed", "b": "no_client"}
+    assert "requests_failed" in codes(answer)
+
+
+def test_requests_are_selected_by_their_fields() -> None:
+    recording = Recording(make_trace(make_load(9)))
+    assert sorted(recording.select(where="tenant=odd").requests().column("request_id")) == ["1", "3", "5", "7"]
+    part = recording.select(where="tenant=odd", time_ns=(25_000, None))
+    assert sorted(part.requests().column("request_id")) == ["3", "5", "7"]
+    with pytest.raises(MissingDataError) as error:
+        Recording(make_trace([*make_load(2), span("other", ENGINE, 0, 5, fields={"x": 1})])).select(
+            where="x=1"
+        ).requests()
+    assert error.value.code == "no_requests_selected"
 
 
 def test_status_of_what_one_side_did_not_record() -> None:

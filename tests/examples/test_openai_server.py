@@ -1,4 +1,4 @@
-"""The example server of OpenAI's interface serves real load: exact lengths, streams, batches, and the ids of its clients."""
+"""The example server of OpenAI's interface serves real load: exact lengths, streams, batches, ids of its clients."""
 
 from __future__ import annotations
 

@@ -21,6 +21,9 @@ from traceable.launch.serve import CLIENT, SERVER, Ready, ServeRequest, SideRequ
 from traceable.launch.server_presets import PLAIN, PRESETS, detect_preset, find_preset
 from traceable.protocol import run_dir
 
+# From Python 3.12 on a fork in a process with threads warns, and a worker of pytest-xdist has some.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
 SERVE_UNTIL_TERMINATED = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); {}; signal.sigwait([15])"
 LISTEN = "import socket, sys; l = socket.socket(socket.AF_UNIX); l.bind(sys.argv[1]); l.listen()"
 
@@ -127,6 +130,14 @@ def test_every_preset_is_found_by_name_and_no_other() -> None:
     with pytest.raises(UsageError) as refused:
         find_preset("triton")
     assert refused.value.code == "no_such_preset"
+
+
+def test_the_page_has_a_row_for_each_preset_with_the_name_of_its_steps() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "serve.md").read_text()
+    for preset in PRESETS.values():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{preset.name}` |")]
+        assert preset.step_range is None or row.endswith(f"becomes `{preset.step_range}` |")
+        assert all(f"`{' '.join(words).replace('*', '')}`" in row for words in preset.commands)
 
 
 def test_secrets_within_the_commands_are_not_in_the_manifest() -> None:

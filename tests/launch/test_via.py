@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import pty
 import select
 import shlex
 import signal
@@ -148,6 +149,19 @@ def test_the_profile_is_that_of_a_run_here(run_via, run, there, tmp_path):
 # ---- what a program does
 
 
+def test_variables_are_those_there_and_a_message_has_those_that_are_not_passed_on(run_via, environ, prefix):
+    environ |= {"TRACEABLE_STEPS": "1:2", "PYTHONUNBUFFERED": "1"}
+    code = "import os; print([os.environ.get(name) for name in ('TRACEABLE_STEPS', 'PYTHONUNBUFFERED', 'OWN')])"
+    done = run_via("-c", code, via=f"{prefix} env -u TRACEABLE_STEPS -u PYTHONUNBUFFERED OWN=there")
+    assert done.stdout == "[None, '1', 'there']\n", done.stderr
+    assert "TRACEABLE_STEPS" in message(done.stderr, "via_variables_not_passed")
+
+
+def test_what_a_machine_prints_at_login_is_no_part_of_the_output(run_via, prefix):
+    done = run_via("--quiet", "-c", "print('own')", via=f"sh -c 'echo welcome; exec \"$@\"' sh {prefix}")
+    assert (done.returncode, done.stdout) == (0, "own\n")
+
+
 @pytest.mark.parametrize("prefix", ["ssh"], indirect=True)
 def test_both_outputs_keep_their_order_where_they_are_one_stream(words, environ, tmp_path):
     code = "import os\nfor number in range(200): os.write(1 + number % 2, b'%d\\n' % number)"
@@ -223,6 +237,31 @@ def test_signals_reach_the_program_there(words, start, tmp_path):
     process.communicate()
     assert process.returncode == 9
     assert list_ranges(tmp_path / "out") == sorted((name, 1) for name in names)
+
+
+@pytest.mark.parametrize("prefix", ["ssh", "docker"], indirect=True)
+def test_ctrl_c_at_the_terminal_reaches_the_program_and_not_the_connection(words, environ, tmp_path):
+    code = """
+import signal, sys, traceable
+signal.signal(signal.SIGINT, lambda *_: sys.exit(6))
+with traceable.annotate("one"): print("rea" + "dy", flush=True)
+signal.pause()
+"""
+    command = words("--quiet", "-c", code)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execvpe(command[0], command, environ)
+    output = b""
+    while b"ready" not in output:
+        output += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")
+    with contextlib.suppress(OSError):  # at its end
+        while os.read(terminal, 4096):
+            continue
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
+    assert list_ranges(tmp_path / "out") == [("one", 1)]
 
 
 def test_a_program_that_dies_of_a_signal_is_reported_as_such(words, start, tmp_path, there):
@@ -422,10 +461,68 @@ def test_a_recording_that_does_not_fit_here_is_kept_there(words, environ, there,
     limited = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *words("app.py")]
     done = subprocess.run(limited, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
+    assert_kept(there, tmp_path, done.stderr, "outer")
+
+
+LARGE = """
+import os, traceable
+with traceable.annotate("kept"): pass
+with open(os.environ["TRACEABLE_RUN_DIR"] + "/large", "wb") as file: file.write(os.urandom(1_000_000))
+raise SystemExit(7)
+"""
+
+RELAY = """
+import os, signal
+left = {limit}
+while left > 0 and (piece := os.read(0, min(left, 65536))):
+    left -= len(piece)
+    os.write(1, {piece})
+if left <= 0: {end}
+"""
+
+
+def relay(prefix: str, *, limit: int = 1 << 40, piece: str = "piece", end: str = "pass") -> str:
+    """A prefix command whose output goes through a program that may change its pieces, and does `end` at a limit."""
+    code = RELAY.format(limit=limit, piece=piece, end=end)
+    return shlex.join(["sh", "-c", f'"$@" | {shlex.join([sys.executable, "-c", code])}', "sh", *shlex.split(prefix)])
+
+
+def assert_kept(there: Path, tmp_path: Path, stderr: str, name: str) -> None:
+    """The recording is in the temporary directory there, and nothing of it here."""
+    await_end_of(list_processes_of(there))
     (kept,) = list_kept_runs(there)
-    assert str(kept) in message(done.stderr, "via_not_fetched")
-    assert main.main(["report", str(kept / "run"), "--expect", "outer", "--strict", "--quiet"]) == 0
-    assert not (tmp_path / "out").exists() and not list_processes_of(there)
+    assert str(kept) in message(stderr, "via_not_fetched")
+    assert main.main(["report", str(kept / "run"), "--expect", name, "--strict", "--quiet"]) == 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("prefix", ["ssh"], indirect=True)
+def test_a_connection_that_is_lost_while_the_report_is_fetched_keeps_it_there(run_via, prefix, there, tmp_path):
+    done = run_via("-c", LARGE, via=relay(prefix, limit=300_000, end="os.killpg(0, signal.SIGKILL)"))
+    assert done.returncode == 7, done.stderr
+    assert_kept(there, tmp_path, done.stderr, "kept")
+
+
+def test_a_report_that_is_damaged_on_its_way_is_kept_there(run_via, prefix, there, tmp_path):
+    done = run_via("app.py", via=relay(prefix, piece='piece.replace(b"outer", b"OUTER")'))
+    assert done.returncode == 7, done.stderr
+    assert_kept(there, tmp_path, done.stderr, "outer")
+
+
+def test_a_second_signal_stops_the_wait_for_the_report_which_is_kept_there(words, prefix, start, there, tmp_path):
+    os.mkfifo(tmp_path / "stalled")
+    stall = f"open({str(tmp_path / 'stalled')!r}, 'w').close(); signal.pause()"
+    process = start(words("-c", LARGE, via=relay(prefix, limit=300_000, end=stall)), stderr=subprocess.PIPE, text=True)
+    (tmp_path / "stalled").read_text()
+    process.send_signal(signal.SIGINT)
+    lines = [process.stderr.readline()]
+    while "[recording_being_read]" not in lines[-1]:
+        assert lines[-1]
+        lines.append(process.stderr.readline())
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate()
+    assert process.returncode == 7, rest
+    assert_kept(there, tmp_path, rest, "kept")
 
 
 def test_a_run_directory_that_is_not_empty_is_rejected_and_with_force_renamed(run_via, there, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +45,15 @@ def list_documented_words(view: str) -> set[str]:
     return {word.replace("*", one) for word in words for one in SPREAD}
 
 
+@pytest.fixture(scope="module")
+def with_fields(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """The recording, whose steps have a field."""
+    file = export(tmp_path_factory.mktemp("fields") / "made.sqlite")
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE NVTX_EVENTS SET text = 'step, seq = ' || (rowid % 3) WHERE text = 'step'")
+    return load(file)
+
+
 def tables(table: Table) -> Iterator[Table]:
     yield table
     for other in table.others.values():
@@ -53,6 +64,14 @@ def tables(table: Table) -> Iterator[Table]:
 def test_every_column_is_explained(recording: Recording, view: str, by: str | None) -> None:
     answer = query(recording, view, by)
     columns = {column for table in tables(answer) for column in table.columns}
+    assert columns - list_documented_words(view) == set()
+
+
+@pytest.mark.parametrize("view", [view.name for view in VIEWS.values() if view.fields])
+def test_every_column_by_field_is_explained(with_fields: Recording, view: str) -> None:
+    answer = with_fields.query(view, by="field:seq")
+    columns = {column for table in tables(answer) for column in table.columns}
+    assert len(set(answer.column("value")) - {None}) > 1
     assert columns - list_documented_words(view) == set()
 
 

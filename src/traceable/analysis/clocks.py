@@ -16,7 +16,7 @@ import numpy as np
 from traceable.analysis.select import parse_time
 from traceable.errors import Message, UsageError
 from traceable.protocol.untrusted import LATEST_NS
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import NULL, Int32, Int64, Trace, find_distinct
 from traceable.trace.request_fields import REQUEST_ID, read_request_fields
 from traceable.units import format_count, format_duration
 
@@ -76,7 +76,7 @@ class Requests:
     """The requests that a side recorded, one row each; those that the recording cut or that are ambiguous are left out.
 
     Attributes:
-        ids: distinct, sorted.
+        ids: distinct.
         start_ns, end_ns: of the outermost range of each, by the side's own wall clock.
         first_byte_ns: when the side sent or received the first byte of the answer (the mark `first_byte`); NULL where
             it did not record that.
@@ -153,9 +153,7 @@ def find_requests(trace: Trace) -> Requests:
     id occurred twice. The trace must have a wall clock.
     """
     ranges, epoch_ns = trace.ranges, trace.utc_epoch_ns or 0
-    carrying = np.flatnonzero(ranges.fields >= 0)
-    fields = read_request_fields(trace.names, ranges.fields[carrying])
-    carrying, number = carrying[fields.own >= 0], fields.own[fields.own >= 0]
+    carrying, number, ids = _find_request_ids(trace, ranges.fields)
     order = np.lexsort((-ranges.end_ns[carrying], ranges.start_ns[carrying], number))
     carrying, number = carrying[order], number[order]
     first = np.flatnonzero(np.diff(number, prepend=-1))
@@ -163,27 +161,43 @@ def find_requests(trace: Trace) -> Requests:
         end = ranges.end_ns[carrying]
         spans_all = np.maximum.reduceat(end, first) == end[first]
         first = first[spans_all & ~np.logical_or.reduceat(ranges.clipped[carrying], first)]
-    ids = [fields.ids[one] for one in number[first].tolist()]
-    outermost = carrying[first]
-    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
-    outermost = outermost[order]
-    ids = [ids[one] for one in order.tolist()]
+    start_ns, end_ns = ranges.start_ns[carrying[first]], ranges.end_ns[carrying[first]]
+    of_request = [ids[one] for one in number[first].tolist()]
     first_bytes = _find_first_bytes(trace)
-    bytes_ns = np.array([first_bytes.get(one, NULL) for one in ids], np.int64)
-    start_ns, end_ns = ranges.start_ns[outermost], ranges.end_ns[outermost]
+    bytes_ns = np.array([first_bytes.get(one, NULL) for one in of_request], np.int64)
     # A mark outside of the request is that of another with this id.
     is_known = (bytes_ns >= start_ns) & (bytes_ns <= end_ns)
-    return Requests(tuple(ids), epoch_ns + start_ns, epoch_ns + end_ns, np.where(is_known, epoch_ns + bytes_ns, NULL))
+    first_byte_ns = np.where(is_known, epoch_ns + bytes_ns, NULL)
+    return Requests(tuple(of_request), epoch_ns + start_ns, epoch_ns + end_ns, first_byte_ns)
 
 
 def _find_first_bytes(trace: Trace) -> dict[str, int]:
     """Return the time of the first mark `first_byte` of each request id."""
     marks = trace.marks
-    rows = np.flatnonzero((marks.name == trace.name_index(FIRST_BYTE)) & (marks.fields >= 0))
-    fields = read_request_fields(trace.names, marks.fields[rows])
-    of_request = zip(fields.own.tolist(), marks.start_ns[rows].tolist(), strict=True)
-    times = sorted(((own, time) for own, time in of_request if own >= 0), reverse=True)
-    return {fields.ids[own]: time for own, time in times}
+    fields = np.where(marks.name == trace.name_index(FIRST_BYTE), marks.fields, np.int32(-1))
+    rows, number, ids = _find_request_ids(trace, fields)
+    # Marks are in the order of time: of several with one id the first is set last.
+    return {
+        ids[one]: time for one, time in zip(number[::-1].tolist(), marks.start_ns[rows[::-1]].tolist(), strict=True)
+    }
+
+
+def _find_request_ids(trace: Trace, fields: Int32) -> tuple[Int64, Int32, tuple[str, ...]]:
+    """Return the rows whose fields have a request id, the number of the id of each, and the ids by number.
+
+    Args:
+        trace: it has the texts.
+        fields: index of each row's fields; -1 for none.
+    """
+    rows = np.flatnonzero(fields >= 0)
+    # Steps have long lists of the requests that they serve, which are not parsed here.
+    has_id = np.zeros(len(trace.names), np.bool_)
+    texts = find_distinct(fields[rows])
+    has_id[texts] = [REQUEST_ID in trace.names[text] for text in texts.tolist()]
+    rows = rows[has_id[fields[rows]]]
+    parsed = read_request_fields(trace.names, fields[rows])
+    is_known = parsed.own >= 0
+    return rows[is_known], parsed.own[is_known], parsed.ids
 
 
 def pair_requests(first: Requests, second: Requests) -> RequestPairs:

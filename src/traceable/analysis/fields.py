@@ -7,10 +7,10 @@ the field that it belongs to.
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -51,23 +51,20 @@ def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: 
     """
     fields_by_group: list[Fields | None] = [None] * groups
     which = np.flatnonzero(fields >= 0)
-    if not len(which):
-        return fields_by_group
-    pairs, number = np.unique(np.stack([group[which], fields[which]]), axis=1, return_counts=True)
-    parts: dict[int, list[tuple[dict[str, Any], int]]] = {}
-    for of_group, text, times in zip(*pairs.tolist(), number.tolist(), strict=True):
-        parts.setdefault(of_group, []).append((_parse_fields(names[text]), times))
-    for of_group, fields_and_times in parts.items():
-        by_name: dict[str, list[tuple[Any, int]]] = {}
-        for one, times in fields_and_times:
-            for name, value in one.items():
-                by_name.setdefault(name, []).append((value, times))
-        counts = {name: sum(times for _, times in values) for name, values in by_name.items()}
-        commonest = sorted(counts, key=lambda name: (-counts[name], name))[:FIELDS_MAX]
-        summary = {
-            _shorten(name): {"count": counts[name], **_summarize_values(by_name[name])} for name in sorted(commonest)
-        }
-        fields_by_group[of_group] = summary or None
+    pair, first = number_groups(group[which], fields[which])
+    pairs = which[first]
+    counts_by_group: dict[int, dict[str, _ValueCounts]] = {}
+    for of_group, text, times in zip(
+        group[pairs].tolist(), fields[pairs].tolist(), np.bincount(pair, minlength=len(pairs)).tolist(), strict=True
+    ):
+        counts = counts_by_group.setdefault(of_group, {})
+        for name, value in _parse_fields(names[text]).items():
+            if (of_field := counts.get(name)) is None:
+                of_field = counts[name] = _ValueCounts()
+            of_field.add(value, times)
+    for of_group, counts in counts_by_group.items():
+        commonest = sorted(counts, key=lambda name: (-counts[name].count, name))[:FIELDS_MAX]
+        fields_by_group[of_group] = {_shorten(name): counts[name].summarize() for name in sorted(commonest)} or None
     return fields_by_group
 
 
@@ -442,34 +439,53 @@ def _index_all_fields(context: Context) -> _FieldIndex:
 
 
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+_ENCODER = json.JSONEncoder(sort_keys=True)
+"""Made once: there may be millions of texts, and these take as long to make as one of them to read."""
 
 
 def _parse_fields(text: str) -> dict[str, Any]:
+    text = text.strip(" \t\r\n")
     try:
-        fields = _DECODER.decode(text)
+        # `decode` takes three times as long: it looks for whitespace by patterns.
+        fields, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return {}
-    return fields if isinstance(fields, dict) else {}
+    return fields if isinstance(fields, dict) and end == len(text) else {}
 
 
-def _summarize_values(values: Iterable[tuple[Any, int]]) -> dict[str, Any]:
-    numbers: Counter[int | float] = Counter()
-    others: Counter[str] = Counter()
-    for value, times in values:
-        if _is_number(value):
-            numbers[value] += times
+class _ValueCounts:
+    """How often a field had each value: numbers, and the JSON of all other values; and how often it was there."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.numbers: dict[int | float, int] = {}
+        self.texts: dict[str, int] = {}
+        self.others: dict[str, int] = {}
+
+    def add(self, value: Any, times: int) -> None:
+        """Add a value."""
+        self.count += times
+        if isinstance(value, str):
+            self.texts[value] = self.texts.get(value, 0) + times
+        elif _is_number(value):
+            self.numbers[value] = self.numbers.get(value, 0) + times
         else:
-            others[json.dumps(value, sort_keys=True)] += times
-    summary: dict[str, Any] = {}
-    if numbers:
-        summary |= {"min": min(numbers), "max": max(numbers), "mean": _compute_mean(numbers)}
-    if others:
-        commonest = sorted(others.items(), key=lambda item: (-item[1], item[0]))[:VALUES_MAX]
-        summary |= {
-            "distinct": len(others),
-            "values": [{"value": _shorten_value(text), "count": times} for text, times in commonest],
-        }
-    return summary
+            written = _ENCODER.encode(value)
+            self.others[written] = self.others.get(written, 0) + times
+
+    def summarize(self) -> dict[str, Any]:
+        """Return the summary of `Fields`."""
+        summary: dict[str, Any] = {"count": self.count}
+        if self.numbers:
+            summary |= {"min": min(self.numbers), "max": max(self.numbers), "mean": _compute_mean(self.numbers)}
+        others = self.others | {_ENCODER.encode(text): times for text, times in self.texts.items()}
+        if others:
+            commonest = heapq.nsmallest(VALUES_MAX, others.items(), key=lambda item: (-item[1], item[0]))
+            summary |= {
+                "distinct": len(others),
+                "values": [{"value": _shorten_value(text), "count": times} for text, times in commonest],
+            }
+        return summary
 
 
 def _is_number(value: Any) -> bool:
@@ -479,8 +495,8 @@ def _is_number(value: Any) -> bool:
     return -(1 << 63) <= value < 1 << 64 if isinstance(value, int) else math.isfinite(value)
 
 
-def _compute_mean(numbers: Counter[int | float]) -> float:
-    total = numbers.total()
+def _compute_mean(numbers: Mapping[int | float, int]) -> float:
+    total = sum(numbers.values())
     try:
         mean = math.fsum(value * times for value, times in numbers.items()) / total
     except OverflowError:

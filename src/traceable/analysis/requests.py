@@ -20,7 +20,7 @@ What lies outside of the wall time, as by clocks that are apart, is cut off and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
@@ -34,8 +34,10 @@ from traceable.analysis.grouping import sort_groups
 from traceable.analysis.instances import find_instances, select_instance_ranges
 from traceable.analysis.interval_index import Segments, find_last_around, sort_events
 from traceable.analysis.intervals import merge_intervals
+from traceable.analysis.select import is_inside_cut
 from traceable.analysis.table import Table, compute_ratios, mask_integers
 from traceable.errors import Message, MissingDataError
+from traceable.trace.load_records import ClientRecords
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, Int64, NDArray, Trace, expand_slices
 from traceable.trace.request_fields import group_by_id, read_request_fields
 
@@ -61,6 +63,7 @@ STATUSES = (
     COMPLETE,
     "duplicate_id",
     "no_range",
+    "failed",
     "outside_windows",
     "began_before",
     "ended_after",
@@ -73,6 +76,7 @@ STATUSES = (
 _NOTES = {
     "duplicate_id": ("request_ids_repeated", "requests have the id of another one: their parts are unknown"),
     "no_range": ("requests_without_range", "requests are in steps or marks, but have no range of their own"),
+    "failed": ("requests_failed", "requests failed, as their client recorded"),
     "outside_windows": ("requests_outside_windows", "requests lie outside of the recorded windows"),
     "began_before": ("requests_began_before", "requests began before the recording or its window"),
     "ended_after": ("requests_ended_after", "requests ended after the recording or its window"),
@@ -91,22 +95,6 @@ _STEPS_AT_ONCE = 1 << 17
 """Steps whose ranges are flattened at once."""
 
 _FIRST, _LAST = int(np.iinfo(np.int64).min) + 1, int(np.iinfo(np.int64).max)
-
-
-@dataclass(frozen=True)
-class ClientRecords:
-    """What a client without ranges recorded of its requests, as equally long columns.
-
-    Attributes:
-        request_id: of each.
-        start_ns, end_ns: when it began and ended, on the clock of the trace.
-        first_ns: when its first byte or token came; NULL for unknown.
-    """
-
-    request_id: Sequence[str]
-    start_ns: Int64
-    first_ns: Int64
-    end_ns: Int64
 
 
 def requests(
@@ -135,7 +123,7 @@ def requests(
     walls = _find_walls(events, client_records)
     sides = _find_sides(context, events, walls)
     serving = _measure_serving(context, events, walls, sides)
-    status = _find_status(events, walls, sides, serving)
+    status = _find_status(events, walls, client_records, sides, serving)
     rows = {
         "request_id": np.array(events.ids, object)[walls.number],
         "status": np.array(STATUSES, object)[status],
@@ -144,9 +132,10 @@ def requests(
         **_make_step_columns(events, serving),
         **_make_response_columns(events, walls, client_records, serving),
     }
-    which = np.arange(len(walls))
+    which = _select_rows(context, events, walls)
     if match is not None:
-        which = np.array([row for row, one in enumerate(rows["request_id"]) if fnmatchcase(one, match)], np.int64)
+        which = which[[fnmatchcase(one, match) for one in rows["request_id"][which].tolist()]]
+    if len(which) < len(walls):
         rows = {name: column[which] for name, column in rows.items()}
     is_complete = status[which] == 0
     others = {"summary": _summarize_parts(rows, is_complete), "statuses": _count_statuses(status[which])}
@@ -159,6 +148,33 @@ def requests(
     if slowest is not None:
         order = order[: min(slowest, int(is_complete.sum()))]
     return Table({name: column[order] for name, column in rows.items()}, others, notes)
+
+
+def _select_rows(context: Context, events: _Events, walls: _Walls) -> Int64:
+    """Return the requests with a range that the context selects by its fields; all without such a selection.
+
+    Raises:
+        MissingDataError: no request has one.
+    """
+    if context.selection is None:
+        return np.arange(len(walls))
+    trace = events.trace
+    # By the text of the fields, because instances are those of the trace before it was cut.
+    number_of_text = np.full(len(trace.names) + 1, -1, np.int64)
+    number_of_text[trace.ranges.fields] = events.of_range
+    instance = np.flatnonzero(context.selection.instances & (context.range_of_instance >= 0))
+    whole = trace if trace.cut is None else trace.cut.whole
+    number = number_of_text[whole.ranges.fields[context.range_of_instance[instance]]]
+    selected = np.zeros(len(events.ids), np.bool_)
+    selected[number[number >= 0]] = True
+    rows = np.flatnonzero(selected[walls.number])
+    if not len(rows):
+        raise MissingDataError(
+            "no_requests_selected",
+            f"no request has a range with {context.selection.text}",
+            "give a field of requests, or leave the condition out",
+        )
+    return rows
 
 
 # ---- the events of requests
@@ -207,7 +223,7 @@ def _collect_events(trace: Trace, records: ClientRecords | None) -> _Events:
     ranges, marks = trace.ranges, trace.marks
     fields = read_request_fields(trace.names, np.concatenate([ranges.fields, marks.fields]))
     numbers = {text: number for number, text in enumerate(fields.ids)} if records is not None else {}
-    recorded = () if records is None else records.request_id
+    recorded = () if records is None else records.request_ids
     of_record = np.array([numbers.setdefault(text, len(numbers)) for text in recorded], np.int64)
     ids = tuple(numbers) or fields.ids
     if not ids:
@@ -345,8 +361,7 @@ def _find_walls(events: _Events, records: ClientRecords | None) -> _Walls:
     has_wall = np.zeros(len(events.ids), np.bool_)
     has_wall[client.number] = True
     if records is not None:
-        unclipped = np.zeros(len(records.start_ns), np.bool_)
-        recorded = _Extents(events.of_record, records.start_ns, records.end_ns, unclipped)
+        recorded = _cut_records(events, records)
         parts.append((recorded.take(~has_wall[recorded.number]), _FROM_RECORD))
         has_wall[recorded.number] = True
     parts.append((server.take(~has_wall[server.number]), _FROM_SERVER))
@@ -364,6 +379,16 @@ def _find_walls(events: _Events, records: ClientRecords | None) -> _Walls:
     row_of_number = np.full(len(events.ids), -1, np.int64)
     row_of_number[number[~repeated]] = np.flatnonzero(~repeated)
     return _Walls(number, start[order], end[order], origin[order], clipped[order], repeated, row_of_number)
+
+
+def _cut_records(events: _Events, records: ClientRecords) -> _Extents:
+    """Return the client's records, as far as they lie in the time that the trace was cut to."""
+    cut, start, end = events.trace.cut, records.start_ns, records.end_ns
+    if cut is None:
+        return _Extents(events.of_record, start, end, np.zeros(len(start), np.bool_))
+    clipped = (start < cut.first_ns) | (end > cut.last_ns)
+    extents = _Extents(events.of_record, np.maximum(start, cut.first_ns), np.minimum(end, cut.last_ns), clipped)
+    return extents.take(is_inside_cut(start, end, cut))
 
 
 def _merge_ranges_of(events: _Events, rows: Int64) -> _Extents:
@@ -697,7 +722,9 @@ def _cut_overlaps(request: Int64, low: Int64, high: Int64) -> None:
 # ---- what each request is
 
 
-def _find_status(events: _Events, walls: _Walls, sides: _Sides, serving: _Serving) -> Int64:
+def _find_status(
+    events: _Events, walls: _Walls, records: ClientRecords | None, sides: _Sides, serving: _Serving
+) -> Int64:
     """Return the index into STATUSES of each request.
 
     A client, a server or steps are missed only where the recording has some.
@@ -715,9 +742,14 @@ def _find_status(events: _Events, walls: _Walls, sides: _Sides, serving: _Servin
     if is_missed.any():
         before |= is_missed & (walls.start_ns < ranges.start_ns[of_server].min())
         after |= is_missed & (walls.end_ns > ranges.end_ns[of_server].max())
+    failed = np.zeros(len(walls), np.bool_)
+    if records is not None:
+        failed[walls.row_of_number[events.of_record[[error is not None for error in records.errors]]]] = True
+        failed &= walls.origin == _FROM_RECORD
     reasons = {
         "duplicate_id": walls.repeated,
         "no_range": ~has_wall,
+        "failed": failed,
         "outside_windows": outside,
         "began_before": before,
         "ended_after": after,
@@ -837,10 +869,9 @@ def _make_response_columns(
     first_of = {is_client: _find_first_bytes(events, walls, is_client) for is_client in (True, False)}
     recorded = np.full(len(walls), NULL)
     if records is not None:
-        row = walls.row_of_number[events.of_record]
-        some = np.flatnonzero((row >= 0) & (records.first_ns != NULL))
-        some = some[walls.origin[row[some]] == _FROM_RECORD]
-        recorded[row[some]] = records.first_ns[some]
+        row, some = _find_records(events, walls)
+        recorded[row] = records.first_token_ns[some]
+        recorded = np.where((recorded >= walls.start_ns) & (recorded <= walls.end_ns), recorded, NULL)
     sources = {"client": first_of[True], "record": recorded, "server": first_of[False]}
     by, first = np.full(len(walls), None, object), np.full(len(walls), NULL)
     for name, times in sources.items():
@@ -849,8 +880,15 @@ def _make_response_columns(
     return {
         "ttft_ns": mask_integers(first - walls.start_ns, first != NULL),
         "ttft_by": by,
-        **_make_token_columns(events, walls, first_of, serving),
+        **_make_token_columns(events, walls, records, first_of, serving),
     }
+
+
+def _find_records(events: _Events, walls: _Walls) -> tuple[Int64, Int64]:
+    """Return the requests whose wall time is from a record, and that record."""
+    row = walls.row_of_number[events.of_record]
+    some = np.flatnonzero((row >= 0) & (walls.origin[row] == _FROM_RECORD))
+    return row[some], some
 
 
 def _find_marks(events: _Events, walls: _Walls, name: str, is_client: bool) -> tuple[Int64, Int64]:
@@ -871,11 +909,24 @@ def _find_first_bytes(events: _Events, walls: _Walls, is_client: bool) -> Int64:
 
 
 def _make_token_columns(
-    events: _Events, walls: _Walls, first_of: dict[bool, Int64], serving: _Serving
+    events: _Events,
+    walls: _Walls,
+    records: ClientRecords | None,
+    first_of: dict[bool, Int64],
+    serving: _Serving,
 ) -> dict[str, NDArray[Any]]:
-    """Return the gaps between the tokens of a request, the first byte included, on the client's side if it has any."""
+    """Return the gaps between the tokens of a request, the first byte included, of the client if it recorded any."""
     rows, times = [], []
+    if records is not None:
+        row, some = _find_records(events, walls)
+        counts = np.diff(records.token_bounds)[some]
+        time_ns = records.token_ns[expand_slices(records.token_bounds[some], counts)]
+        row = np.repeat(row, counts)
+        inside = (time_ns >= walls.start_ns[row]) & (time_ns <= walls.end_ns[row])
+        rows.append(row[inside])
+        times.append(time_ns[inside])
     taken = np.zeros(len(walls), np.bool_)
+    taken[rows[0] if rows else []] = True
     for is_client, first in first_of.items():
         row, time_ns = _find_marks(events, walls, TOKEN, is_client)
         row, time_ns = row[~taken[row]], time_ns[~taken[row]]

@@ -227,7 +227,7 @@ def run(arguments: argparse.Namespace) -> int:
             "run without it, then `traceable report --json=FILE`",
         )
     _check_profile(arguments, request)
-    if not _is_recorded(arguments) and (request.expect or arguments.strict):
+    if not is_recording(arguments.collector) and (request.expect or arguments.strict):
         raise UsageError(
             "expectation_without_recording",
             "expectations need a recording",
@@ -488,13 +488,13 @@ def _show_result(result: launcher.RunResult, arguments: argparse.Namespace) -> O
         return _show_recording(result, database, arguments, why)
     if not result.run_dir.is_dir():
         return Outcome()
-    if _is_recorded(arguments):
+    if is_recording(arguments.collector):
         why(None, result.problem)
     if result.problem:
         why.report_problems()
         log(f"next: python -m traceable report {launcher.format_path(result.run_dir)}, after fixing it")
         return Outcome()
-    if not _is_recorded(arguments):
+    if not is_recording(arguments.collector):
         return Outcome()
     return _show_empty_recording(result, arguments, why)
 
@@ -546,9 +546,9 @@ def _show_empty_recording(result: launcher.RunResult, arguments: argparse.Namesp
     return Outcome(verdicts, capture, complete)
 
 
-def _is_recorded(arguments: argparse.Namespace) -> bool:
-    """Whether the run is recorded: `auto` chooses a collector that records."""
-    return arguments.collector == collectors.AUTO or collectors.create_collector(arguments.collector).records
+def is_recording(collector: str) -> bool:
+    """Whether a value of --collector records: `auto` chooses a collector that does."""
+    return collector == collectors.AUTO or collectors.create_collector(collector).records
 
 
 def exit_with_status(status: int) -> int:

@@ -81,8 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-timeout",
         metavar="S",
         type=_parse_seconds,
-        default=120.0,
-        help="how long the server has to become ready (120)",
+        help="how long the server has to become ready (120; 1800 with the presets of model servers)",
     )
     parser.add_argument(
         "--stop-timeout",
@@ -99,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--via",
         metavar="PREFIX",
-        help="run both sides elsewhere, through a command such as 'ssh host' (traceable help run)",
+        help="run both sides elsewhere, through a command such as 'ssh host' (traceable help remote)",
     )
     for side in (SERVER, CLIENT):
         parser.add_argument(f"--{side}-via", metavar="PREFIX", help=f"run the {side} elsewhere")
@@ -142,8 +141,9 @@ def run(arguments: argparse.Namespace) -> int:
     options.remove_output_file(arguments)
     result = run_sides(request, log)
     _report_result(request, result)
-    with Worker(run_command.prepare_worker) as worker:
-        _show_profile(worker, result, arguments)
+    if any(run_command.is_recording(side.collector) for side in request.sides):
+        with Worker(run_command.prepare_worker) as worker:
+            _show_profile(worker, result, arguments)
     return _get_exit_code(result)
 
 
@@ -176,7 +176,7 @@ def _make_request(arguments: argparse.Namespace) -> ServeRequest:
         uds=arguments.uds,
         port=arguments.port,
         ready=tuple(arguments.ready),
-        ready_timeout_s=arguments.ready_timeout,
+        ready_timeout_s=arguments.ready_timeout or preset.ready_timeout_s,
         stop_timeout_s=arguments.stop_timeout,
         steps=str(arguments.steps) if arguments.steps else None,
         warmup_requests=arguments.warmup_requests,
@@ -286,4 +286,4 @@ def _parse_seconds(word: str) -> float:
     try:
         return parse_seconds("", word, bound="above 0")
     except UsageError as error:
-        raise argparse.ArgumentTypeError(error.cause) from None
+        raise argparse.ArgumentTypeError(Message(error.code, error.problem.lstrip())) from None

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from traceable.collectors.tools import die_with_parent
 from traceable.errors import Message, TraceError, UsageError
 from traceable.launch import launcher, supervisor, target
 from traceable.launch.finalize_progress import TERMINATION_SIGNALS, Deadline
@@ -69,7 +70,6 @@ _LONGEST_SOCKET_PATH = 107
 _OWN_LINE = "traceable: "
 """How the messages of a launcher begin."""
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
@@ -531,13 +531,17 @@ class _Side:
                     env={**os.environ, **self._variables},
                     start_new_session=True,
                     close_fds=False,
-                    preexec_fn=partial(_end_with_parent, os.getpid()),
+                    preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
                     **streams,
                 )
             except OSError as error:
                 path = error.filename or self._command[0]
                 problem = f"can't start the {self.name}: {path}: {error.strerror}"
                 raise UsageError("side_not_started", problem, f"correct the command of --{self.name}") from None
+
+    def describe(self) -> str:
+        """Return its name and its command line, without secrets."""
+        return f"{self.name}: {shlex.join(redact.redact_command(self.request.command))}"
 
     # ---- its end
 
@@ -647,16 +651,6 @@ def _read_program_pid(directory: Path) -> int | None:
     return None
 
 
-def _end_with_parent(parent: int) -> None:
-    """Have the kernel end this process in an orderly way when its parent dies. Called between fork and exec."""
-    with contextlib.suppress(Exception):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 class _ReadyProbe:
     """Probes sockets and URLs in a thread until each has responded once.
 
@@ -750,7 +744,7 @@ class _Session:
         self._problem: Message | None = None
         self._signals: deque[int] = deque()
         self._interrupted_by: int | None = None
-        self._manifest = _make_manifest(request, directory)
+        self._manifest = _make_manifest(request)
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._lines = [re.compile(one.value) for one in request.ready if one.kind == "line"]
 
@@ -776,17 +770,15 @@ class _Session:
 
     def _run_server(self) -> None:
         """Start the server, run the client when it is ready, stop the server."""
-        where = launcher.format_path(self._directory)
-        self._report(
-            f"server: {shlex.join(redact.redact_command(self._server.request.command))}; run directory {where}"
-        )
+        self._report(f"{self._server.describe()}; run directory {launcher.format_path(self._directory)}")
         self._server.start()
         if self._await_ready():
-            self._report(f"client: {shlex.join(redact.redact_command(self._client.request.command))}")
+            self._report(self._client.describe())
             try:
                 self._client.start()
             except UsageError as error:
                 self._client.problem = self._problem = error.message
+                self._log(error.message)
             else:
                 self._run_client()
         self._stop_server()
@@ -837,10 +829,9 @@ class _Session:
                 stop.check_time()
             elif self._server.has_program_ended and not self._client.has_program_ended:
                 if grace is None:
-                    grace = Deadline(CLIENT_GRACE_SECONDS)
-                    words = (
-                        f"the server ended while the client was running, which is stopped in {CLIENT_GRACE_SECONDS:g} s"
-                    )
+                    grace_s = min(CLIENT_GRACE_SECONDS, self._request.stop_timeout_s or CLIENT_GRACE_SECONDS)
+                    grace = Deadline(grace_s)
+                    words = f"the server ended before the client, which is stopped in {grace_s:g} s"
                     self._fail_server("server_died", words)
                 elif grace.has_passed():
                     self._client.problem = Message("client_stopped", "the client was stopped: its server had ended")
@@ -994,11 +985,9 @@ class _Session:
             run_dir.write_sides_manifest(self._directory, self._manifest)
 
 
-def _make_manifest(request: ServeRequest, directory: Path) -> dict[str, Any]:
+def _make_manifest(request: ServeRequest) -> dict[str, Any]:
     """Return the manifest at the start; `serve` in it is completed at the end."""
     return {
-        "schema": run_dir.SIDES_SCHEMA,
-        "run_dir": str(directory),
         "argv": redact_serve_command(request.argv),
         "stem": request.name,
         "sides": [{"name": side.name, "directory": side.name} for side in request.sides],

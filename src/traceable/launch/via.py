@@ -65,6 +65,8 @@ PASSED_VARIABLES = (environment.NSYS_APIS, "PYTHONUNBUFFERED")
 _OWN_VARIABLES = frozenset({environment.READ_LIMIT, environment.FINISH_SECONDS})
 """Variables of traceable that are for this launcher too."""
 
+_TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
+
 _FOUND = "traceable: python"
 _NOT_FOUND = "traceable: no python"
 _ON_TERMINAL = f"{_FOUND} on a terminal"
@@ -239,16 +241,17 @@ class _Session:
         """Start it.
 
         A Ctrl+C at the terminal must reach the program and not end the connection. ssh may have to ask for a password,
-        so it remains in the foreground and ignores the signals of the terminal; other programs catch them even where
-        they are ignored (Go's signal.Notify), so they get a process group of their own.
+        so it remains in the foreground with the signals of the terminal blocked: with a shared connection it handles
+        them even where they are ignored. Programs in Go also unblock them, so all others get a process group of their
+        own.
         """
         is_ssh = self._name == "ssh"
 
         def prepare() -> None:
-            if not is_ssh:
+            if is_ssh:
+                signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
+            else:
                 os.setpgid(0, 0)
-            for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP):
-                signal.signal(number, signal.SIG_IGN if is_ssh else signal.SIG_DFL)
 
         try:
             return subprocess.Popen(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from traceable.analysis.columns import FIELD_PREFIX
 from traceable.report.columns import Column, mark_excess
-from traceable.units import format_number
+from traceable.units import format_number, format_percent
 
 ALL = "all"
 """The name for every view."""
@@ -177,6 +177,7 @@ _KERNELS = View(
         Column("count", rank=1),
         Column("total_ns", "total", 0),
         Column("gpu_share", "share", 2),
+        Column("value_share", "of value", 3),
         Column("wall_share", "of wall", 10),
         Column("kernel_mean_ns", "mean", 6),
         Column("kernel_p50_ns", "p50", 5),
@@ -206,6 +207,7 @@ _API = View(
         Column("count", rank=1),
         Column("total_ns", "total", 0),
         Column("api_share", "share", 2),
+        Column("value_share", "of value", 3),
         Column("count_per_instance", "count each", 8),
         Column("total_per_instance_ns", "total each", 3),
         Column("call_mean_ns", "mean", 5),
@@ -301,8 +303,10 @@ _GAPS = View(
         Column("busy_ns", "busy", 2),
         Column("idle_ns", "idle", 3),
         Column("utilization_share", "utilization", 0),
+        Column("operations", rank=11),
         Column("gaps", rank=4),
         Column("gap_total_ns", "in gaps", 8),
+        Column("idle_share", "of idle", 3),
         Column("gap_p50_ns", "gap p50", 9),
         Column("gap_p99_ns", "gap p99", 10),
         Column("gap_max_ns", "gap max", 5),
@@ -426,6 +430,20 @@ _STEPS = View(
         Column("nccl_ns", "nccl", 12, only_if_any=True),
         Column("sync_ns", "sync", 5),
         Column("allocations", rank=11, only_if_any=True),
+        Column("steps", rank=1),
+        Column("wall_total_ns", "wall total", 6),
+        Column("wall_share", "share", 2),
+        Column("wall_mean_ns", "mean", 7),
+        Column("wall_p50_ns", "p50", 0),
+        Column("wall_p90_ns", "p90", 4),
+        Column("wall_p99_ns", "p99", 1),
+        Column("gpu_busy_mean_ns", "GPU busy", 3),
+        Column("gpu_busy_p99_ns", "GPU busy p99", 8),
+        Column("idle_mean_ns", "idle", 5),
+        Column("kernels_mean", "kernels", 9),
+        Column("launch_mean_ns", "launch", 10),
+        Column("sync_mean_ns", "sync", 11),
+        Column("copy_mean_ns", "copy", 12),
     ),
     others={
         "summary": ViewTable(
@@ -576,7 +594,7 @@ _REQUESTS = View(
             (
                 Column("part"),
                 Column("count", rank=4),
-                Column("share", rank=1),
+                Column("share", "share", 1, write=format_percent),
                 Column("request_mean_ns", "mean", 3),
                 Column("request_p50_ns", "p50", 0),
                 Column("request_p90_ns", "p90", 6),

@@ -7,13 +7,14 @@ of the server by their ids.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from traceable.errors import Message, TraceError
 from traceable.protocol.load_record import LoadRecord, find_load_file, read_load_file
-from traceable.trace.model import NULL, Bool, Int64
+from traceable.trace.model import NULL, Bool, Int64, Trace
 
 
 @dataclass(frozen=True)
@@ -87,3 +88,20 @@ def load_client_records(run_directory: Path, utc_epoch_ns: int) -> ClientRecords
         token_bounds=bounds,
         damaged_lines=content.damaged_lines,
     )
+
+
+def add_client_records(trace: Trace, run_directory: Path, offset_ns: int = 0) -> tuple[Trace, ClientRecords | None]:
+    """Return the records of a load generator in a run directory, and the trace with a note if they can't be read.
+
+    Args:
+        trace: of the run.
+        run_directory: as for `load_client_records`.
+        offset_ns: what to add to the wall clock of the load generator.
+    """
+    if trace.utc_epoch_ns is None:
+        return trace, None
+    try:
+        return trace, load_client_records(run_directory, trace.utc_epoch_ns - offset_ns)
+    except TraceError as error:
+        note = Message("client_records_excluded", f"the client's records are excluded: {error.problem}")
+        return replace(trace, source=replace(trace.source, notes=(*trace.source.notes, note))), None

@@ -87,6 +87,10 @@ def test_aiperf_skips_steps_in_place_of_its_warm_up(plan: Any, tmp_path: Path, m
     assert point.request.warmup_requests == 0
     assert [note.code for note in point.notes] == ["steady_by_steps"]
     assert get_option(point.request.client.command, "--request-count") == str(2 * (5 + 2))
+    assert plan("client={model: m}").points == plan("client={tool: aiperf, model: m}").points
+    for setting in ("client={seed: 1}", "client=null"):
+        assert plan(setting).points[0].tool == "builtin"
+    assert plan("client={model: m}", "server.command=serve --uds {uds}").points[0].tool == "builtin"
     with pytest.raises(UsageError) as error:
         plan("client={tool: aiperf, model: m}", "server.command=serve --uds {uds}")
     assert error.value.code == "load_tool_without_sockets"

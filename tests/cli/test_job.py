@@ -147,6 +147,7 @@ def test_a_server_that_dies_fails_its_phase_and_keeps_what_there_is(tmp_path: Pa
     assert prefill["problems"] == [] and prefill["capture"]["captured_steps"] == 2
     codes = {problem["code"] for problem in decode["problems"]}
     assert {"server_died", "phase_window_not_filled"} <= codes
+    assert decode["ended"]["server"] == {"exit_code": 3, "signal": None}
     assert (tmp_path / "out" / "decode" / "server" / "run.json").exists()
 
 

@@ -87,6 +87,10 @@ def test_aiperf_skips_steps_in_place_of_its_warm_up(plan: Any, tmp_path: Path, m
     assert point.request.warmup_requests == 0
     assert [note.code for note in point.notes] == ["steady_by_steps"]
     assert get_option(point.request.client.command, "--request-count") == str(2 * (5 + 2))
+    assert plan("client={model: m}").points == plan("client={tool: aiperf, model: m}").points
+    for setting in ("client={seed: 1}", "client=null"):
+        assert plan(setting).points[0].tool == "builtin"
+    assert plan("client={model: m}", "server.command=serve --uds {uds}").points[0].tool == "builtin"
     with pytest.raises(UsageError) as error:
         plan("client={tool: aiperf, model: m}", "server.command=serve --uds {uds}")
     assert error.value.code == "load_tool_without_sockets"
@@ -129,10 +133,10 @@ def load(*times: tuple[int, int, bool]) -> LoadResults:
 
 @st.composite
 def closed_loops(draw: Any) -> tuple[int, int, LoadResults]:
-    """A closed loop: its concurrency, the end of its warm-up, its records."""
+    """A closed loop whose workers begin together: its concurrency, the end of its warm-up, its records."""
     concurrency, count = draw(st.integers(1, 4)), draw(st.integers(4, 16))
     warmup = draw(st.integers(0, count - 1))
-    free = [draw(st.integers(0, 3)) for _ in range(concurrency)]
+    free = [0] * concurrency
     times = []
     for number in range(count):
         worker = free.index(min(free))

@@ -116,7 +116,6 @@ WRONG = {
     VALID + "output: logs/{job_id}\n": ("output_invalid", "6:1"),
     VALID + "client: wrk\n": ("job_value_unknown", "6:1"),
     VALID + "client: {tool: builtin, command: x}\n": ("client_invalid", "6:1"),
-    VALID + "client: {seed: 1}\n": ("client_invalid", "6:1"),
     VALID + "client: [1]\n": ("job_value_invalid", "6:1"),
     VALID + "client: {tool: builtin, rate: .nan}\n": ("job_value_invalid", "6:25"),
     VALID.replace("type: nsys", "type: nsys\n  delay_s: 3"): ("time_without_system_wide", "3:3"),

@@ -124,6 +124,8 @@ def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
             entries.append(PhaseEntry(point.name, _describe_point(plan, point), None, None, [error.message]))
             recordings.append((point, None))
             break
+        if result.serve.server.exit_code != 0:
+            log(Message("side_ended", f"the server {result.serve.server.ended}"))
         entry, recording = _conclude_point(plan, result)
         entries.append(entry)
         recordings.append((point, recording))
@@ -156,7 +158,11 @@ def _conclude_point(plan: JobPlan, result: PointResult) -> tuple[PhaseEntry, Rec
     if recording is not None and result.load is not None:
         windows = _list_windows(capture) if point.window is not None else [find_timed_window(plan.job, point)]
         problems += _check_load_in_windows(point, windows, result.load)
-    values = _describe_point(plan, point, result.files)
+    sides = {
+        side.name: {"exit_code": side.exit_code, "signal": side.signal}
+        for side in (result.serve.server, result.serve.client)
+    }
+    values = {**_describe_point(plan, point, result.files), "ended": sides}
     load = None if result.load is None else _load_to_dict(result.load)
     return PhaseEntry(point.name, values, capture, load, problems), recording
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from traceable.errors import Message, TraceError, UsageError
 from traceable.launch import ranks
 from traceable.launch.job_file import (
@@ -32,7 +34,14 @@ from traceable.launch.job_file import (
     list_values,
     merge_server,
 )
-from traceable.launch.load_tools import LoadRequest, LoadResults, Tool, make_load_command, read_load_results
+from traceable.launch.load_tools import (
+    LoadRequest,
+    LoadResults,
+    Tool,
+    find_aiperf,
+    make_load_command,
+    read_load_results,
+)
 from traceable.launch.rank_words import has_rank_launcher, insert_launcher
 from traceable.launch.serve import (
     CLIENT,
@@ -190,11 +199,20 @@ def _plan_point(
 
 
 def _find_client(job: Job, phase: Phase) -> Client:
-    """Return the client of a phase: its own, that of the job, or the load tool that is installed."""
-    choice = phase.client or job.client
-    if choice is None:
-        choice = "aiperf" if shutil.which("aiperf") else "builtin"
-    return choice if isinstance(choice, Client) else Client(tool=choice)
+    """Return the client of a phase: its own or that of the job, with the load tool that is installed if it names none.
+
+    aiperf needs the name of the model, and can't connect to a socket.
+    """
+    choice = phase.client or job.client or Client()
+    client = choice if isinstance(choice, Client) else Client(tool=choice)
+    if client.tool is not None or client.command is not None:
+        return client
+    tool: Tool = "builtin"
+    if client.model and "{uds}" not in (merge_server(job, phase).command or ""):
+        with contextlib.suppress(UsageError):
+            find_aiperf()
+            tool = "aiperf"
+    return msgspec.structs.replace(client, tool=tool)
 
 
 @dataclass(frozen=True)

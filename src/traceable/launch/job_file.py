@@ -525,9 +525,9 @@ def _check_system_wide(document: _Document, job: Job) -> None:
 def _check_client(document: _Document, client: ClientChoice | None, *path: str) -> None:
     if not isinstance(client, Client):
         return
-    if (client.tool is None) == (client.command is None):
-        problem = "needs a tool or a command" if client.tool is None else "has both a tool and a command"
-        raise UsageError("client_invalid", f"{document.get_place(*path)}: the client {problem}", "give one of them")
+    if client.tool is not None and client.command is not None:
+        problem = f"{document.get_place(*path)}: the client has both a tool and a command"
+        raise UsageError("client_invalid", problem, "give one of them")
     if client.rate is not None and not math.isfinite(client.rate):
         place = document.get_place(*path, "rate")
         raise UsageError("job_value_invalid", f"{place}: the rate {client.rate} is not finite", "correct the value")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 from tests.printed_messages import message, messages
-from tests.skips import skip_unless_ci
 
 import traceable
 from traceable.cli import main
@@ -204,48 +201,6 @@ def test_an_output_folder_that_exists_is_refused_and_renamed_on_request(tmp_path
     assert done.returncode == 2
     assert serve(*words, "--force").returncode == 0
     assert load(tmp_path / "out.1" / "run.json")["schema"] == "traceable.sides/1"
-
-
-@pytest.fixture(scope="module")
-def c_client(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """`examples/client.c`, compiled."""
-    compiler = shutil.which("cc") or skip_unless_ci("a C compiler is missing")
-    try:
-        files = importlib.metadata.files("nvidia-nvtx") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    headers = [Path(str(file.locate())).parent.parent for file in files if str(file).endswith("nvtx3/nvToolsExt.h")]
-    if not headers:
-        skip_unless_ci("the package nvidia-nvtx (NVTX headers) is missing")
-    program = str(tmp_path_factory.mktemp("client") / "client")
-    words = [compiler, "-I", str(headers[0]), "-o", program, str(EXAMPLES / "client.c"), "-ldl", "-lpthread"]
-    subprocess.run(words, check=True)
-    return program
-
-
-def test_requests_of_a_client_in_c_are_found_in_its_server_after_the_warm_up(
-    tmp_path: Path, serve: Serve, c_client: str
-) -> None:
-    server = shlex.join([sys.executable, str(EXAMPLES / "inference_server.py"), "--backend", "numpy", "--uds", "{uds}"])
-    client = shlex.join([c_client, "--uds", "{uds}", "--requests", "60", "--concurrency", "4"])
-    done = serve(
-        *("--server", server, "--client", client, "--steps", "1:4", "--warmup-requests", "9"), collector="recorder"
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "60 answers\n"
-    sent, served = (list_request_ids(tmp_path / "out" / side) for side in ("client", "server"))
-    assert len(set(sent)) == len(sent) == 60
-    assert served
-    assert set(served) < set(sent)
-    window = load(tmp_path / "out" / "server" / "run.json")["window"]
-    assert window["conditions"]["start_file"] == str(tmp_path / "out" / "warmed-up")
-    assert get_counts(tmp_path / "out")["step"] == 3
-
-
-def list_request_ids(directory: Path) -> list[str]:
-    """The ids of the ranges of one side, of each as often as it has one."""
-    rows = traceable.load(directory).ranges(by="field:request_id").rows()
-    return [row["value"] for row in rows if row["value"] is not None and row["name"] == "request"]
 
 
 TRTLLM_SERVE = """#!{python}

@@ -12,17 +12,16 @@ import pytest
 from tests.c_programs import compile_program
 from tests.launch.test_windows import recording  # noqa: F401 - a fixture
 
-from traceable.protocol import run_dir
+import traceable
 from traceable.trace import Trace, load
 
-HERE = Path(__file__).resolve().parent
-SERVER = HERE.parents[1] / "examples" / "inference_server.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 REQUESTS, WARMUP_REQUESTS, CONNECTIONS = 40, 8, 2
 
 
 @pytest.fixture(scope="module")
 def c_client(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return compile_program(HERE / "c_client.c", tmp_path_factory.mktemp("c_client"))
+    return compile_program(EXAMPLES / "client.c", tmp_path_factory.mktemp("c_client"))
 
 
 def read_fields(trace: Trace, name: str) -> list[dict[str, Any]]:
@@ -37,8 +36,8 @@ def test_the_ids_of_a_c_client_are_those_of_the_steps(
     tmp_path: Path,
     environ: dict[str, str],
 ) -> None:
-    server = f"{sys.executable} {SERVER} --backend numpy --uds {{uds}}"
-    client = f"{c_client} {{uds}} {REQUESTS} {CONNECTIONS}"
+    server = f"{sys.executable} {EXAMPLES / 'inference_server.py'} --backend numpy --uds {{uds}}"
+    client = f"{c_client} --uds {{uds}} --requests {REQUESTS} --concurrency {CONNECTIONS}"
     command = [sys.executable, "-m", "traceable", "serve", "--collector", recording, "-o", "out", "--uds", "s"]
     command += ["--steps", "2:6", "--warmup-requests", str(WARMUP_REQUESTS), "--server", server, "--client", client]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=180)
@@ -47,9 +46,8 @@ def test_the_ids_of_a_c_client_are_those_of_the_steps(
 
     sides = {name: load(tmp_path / "out" / name / f"{name}.sqlite") for name in ("server", "client")}
     requests = read_fields(sides["client"], "request")
-    assert sorted(requests, key=lambda fields: int(fields["request_id"][2:])) == [
-        {"request_id": f"c-{number}"} for number in range(REQUESTS)
-    ]
+    numbers = sorted(int(fields["request_id"].rpartition("-")[2]) for fields in requests)
+    assert numbers == list(range(REQUESTS))
     marks = sides["client"].marks
     assert len(marks) == REQUESTS
     assert {json.loads(sides["client"].names[text])["request_id"] for text in marks.fields.tolist()} == {
@@ -66,5 +64,8 @@ def test_the_ids_of_a_c_client_are_those_of_the_steps(
     # The first ones began before the window.
     assert {"request_id": served[-1]} in read_fields(sides["server"], "request")
     # The warm-up had ended before the steps were counted, of which each served two requests at most.
-    (window,) = run_dir.load_manifest(tmp_path / "out" / "server")["window"]["captured"]["windows"]
-    assert window["counted_from_step"] >= WARMUP_REQUESTS / CONNECTIONS
+    windows = traceable.load(tmp_path / "out" / "server").windows
+    assert windows is not None
+    (window,) = windows.windows
+    assert window.counted_from is not None
+    assert window.counted_from >= WARMUP_REQUESTS / CONNECTIONS

@@ -443,6 +443,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0, help="default: any free one; it is printed")
     parser.add_argument("--uds", metavar="PATH", help="listen on this Unix socket instead of TCP")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 (default: a GPU where torch finds one)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU (default: 1)")
     parser.add_argument("--slots", type=int, default=256, help="sequences in a batch at most (default: 256)")
     parser.add_argument("--max-tokens", type=int, default=2048, help="of a prompt with its response (default: 2048)")
     parser.add_argument("--max-prefill-tokens", type=int, default=4096, help="of a prefill step (default: 4096)")
@@ -459,6 +460,7 @@ def main() -> int:
     device = arguments.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(arguments.threads)
     tokenizer = language_model.Tokenizer()
     sizes = (arguments.slots, arguments.max_tokens, arguments.width, arguments.layers, arguments.seed)
     try:

@@ -79,8 +79,8 @@ def load(
         TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces.
         CollectorError: nsys is missing or can't read the `.nsys-rep`.
         TraceableError: `name_rules` can't be read, or contains anything but rules.
-        UsageError: `expand` or `name_rules` together with `raw_names`, or an offset of a side that does not exist, or sides
-            that can't be joined (docs/sides.md).
+        UsageError: `expand` or `name_rules` together with `raw_names`, or an offset of a side that does not exist, or
+            sides that can't be joined (docs/sides.md).
         MissingDataError: no folded name matches one of `expand`.
     """
     if raw_names and (expand or name_rules):

@@ -173,7 +173,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument("--quiet", action="store_true", help="print only errors, and the output of --json and --csv")
     group.add_argument("--top", metavar="N", type=parse_non_negative_int, help="print the N largest rows; 0 prints all")
     group.add_argument("--domain", metavar="D", help="print only ranges of this NVTX domain ('' is the default one)")
-    group.add_argument("--match", metavar="GLOB", help="print only matching names, as in 'decode*'")
+    group.add_argument("--match", metavar="GLOB", help="print only matching names, or request ids, as in 'decode*'")
     return group
 
 

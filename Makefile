@@ -11,7 +11,7 @@
 PY := .venv/bin/python
 # A file's tests stay together: many share what a fixture of theirs recorded.
 WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
-INPUTS := scripts/install.sh tests/constraints.txt pyproject.toml setup.py $(wildcard src/traceable/_native/*.[ch])
+INPUTS := scripts/install.sh tests/constraints.txt tests/aiperf.txt pyproject.toml setup.py $(wildcard src/traceable/_native/*.[ch])
 export PYTHON
 
 .PHONY: demo test test-fast lint gpu-check clean

@@ -15,6 +15,7 @@ SLOWER = {
     "traceable._native._core": "annotations go through the nvtx package and cost several times more",
     "traceable._native._recorder": "the embedded recorder is missing; `traceable run` needs nsys",
     "traceable._native._pages": "reports are read through sqlite3, which takes about ten times as long",
+    "traceable._native._fields": "`--view requests` of a large recording takes several times as long",
     "traceable._native._hide_proc_environ": "nsys stores every process's environment in its reports",
 }
 
@@ -53,5 +54,5 @@ def extension(name: str) -> Extension:
     )
 
 
-EXTENSIONS = ("core", "recorder", "pages", "hide_proc_environ")
+EXTENSIONS = ("core", "recorder", "pages", "fields", "hide_proc_environ")
 setup(ext_modules=[extension(name) for name in EXTENSIONS], cmdclass={"build_ext": OptionalBuild})

@@ -1,7 +1,9 @@
 """A client of the example server: N real HTTP requests over C connections, every response checked, latency printed.
 
 python examples/client.py 127.0.0.1:8000 --requests 200 --concurrency 16
-python examples/client.py unix:/tmp/server.sock
+python examples/client.py --uds /tmp/server.sock
+
+Each request has an id, which the server gets as `x-request-id`, so that a profile of both joins the two sides.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import statistics
 import sys
 import time
 from typing import Any
+
+import traceable
 
 PROMPTS = 32
 """So few that each is sent several times, in different batches: the response must not depend on the batch."""
@@ -32,11 +36,16 @@ async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
     return await asyncio.open_connection(host, int(port))
 
 
-async def post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: str) -> dict[str, Any]:
+async def post(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: str, request_id: str
+) -> dict[str, Any]:
     """Request the prediction of one prompt over a kept-alive connection; raise ValueError for any status but 200."""
     body = json.dumps({"prompt": prompt}).encode()
-    writer.write(b"POST /predict HTTP/1.1\r\nHost: example\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    with traceable.annotate("send"):
+        head = f"POST /predict HTTP/1.1\r\nHost: example\r\nX-Request-Id: {request_id}\r\nContent-Length: {len(body)}"
+        writer.write(f"{head}\r\n\r\n".encode() + body)
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    traceable.mark("first_byte", payload={"request_id": request_id})
     length = next(line.split(":")[1] for line in head.split("\r\n") if line.lower().startswith("content-length:"))
     content = await reader.readexactly(int(length))
     if not head.startswith("HTTP/1.1 200 "):
@@ -52,7 +61,8 @@ async def ask(address: str, prompts: list[str], latencies_s: list[float], answer
         while prompts:
             prompt = prompts.pop()
             begin = time.perf_counter()
-            answer = await post(reader, writer, prompt)
+            with traceable.request() as request:
+                answer = await post(reader, writer, prompt, request.id)
             latencies_s.append(time.perf_counter() - begin)
             known = answers.setdefault(prompt, answer)
             # A batch's shape changes the order of the sums, and with it the last digits.
@@ -81,14 +91,18 @@ def _quantile_ms(values_s: list[float], percent: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("address", help="HOST:PORT or unix:PATH, as the server prints it")
+    parser.add_argument("address", nargs="?", help="HOST:PORT or unix:PATH, as the server prints it")
+    parser.add_argument("--uds", metavar="PATH", help="the same as unix:PATH")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=16)
     arguments = parser.parse_args()
     if arguments.requests < 1 or arguments.concurrency < 1:
         parser.error("--requests and --concurrency must be at least 1")
+    if (arguments.address is None) == (arguments.uds is None):
+        parser.error("either an address or --uds is required")
+    address = arguments.address or f"unix:{arguments.uds}"
     try:
-        print(asyncio.run(load(arguments.address, arguments.requests, arguments.concurrency)))
+        print(asyncio.run(load(address, arguments.requests, arguments.concurrency)))
     except (OSError, EOFError, ValueError) as error:
         print(f"client: {error}", file=sys.stderr)
         return 1

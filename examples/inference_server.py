@@ -15,6 +15,12 @@ Each batch is a step. Profile 20 of them, whenever you like, from another termin
     python -m traceable run --control examples/inference_server.py --port 8000
     python -m traceable control window --steps +20
 
+Profile server and client together, over a Unix socket, and see each request with the batch that served it:
+
+    python -m traceable serve --uds infer.sock --steps 50:150 \\
+        --server 'python examples/inference_server.py --uds {uds}' \\
+        --client 'python examples/client.py --uds {uds} --requests 2000'
+
 The HTTP is the part of HTTP/1.1 that this needs: POST with a Content-Length, GET /health, kept-alive connections.
 """
 
@@ -22,9 +28,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
+import os
 import queue
+import re
 import signal
+import socket
+import stat
 import sys
 import threading
 import time
@@ -42,6 +53,7 @@ MAX_DISCARDED_BYTES = 1 << 20
 class Job(NamedTuple):
     """One prompt on its way through the worker; the future is the waiting request's."""
 
+    request_id: str
     prompt: bytes
     answer: asyncio.Future[dict[str, Any]]
 
@@ -69,10 +81,10 @@ class Batcher:
         self._thread = threading.Thread(target=self._work, name="inference")
         self._thread.start()
 
-    async def submit(self, prompt: bytes) -> dict[str, Any]:
+    async def submit(self, request_id: str, prompt: bytes) -> dict[str, Any]:
         if self._stopped:
             raise HttpError("503 Service Unavailable", "the server is stopping")
-        job = Job(prompt, self._loop.create_future())
+        job = Job(request_id, prompt, self._loop.create_future())
         self._jobs.put(job)
         self.waiting += 1
         try:
@@ -90,7 +102,7 @@ class Batcher:
         while (job := self._jobs.get()) is not None:
             batch = self._fill([job])
             try:
-                answers = self._compute([job.prompt for job in batch])
+                answers = self._compute(batch)
             except Exception as error:  # noqa: BLE001 - it belongs to the requests of this batch; the next batch is computed
                 self._loop.call_soon_threadsafe(_settle, batch, error)
             else:
@@ -110,14 +122,14 @@ class Batcher:
             batch.append(job)
         return batch
 
-    def _compute(self, prompts: list[bytes]) -> list[dict[str, Any]]:
+    def _compute(self, batch: list[Job]) -> list[dict[str, Any]]:
         self.batches += 1
-        with traceable.step(payload={"batch": len(prompts)}):
+        with traceable.step(payload={"batch": len(batch), "requests": [job.request_id for job in batch]}):
             with traceable.annotate("pack"):
-                tokens, last = transformer.pack(prompts)
+                tokens, last = transformer.pack([job.prompt for job in batch])
             with traceable.annotate("h2d"):
                 tokens, last = self._model.to_device(tokens, last)
-            with traceable.annotate("forward", payload=len(prompts)):
+            with traceable.annotate("forward", payload=len(batch)):
                 scores = self._model.forward(tokens, last)
             with traceable.annotate("d2h"):
                 scores = self._model.to_host(scores)
@@ -164,14 +176,14 @@ class Server:
 
     async def _request(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection stays open."""
-        async with traceable.annotate("request"):
+        with traceable.request(read_request_id(head)) as request:
             keep = True
             try:
                 method, path, headers = parse_head(head)
                 keep = headers.get("connection", "").lower() != "close"
                 body = await read_body(reader, body_length(headers))
                 self._idle.discard(writer)
-                status, content = "200 OK", await self._route(method, path, body)
+                status, content = "200 OK", await self._route(method, path, body, request.id)
                 self.answered += path == "/predict"
             except HttpError as error:
                 # The next request can't be distinguished from the unread body.
@@ -182,15 +194,16 @@ class Server:
                 status, content = "500 Internal Server Error", {"error": repr(error)}
             keep = keep and not self._stopping
             payload = json.dumps(content).encode()
+            traceable.mark("first_byte", payload={"request_id": request.id})
             writer.write(
                 f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
-                f"Connection: {'keep-alive' if keep else 'close'}\r\n\r\n".encode()
+                f"X-Request-Id: {request.id}\r\nConnection: {'keep-alive' if keep else 'close'}\r\n\r\n".encode()
                 + payload
             )
             await writer.drain()
         return keep
 
-    async def _route(self, method: str, path: str, body: bytes) -> dict[str, Any]:
+    async def _route(self, method: str, path: str, body: bytes, request_id: str) -> dict[str, Any]:
         if (method, path) == ("GET", "/health"):
             return {"status": "ok", "waiting": self._batcher.waiting}
         if (method, path) != ("POST", "/predict"):
@@ -201,7 +214,7 @@ class Server:
             raise HttpError("400 Bad Request", 'the body must be JSON like {"prompt": "text"}') from None
         if not 0 < len(prompt) <= transformer.MAX_TOKENS:
             raise HttpError("400 Bad Request", f"the prompt must hold 1 to {transformer.MAX_TOKENS} bytes")
-        return await self._batcher.submit(prompt)
+        return await self._batcher.submit(request_id, prompt)
 
     async def stop(self) -> None:
         """Let the requests that have begun finish, and close the connections."""
@@ -209,6 +222,14 @@ class Server:
         for writer in self._idle:
             writer.close()  # ends the read that it waits in
         await asyncio.gather(*self._connections)
+
+
+def read_request_id(head: bytes) -> str | None:
+    """Return the id that the client gave its request: the header x-request-id, else traceparent; None for none."""
+    for name in (b"x-request-id", b"traceparent"):
+        if match := re.search(rb"\r\n" + name + rb":([^\r]*)", head, re.IGNORECASE):
+            return match[1].decode("latin-1")
+    return None
 
 
 def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
@@ -248,10 +269,14 @@ async def read_body(reader: asyncio.StreamReader, length: int) -> bytes:
 
 
 async def run_client(address: str, requests: int, concurrency: int, stop: asyncio.Event) -> int:
-    """Run the example client against this server, as a process of its own, and return its exit code."""
+    """Run the example client against this server, as a process of its own, and return its exit code.
+
+    It records nothing: a profile of this program is one of the server.
+    """
     client = await asyncio.create_subprocess_exec(
         *(sys.executable, str(Path(__file__).with_name("client.py")), address),
         *("--requests", str(requests), "--concurrency", str(concurrency)),
+        env={**os.environ, "TRACEABLE_LEVEL": "0"},
     )
     done, stopped = asyncio.ensure_future(client.wait()), asyncio.ensure_future(stop.wait())
     await asyncio.wait((done, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -259,6 +284,22 @@ async def run_client(address: str, requests: int, concurrency: int, stop: asynci
         client.terminate()
     stopped.cancel()
     return await done
+
+
+def bind_socket(path: str) -> socket.socket:
+    """Return a Unix socket at this path. One that a server left behind is removed, one that a server uses is not."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+            raise OSError(errno.EADDRINUSE, "address already in use", path)
+        except FileNotFoundError:
+            pass
+        except ConnectionRefusedError:
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                Path(path).unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    return listener
 
 
 async def serve(arguments: argparse.Namespace, model: Any) -> int:
@@ -269,9 +310,12 @@ async def serve(arguments: argparse.Namespace, model: Any) -> int:
     batcher = Batcher(model, arguments.max_batch, arguments.max_wait_ms / 1e3)
     server = Server(batcher)
     exit_code = 0
+    inode = None
     try:
         if arguments.socket:
-            listener = await asyncio.start_unix_server(server.connection, arguments.socket)
+            unix_socket = bind_socket(arguments.socket)
+            inode = Path(arguments.socket).stat().st_ino
+            listener = await asyncio.start_unix_server(server.connection, sock=unix_socket)
             address = f"unix:{arguments.socket}"
         else:
             listener = await asyncio.start_server(server.connection, arguments.host, arguments.port)
@@ -286,8 +330,8 @@ async def serve(arguments: argparse.Namespace, model: Any) -> int:
     finally:
         batcher.stop()
         await server.stop()
-        if arguments.socket:
-            Path(arguments.socket).unlink(missing_ok=True)
+        if inode is not None and Path(arguments.socket).exists() and Path(arguments.socket).stat().st_ino == inode:
+            Path(arguments.socket).unlink()
     print(f"served {server.answered} requests in {batcher.batches} batches", flush=True)
     return exit_code
 
@@ -296,7 +340,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="default: any free one; it is printed")
-    parser.add_argument("--socket", metavar="PATH", help="listen on this Unix socket instead of TCP")
+    parser.add_argument("--socket", "--uds", metavar="PATH", help="listen on this Unix socket instead of TCP")
     parser.add_argument("--requests", type=int, default=0, metavar="N", help="start a client for N requests, then stop")
     parser.add_argument("--concurrency", type=int, default=16, help="connections of that client (default: 16)")
     parser.add_argument("--max-batch", type=int, default=8, help="prompts in a batch at most (default: 8)")

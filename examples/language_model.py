@@ -103,26 +103,27 @@ class LanguageModel:
         return self._choose_token(x[torch.arange(batch, device=self.device), lengths - 1])
 
     @torch.inference_mode()
-    def decode(self, tokens: Any, positions: Any, slots: Any, longest: int) -> Any:
-        """Append a token to each sequence and return the next one.
+    def decode(self, tokens: Any, positions: Any, longest: int) -> Any:
+        """Append a token to the sequence in each of the first slots, and return the next ones.
+
+        All slots up to the last one that is in use are computed: a selection of them would copy the cache.
 
         Args:
-            tokens: the last token of each sequence, [batch].
-            positions: its index in the sequence, [batch].
-            slots: of each sequence, [batch].
+            tokens: the last token of each sequence, [slots]; anything for a slot that is free.
+            positions: its index in the sequence, [slots]; 0 for a slot that is free.
             longest: the length of the longest sequence: so much of the cache is read.
         """
-        batch = len(tokens)
+        slots = torch.arange(len(tokens), device=self.device)
         x = self._embedding[tokens] + self._position[positions]
         # No sequence sees what an earlier one left in its slot.
         mask = (torch.arange(longest, device=self.device) <= positions[:, None])[:, None, None]
         for layer, weights in enumerate(self._weights):
-            q, k, v = self._project(x, weights).unbind(1)  # each [batch, heads, width of a head]
+            q, k, v = self._project(x, weights).unbind(1)  # each [slots, heads, width of a head]
             self._keys[layer, slots, :, positions] = k
             self._values[layer, slots, :, positions] = v
-            keys, values = self._keys[layer, slots, :, :longest], self._values[layer, slots, :, :longest]
+            keys, values = (cache[layer, : len(tokens), :, :longest] for cache in (self._keys, self._values))
             attended = functional.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask)
-            x = self._mix(x, attended.reshape(batch, self._width), weights)
+            x = self._mix(x, attended.reshape(len(tokens), self._width), weights)
         return self._choose_token(x)
 
     def _project(self, x: Any, weights: dict[str, Any]) -> Any:

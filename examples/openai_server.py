@@ -19,12 +19,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import heapq
 import json
 import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,6 @@ import traceable
 
 MODEL = "words"
 MAX_BODY_BYTES = 4 << 20
-MAX_ID_CHARACTERS = 128
 
 
 @dataclass(eq=False)
@@ -119,11 +118,14 @@ class Engine:
         batch: list[Sequence] = []
         longest = 0
         while self._waiting and self._free:
+            if self._waiting[0].is_canceled:
+                self._waiting.popleft()
+                continue
             longest = max(longest, len(self._waiting[0].prompt))
             if batch and longest * (len(batch) + 1) > self._max_prefill_tokens:
                 break
             sequence = self._waiting.popleft()
-            sequence.slot = self._free.pop()
+            sequence.slot = heapq.heappop(self._free)  # the lowest: decode computes all below the highest
             batch.append(sequence)
         self._running += batch
         return batch
@@ -151,19 +153,18 @@ class Engine:
         self.decodes += 1
         with traceable.step(payload=make_payload("decode", batch, len(batch))):
             with traceable.annotate("pack"):
-                positions = [len(sequence.prompt) + len(sequence.tokens) - 1 for sequence in batch]
-                columns = (
-                    [sequence.tokens[-1] for sequence in batch],
-                    positions,
-                    [sequence.slot for sequence in batch],
-                )
+                slots = max(sequence.slot for sequence in batch) + 1
+                tokens, positions = [0] * slots, [0] * slots
+                for sequence in batch:
+                    tokens[sequence.slot] = sequence.tokens[-1]
+                    positions[sequence.slot] = len(sequence.prompt) + len(sequence.tokens) - 1
             with traceable.annotate("h2d"):
-                tokens, indices, slots = self._model.to_device(*columns)
+                last, indices = self._model.to_device(tokens, positions)
             with traceable.annotate("forward", payload=len(batch)):
-                chosen = self._model.decode(tokens, indices, slots, max(positions) + 1)
+                chosen = self._model.decode(last, indices, max(positions) + 1)
             with traceable.annotate("d2h"):
                 chosen = chosen.tolist()
-        self._deliver(batch, chosen)
+        self._deliver(batch, [chosen[sequence.slot] for sequence in batch])
 
     def _deliver(self, batch: list[Sequence], tokens: list[int]) -> None:
         """Pass the new token of each sequence to its HTTP request, all at once."""
@@ -172,10 +173,10 @@ class Engine:
         self._loop.call_soon_threadsafe(_put_tokens, batch, tokens)
 
     def _release_done(self) -> None:
-        for sequence in self._running:
-            if sequence.is_done:
-                self._free.append(sequence.slot)
-        self._running = [sequence for sequence in self._running if not sequence.is_done]
+        done = [sequence for sequence in self._running if sequence.is_done]
+        for sequence in done:
+            self._running.remove(sequence)
+            heapq.heappush(self._free, sequence.slot)
 
 
 def make_payload(phase: str, batch: list[Sequence], tokens: int) -> dict[str, Any]:
@@ -239,15 +240,14 @@ class Server:
         except http.HttpError as error:
             await write_json(writer, error.status, {"error": {"message": str(error)}})
             return False
-        request_id = get_request_id(headers)
         if path not in ("/v1/completions", "/v1/chat/completions") or method != "POST":
             return await self._serve_other(method, path, writer)
-        async with traceable.annotate("request", payload={"request_id": request_id}):
+        async with traceable.request(headers.get("x-request-id") or headers.get("traceparent")) as request:
             try:
                 completion = self._parse_completion(path, body)
-                await self._respond(request_id, completion, writer)
+                await self._respond(request, completion, writer)
             except http.HttpError as error:
-                await write_json(writer, error.status, {"error": {"message": str(error)}}, request_id)
+                await write_json(writer, error.status, {"error": {"message": str(error)}}, request.id)
         return headers.get("connection", "").lower() != "close"
 
     async def _serve_other(self, method: str, path: str, writer: asyncio.StreamWriter) -> bool:
@@ -293,18 +293,18 @@ class Server:
         tokens: list[int] = self._tokenizer.encode(" ".join(texts))
         return tokens
 
-    async def _respond(self, request_id: str, completion: Completion, writer: asyncio.StreamWriter) -> None:
-        sequence = Sequence(request_id, completion.prompt, completion.length)
+    async def _respond(self, request: Any, completion: Completion, writer: asyncio.StreamWriter) -> None:
+        sequence = Sequence(request.id, completion.prompt, completion.length)
         self._engine.submit(sequence)
         try:
             if completion.is_stream:
-                await self._write_stream(sequence, completion, writer)
+                await self._write_stream(request, sequence, completion, writer)
             else:
                 words = [word async for word in self._generate(sequence)]
-                traceable.mark("first_byte", payload={"request_id": request_id})
+                request.mark_first_byte()
                 choice = make_choice(completion, "".join(words), "length", is_chunk=False)
                 content = self._make_chunk(sequence, completion, [choice], is_chunk=False)
-                await write_json(writer, "200 OK", {**content, "usage": make_usage(sequence)}, request_id)
+                await write_json(writer, "200 OK", {**content, "usage": make_usage(sequence)}, request.id)
         finally:
             sequence.is_canceled = True  # of no effect on one that is done
         self.completed += 1
@@ -316,7 +316,9 @@ class Server:
                 raise http.HttpError("500 Internal Server Error", repr(token))
             yield self._tokenizer.decode(token)
 
-    async def _write_stream(self, sequence: Sequence, completion: Completion, writer: asyncio.StreamWriter) -> None:
+    async def _write_stream(
+        self, request: Any, sequence: Sequence, completion: Completion, writer: asyncio.StreamWriter
+    ) -> None:
         """Write a chunk for each token, as server-sent events."""
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
@@ -325,7 +327,7 @@ class Server:
         left = sequence.length
         async for word in self._generate(sequence):
             if left == sequence.length:
-                traceable.mark("first_byte", payload={"request_id": sequence.request_id})
+                request.mark_first_byte()
             left -= 1
             choice = make_choice(completion, word, None if left else "length", is_chunk=True)
             write_event(writer, json.dumps(self._make_chunk(sequence, completion, [choice], is_chunk=True)))
@@ -396,15 +398,6 @@ async def read_body(reader: asyncio.StreamReader, length: int) -> bytes:
     return await reader.readexactly(length)
 
 
-def get_request_id(headers: dict[str, str]) -> str:
-    """Return the id of a request: of the client, the trace id of its `traceparent`, or a new one."""
-    request_id = headers.get("x-request-id", "")
-    if 0 < len(request_id) <= MAX_ID_CHARACTERS and request_id.isprintable():
-        return request_id
-    parts = headers.get("traceparent", "").split("-")
-    return parts[1] if len(parts) == 4 and len(parts[1]) == 32 else uuid.uuid4().hex
-
-
 async def serve(arguments: argparse.Namespace, model: Any, tokenizer: Any) -> None:
     """Serve until a signal comes; print what was served."""
     stop = asyncio.Event()
@@ -412,9 +405,12 @@ async def serve(arguments: argparse.Namespace, model: Any, tokenizer: Any) -> No
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     engine = Engine(model, arguments.slots, arguments.max_prefill_tokens)
     server = Server(engine, tokenizer, arguments.max_tokens)
+    inode = None
     try:
         if arguments.uds:
-            listener = await asyncio.start_unix_server(server.serve_connection, arguments.uds)
+            unix_socket = http.bind_socket(arguments.uds)
+            inode = Path(arguments.uds).stat().st_ino
+            listener = await asyncio.start_unix_server(server.serve_connection, sock=unix_socket)
             address = f"unix:{arguments.uds}"
         else:
             listener = await asyncio.start_server(server.serve_connection, arguments.host, arguments.port)
@@ -427,8 +423,8 @@ async def serve(arguments: argparse.Namespace, model: Any, tokenizer: Any) -> No
         engine.stop()
         await engine.join()
         await server.stop()
-        if arguments.uds:
-            Path(arguments.uds).unlink(missing_ok=True)
+        if inode is not None and Path(arguments.uds).exists() and Path(arguments.uds).stat().st_ino == inode:
+            Path(arguments.uds).unlink()
     steps = f"{engine.prefills} prefill and {engine.decodes} decode steps"
     print(f"served {server.completed} requests in {steps}", flush=True)
 

@@ -112,6 +112,30 @@ install_nvtx_tests() {
     tar -xzf "$folder/$sdist" -C "$folder" "nvtx-$version/tests"
 }
 
+# aiperf, in an environment of its own. It is the larger half of the work, so it runs while the suite's is installed.
+install_aiperf() {
+    local command folder=.venv/aiperf requirements=(--no-deps --requirement tests/aiperf.txt)
+    if ! .venv/bin/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'; then
+        say "aiperf has no release for $(.venv/bin/python --version); its tests will be skipped"
+        return 0
+    fi
+    [[ ! $folder/installed -nt tests/aiperf.txt ]] || return 0
+    .venv/bin/python -m venv --clear --without-pip "$folder"
+    # Few of its modules are ever loaded: Python compiles them then.
+    command=("${PIP[@]}" --python "$folder/bin/python" install --quiet --progress-bar off --no-compile "${requirements[@]}")
+    if [[ -n $wheelhouse ]]; then
+        command+=(--no-index --find-links "$wheelhouse")
+        "${command[@]}" >/dev/null 2>&1 ||
+            "${PIP[@]}" download --quiet --progress-bar off --dest "$wheelhouse" "${requirements[@]}" || true
+    fi
+    if ! "${command[@]}"; then
+        [[ ${CI:-} != true ]] || fail "aiperf can't be installed, and CI=true asks for the whole suite."
+        say "aiperf can't be had; its tests will be skipped"
+        return 0
+    fi
+    touch "$folder/installed"
+}
+
 main() {
     make_environment
     find_wheelhouse
@@ -119,9 +143,11 @@ main() {
     case ${1:-} in
     demo) pip_install --editable . ;;
     test)
+        install_aiperf &
         pip_install --editable '.[dev]'
         install_torch
         install_nvtx_tests
+        wait $!
         ;;
     *) fail "usage: install.sh demo|test" ;;
     esac

@@ -87,7 +87,7 @@ def pytest_sessionstart() -> None:
     """On a CI machine the extensions must have been built: without them most tests would skip, saying why to no one."""
     if os.environ.get("CI") != "true":
         return
-    for extension in ("_core", "_recorder", "_pages", "_hide_proc_environ"):
+    for extension in ("_core", "_recorder", "_pages", "_fields", "_hide_proc_environ"):
         if not any((REPOSITORY / "src/traceable/_native").glob(f"{extension}.*.so")):
             pytest.exit(f"traceable._native.{extension} is not built, and CI builds it", returncode=1)
 

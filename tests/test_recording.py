@@ -64,12 +64,14 @@ def test_select_gives_a_recording_of_the_part_and_leaves_the_whole_as_it_is(reco
 def test_what_is_selected_twice_is_said_of_the_part_of_a_part(recording: Recording) -> None:
     part = recording.select(device=1, time_ns=(0, 4_000_000)).select(process=71, time_ns=(1_000_000, None))
     assert part.selection == {
+        "sides": None,
         "processes": ["71"],
         "ranks": None,
         "devices": [1],
         "start_ns": 1_000_000,
         "end_ns": 4_000_000,
         "steady": None,
+        "where": None,
     }
 
 

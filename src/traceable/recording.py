@@ -29,7 +29,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.clocks import SideClock
     from traceable.analysis.expectations import ExpectationResult
+    from traceable.analysis.fields import FieldCondition
     from traceable.protocol.run_dir import Side
+    from traceable.trace.load_records import ClientRecords
 
 ProgressCallback = Callable[[str], None]
 """Receives the current activity as a phrase: `reading x.sqlite`."""
@@ -42,6 +44,12 @@ _UNATTRIBUTED = ("api", "kernels", "streams")
 
 _FIRST = (*_UNATTRIBUTED, "steps", "ranges", "findings")
 """Of several views these are computed first: those that others need, and those that take longest."""
+
+_NOT_FILTERED = Message(
+    "not_filtered_by_fields",
+    "counters, findings and the time in no range are about whole processes, of which fields of ranges select no part: "
+    "they are excluded",
+)
 
 _WORTH_A_THREAD = 200_000
 """From how many operations and calls two views are computed at a time."""
@@ -76,11 +84,11 @@ def load(
             offsets of the others are told from the host and from requests.
 
     Raises:
-        TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces,
-            or sides whose clocks can't be aligned.
+        TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces.
         CollectorError: nsys is missing or can't read the `.nsys-rep`.
         TraceableError: `name_rules` can't be read, or contains anything but rules.
-        UsageError: `expand` or `name_rules` together with `raw_names`, or an offset of a side that does not exist.
+        UsageError: `expand` or `name_rules` together with `raw_names`, or an offset of a side that does not exist, or
+            sides that can't be joined (docs/sides.md).
         MissingDataError: no folded name matches one of `expand`.
     """
     if raw_names and (expand or name_rules):
@@ -169,10 +177,12 @@ def _load_raw(
     recording.completeness = complete
     if manifest is not None:
         from traceable.protocol.capture_request import load_capture_request
+        from traceable.trace.load_records import add_client_records
 
         request = load_capture_request(directory, manifest)
         recording.windows = None if request is None else _evaluate_windows(request, traces)
         recording.command = _read_command(manifest)
+        recording.trace, recording.client_records = add_client_records(recording.trace, directory)
         recording.overhead = manifest["overhead"] if isinstance(manifest.get("overhead"), dict) else None
     return recording
 
@@ -250,7 +260,7 @@ def _load_sides(
 
     joined = load_sides(directory, sides, partial(load, progress=progress, raw_names=True), clock_offsets)
     recording = Recording(joined.trace, progress)
-    recording.sides = joined.clocks
+    recording.sides, recording.client_records = joined.clocks, joined.client_records
     recording.windows, recording.completeness = joined.windows, joined.completeness
     recording.command = joined.command
     return recording
@@ -298,11 +308,13 @@ class Recording:
         trace: the recorded data as columns, names as recorded: for analyses without a view here.
         names: as given.
         selection: the selected part of the file, as in `report.json`; None for all of it.
+        conditions: those on fields that its range instances, operations and calls meet; `trace` still has all of them.
         windows: the result of the requested capture; None if the run requested none.
         flight: the recorded interval of each process of a flight recorder, as in `report.json`; else empty.
         overhead: the measured overhead of recording, as in `report.json`; None if it was not measured.
         completeness: whether it contains all that the processes emitted (docs/report.md); for a part, of the whole.
         command: the command line of the run, without secrets; None for a recording without a run.
+        client_records: the requests that a load generator recorded; None without one.
         sides: the sides that the recording is of, with their clocks; empty for any other.
     """
 
@@ -316,8 +328,10 @@ class Recording:
         self.completeness = Completeness()
         self.command: tuple[str, ...] | None = None
         self.sides: tuple[SideClock, ...] = ()
+        self.client_records: ClientRecords | None = None
         self._report = progress or _ignore_progress
         self._cache: dict[tuple[str, str], Table] = {}
+        self.conditions: tuple[FieldCondition, ...] = ()
         self._containing: tuple[Recording, ...] = ()
         self._unfolded: dict[tuple[str, ...], Recording] = {}
 
@@ -332,7 +346,8 @@ class Recording:
 
         Args:
             by: `path`, parents before children; `name`, over all paths; `instance`; or name and `process`, `thread`,
-                `device` or `field:NAME`, the value of a field of that name.
+                `device` or `field:NAME`, the value of a field of that name: its own, or that of the innermost range
+                around it that has the field.
             range: only rows of ranges of this name.
             slowest: with `by="instance"`, only this many instances (without `range`: of the outermost), the slowest
                 first, each followed by its children.
@@ -353,7 +368,8 @@ class Recording:
         """Return the time of each kernel, the largest total first.
 
         Args:
-            by: `kernel`, `family`, `range`, `geometry` or `launch`: the rows.
+            by: `kernel`, `family`, `range`, `geometry` or `launch`: the rows; or `field:NAME`: one row a value and
+                kernel.
             range: only kernels that belong to a range of this name.
             names: the form of kernel names: `demangled`, `short` or `base`.
             families: a file of patterns for kernel families, which override traceable's own.
@@ -364,43 +380,76 @@ class Recording:
         return self.query("kernels", by=by, range_name=range, names=names, families=patterns)
 
     def api(self, *, by: str = "call", range: str | None = None) -> Table:  # noqa: A002
-        """Return the time of CUDA API calls; `range`: only those inside ranges of this name."""
+        """Return the time of CUDA API calls.
+
+        Args:
+            by: `call`, `kind` or `range`: the rows; or `field:NAME`: one row a value and call.
+            range: only calls inside ranges of this name.
+        """
         return self.query("api", by=by, range_name=range)
 
     def memory(self, *, by: str = "operation", range: str | None = None) -> Table:  # noqa: A002
         """Return memory copies, memsets and allocations.
 
         Args:
-            by: `operation`, `range` or `process`: the rows.
+            by: `operation`, `range` or `process`: the rows; or `field:NAME`: one row a value and operation.
             range: only operations that belong to a range of this name.
         """
         return self.query("memory", by=by, range_name=range)
 
-    def sync(self, *, range: str | None = None) -> Table:  # noqa: A002
-        """Return the time spent waiting in synchronizing calls; `range`: only inside ranges of this name."""
-        return self.query("sync", range_name=range)
+    def sync(self, *, by: str | None = None, range: str | None = None) -> Table:  # noqa: A002
+        """Return the time spent waiting in synchronizing calls.
 
-    def gaps(self, *, top: int = 20, range: str | None = None) -> Table:  # noqa: A002
+        Args:
+            by: `field:NAME`: rows also by the value of a field of the ranges around the call.
+            range: only waits inside ranges of this name.
+        """
+        return self.query("sync", by=by, range_name=range)
+
+    def gaps(self, *, by: str | None = None, top: int = 20, range: str | None = None) -> Table:  # noqa: A002
         """Return when each GPU was idle.
 
         Args:
+            by: `field:NAME`: one row a value and GPU, with the gaps that operations of the value ended.
             top: how many of the largest gaps are listed.
             range: only gaps that were ended by an operation of a range of this name.
         """
-        return self.query("gaps", top=top, range_name=range)
+        return self.query("gaps", by=by, top=top, range_name=range)
 
-    def streams(self, *, range: str | None = None) -> Table:  # noqa: A002
-        """Return the operations of each stream; `range`: only those that belong to ranges of this name."""
-        return self.query("streams", range_name=range)
+    def streams(self, *, by: str | None = None, range: str | None = None) -> Table:  # noqa: A002
+        """Return the operations of each stream.
 
-    def steps(self, *, range: str | None = None, kernel: str | None = None) -> Table:  # noqa: A002
+        Args:
+            by: `field:NAME`: one row a value and stream.
+            range: only operations that belong to ranges of this name.
+        """
+        return self.query("streams", by=by, range_name=range)
+
+    def steps(
+        self,
+        *,
+        by: str | None = None,
+        range: str | None = None,  # noqa: A002
+        kernel: str | None = None,
+    ) -> Table:
         """Return the time of each step.
 
         Args:
+            by: `field:NAME`: one row a value, with the distribution of its steps.
             range: a step is a range of this name, which may be a glob.
             kernel: a step ends with a kernel whose name matches this glob. Without either, steps are detected.
         """
-        return self.query("steps", range_name=range, step_kernel=kernel)
+        return self.query("steps", by=by, range_name=range, step_kernel=kernel)
+
+    def requests(self, *, by: str = "request", slowest: int | None = None, match: str | None = None) -> Table:
+        """Return the time of each request, in parts, joined with the steps that served it; the slowest first.
+
+        Args:
+            by: `request`, or `field:NAME` for one row a value of that field of the requests.
+            slowest: only this many requests.
+            match: only requests whose id matches this glob.
+        """
+        return self.query("requests", by=by, slowest=slowest, match=match)
 
     def findings(self, *, thresholds: Mapping[str, float] | None = None) -> Table:
         """Return where time can be saved, the largest bound first; the table may be empty (docs/findings.md).
@@ -410,20 +459,25 @@ class Recording:
 
         Raises:
             UsageError: there is no such threshold, or its value is not a number from 0.
+            MissingDataError: the recording is a part that fields select: findings are about whole processes and GPUs.
         """
         return self.query("findings", thresholds=thresholds)
 
     def counters(self) -> Table:
-        """Return a summary of each counter."""
+        """Return a summary of each counter; of a part that fields select, none: a counter is of no range."""
         from traceable.analysis.counters import summarize_counters
 
-        return summarize_counters(self.trace)
+        counters = summarize_counters(self.trace)
+        return counters.take(slice(0)) if self.conditions else counters
 
     def outside_ranges(self) -> Table:
-        """Return how much of each thread's wall time lies in no range, the most first."""
+        """Return how much of each thread's wall time lies in no range, the most first; of a part that fields select,
+        nothing.
+        """
         from traceable.analysis.outside_ranges import measure_outside_ranges
 
-        return measure_outside_ranges(self.context)
+        outside = measure_outside_ranges(self.context)
+        return outside.take(slice(0)) if self.conditions else outside
 
     def query(self, question: str, **options: Any) -> Table:
         """Compute a view by its name, with the function `analysis.<view>.<view>`.
@@ -445,7 +499,15 @@ class Recording:
             return self._cache[key]
         module = f"traceable.analysis.{question}"
         if question == "findings":
+            if self.conditions:
+                raise MissingDataError(
+                    "findings_not_filtered",
+                    "findings are about whole processes and GPUs, of which fields of ranges select no part",
+                    "leave the conditions on fields (--where) out",
+                )
             module, options["get_view"] = "traceable.checks.performance", self.query
+        if question == "requests":
+            options["client_records"] = self.client_records
         compute = getattr(importlib.import_module(module), question)
         self._report(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
         table: Table = compute(self.context, **options)
@@ -503,8 +565,9 @@ class Recording:
         step_range: str | None = None,
         step_kernel: str | None = None,
         side: str | Sequence[str] | None = None,
+        where: str | Sequence[str] | Mapping[str, Any] | None = None,
     ) -> Recording:
-        """Return the part of the recording of these sides, processes, ranks and GPUs in this time.
+        """Return the part of the recording of these sides, processes, ranks and GPUs in this time, with these fields.
 
         Args:
             process: pids, or globs over names of processes (`python*`); None for all.
@@ -515,12 +578,16 @@ class Recording:
             steady: of that part, only the steps after the warm-up.
             step_range, step_kernel: the definition of a step, as for `steps`.
             side: names of sides (docs/sides.md), or globs over them; None for all.
+            where: of that part, only the instances of ranges with these fields, what they launched and the calls in
+                them (docs/report.md): by name of a field its value or a list of values (`{"phase": "decode"}`), or
+                conditions as on the command line (`["phase=decode,mixed", "batch!=8"]`), of which all must be met.
 
         Raises:
-            UsageError: `ranks` is not a list of ranks.
+            UsageError: `ranks` is not a list of ranks, or `where` has another form.
             MissingDataError: one of the sides, processes or GPUs is not in the recording, none of the ranks is, all of
-                it lies outside the time, or it has no steps.
+                it lies outside the time, it has no steps, or no range has one of the fields or values.
         """
+        from traceable.analysis.fields import parse_field_conditions
         from traceable.analysis.select import select_part
         from traceable.launch.ranks import check_ranks_option
         from traceable.protocol.ranks import has_rank
@@ -537,7 +604,16 @@ class Recording:
         part.selection = _merge_selection(
             self.selection, processes, ranks, devices, time_ns or (None, None), None, sides
         )
-        return part._select_steady(step_range, step_kernel) if steady else part
+        if steady:
+            part = part._select_steady(step_range, step_kernel)
+        if not where:
+            return part
+        base, part = part, part._make_part(part.trace)
+        part.conditions = (*self.conditions, *parse_field_conditions(where))
+        part.selection = {**(base.selection or {}), "where": list(map(str, part.conditions))}
+        # So that an unknown field or value is an error here, and not that of the first view.
+        _ = part.context
+        return part
 
     def _make_part(self, trace: Trace) -> Recording:
         """Return the recording of a part of the trace."""
@@ -599,9 +675,21 @@ class Recording:
     @cached_property
     def context(self) -> Context:
         """The data that the views share."""
+        if not self.conditions:
+            return self._unselected_context
+        from traceable.analysis.fields import select_by_fields
+
+        return select_by_fields(self._unselected_context, self.conditions)
+
+    @cached_property
+    def _unselected_context(self) -> Context:
+        """The same without the conditions on fields."""
+        same = next((one for one in self._containing if one.trace is self.trace and one.names is self.names), None)
+        if same is not None:
+            return same._unselected_context
         trace, cut = self._without_short_callbacks[0], self.trace.cut
         whole = next((one for one in self._containing if cut is not None and one.trace is cut.whole), None)
-        return Context(trace, self.names, None if whole is None else whole.context)
+        return Context(trace, self.names, None if whole is None else whole._unselected_context)
 
     @property
     def has_step_ranges(self) -> bool:
@@ -617,7 +705,9 @@ class Recording:
         short = self._without_short_callbacks[1]
         text = f"{short} event loop callbacks below the threshold are excluded"
         callbacks = (Message("short_callbacks_excluded", text),) if short else ()
-        return (*self.completeness.notes, *self.trace.source.notes, *callbacks, *find_contradictions(self.context))
+        fields = (_NOT_FILTERED,) if self.conditions else ()
+        contradictions = find_contradictions(self.context)
+        return (*self.completeness.notes, *self.trace.source.notes, *callbacks, *fields, *contradictions)
 
     def _select_steady(self, step_range: str | None, step_kernel: str | None) -> Recording:
         from traceable.analysis.select import select_part
@@ -646,6 +736,7 @@ class Recording:
         other = Recording(trace, self._report, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
         other.completeness, other.command, other.sides = self.completeness, self.command, self.sides
+        other.conditions, other.client_records = self.conditions, self.client_records
         return other
 
     @cached_property
@@ -660,7 +751,8 @@ class Recording:
             from traceable.analysis.expectations import suggest_names
 
             names, instances = self.trace.names, self.context.instances
-            known = {names[index] for index in set(instances.name.tolist())}
+            selected = self.context.selected_instances
+            known = {names[index] for index in set(instances.name[selected].tolist())}
             similar = " or ".join(repr(one) for one in suggest_names(name, known))
             raise MissingDataError(
                 "range_not_found", error.problem, f"did you mean {similar}?" if similar else error.remedy
@@ -681,7 +773,7 @@ def _merge_selection(
     sides: list[str] | None = None,
 ) -> dict[str, Any]:
     """Return the selection of a part of a selection; the last sides, processes, ... override earlier ones."""
-    old = before or dict.fromkeys(("sides", "processes", "ranks", "devices", "start_ns", "end_ns", "steady"))
+    old = before or dict.fromkeys(("sides", "processes", "ranks", "devices", "start_ns", "end_ns", "steady", "where"))
     starts, ends = (
         [time for time in (old[key], requested) if time is not None]
         for key, requested in zip(("start_ns", "end_ns"), time_ns, strict=True)
@@ -694,6 +786,7 @@ def _merge_selection(
         "start_ns": max(starts, default=None),
         "end_ns": min(ends, default=None),
         "steady": old["steady"] if steady is None else steady,
+        "where": old["where"],
     }
 
 

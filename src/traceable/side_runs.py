@@ -25,8 +25,10 @@ from traceable.checks.windows import CaptureResult, evaluate_capture, merge_capt
 from traceable.errors import Message, TraceableError, TraceError, UsageError
 from traceable.protocol import run_dir
 from traceable.protocol.capture_request import load_capture_request, load_statuses
+from traceable.protocol.load_record import find_load_file
 from traceable.protocol.run_dir import Side
 from traceable.trace.join import has_gpu_work, join_sides
+from traceable.trace.load_records import ClientRecords, add_client_records
 from traceable.trace.model import Trace
 from traceable.units import format_duration
 
@@ -45,6 +47,7 @@ class JoinedSides:
         windows: the result of the requested captures; None if no side requested one.
         completeness: of all sides.
         command: the command line of the run, without secrets; None where it was not recorded.
+        client_records: the requests that a load generator recorded; None without one.
     """
 
     trace: Trace
@@ -52,6 +55,7 @@ class JoinedSides:
     windows: CaptureResult | None
     completeness: Completeness
     command: tuple[str, ...] | None
+    client_records: ClientRecords | None
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,9 @@ def load_sides(
             requests.
 
     Raises:
-        TraceableError: no side can be read, or their clocks or GPUs can't be told apart.
-        UsageError: an offset is of no side.
+        TraceableError: no side can be read.
+        UsageError: an offset is of no side; or the sides can't be joined: they did not run at the same time, or their
+            clocks or GPUs can't be told apart.
     """
     if unknown := [name for name in clock_offsets if name not in {side.name for side in sides}]:
         problem = f"{directory} has no side {unknown[0][:80]!r}"
@@ -124,12 +129,17 @@ def load_sides(
     )
     trace = join_sides([(one.side.name, one.recording.trace) for one in loaded], [clock.offset_ns for clock in clocks])
     source = replace(trace.source, path=str(directory), notes=(*trace.source.notes, *notes, *contradictions))
+    load_file = find_load_file(directory)
+    offsets = {one.side.directory: clock.offset_ns for one, clock in zip(loaded, clocks, strict=True)}
+    offset_ns = next((offset for folder, offset in offsets.items() if load_file and folder in load_file.parents), 0)
+    trace, client_records = add_client_records(replace(trace, source=source), directory, offset_ns)
     return JoinedSides(
-        replace(trace, source=source),
+        trace,
         clocks,
         merge_capture_results(results) if results else None,
         merge_completeness(complete),
         tuple(map(str, (manifest or {}).get("argv") or ())) or None,
+        client_records,
     )
 
 
@@ -160,7 +170,7 @@ def _check_overlap(directory: Path, manifests: Mapping[str, Mapping[str, Any]]) 
         for start, end, name in runs[1:]:
             if start > latest_ns:
                 names = [str(directory / one) for one in manifests]
-                raise TraceError(
+                raise UsageError(
                     "runs_apart",
                     f"the runs in {directory} did not run at the same time, and are not one timeline: {name} began "
                     f"{format_duration(start - latest_ns)} after those before it had ended",
@@ -178,7 +188,7 @@ def _check_hosts_of_gpus(directory: Path, loaded: Sequence[_Loaded]) -> None:
     with_gpus = [one for one in loaded if has_gpu_work(one.recording.trace)]
     if len({_get_machine(one.host) for one in with_gpus}) > 1:
         names = " and ".join(one.side.name for one in with_gpus)
-        raise TraceError(
+        raise UsageError(
             "gpus_of_several_hosts",
             f"{names} in {directory} recorded GPUs of several hosts, which have the same numbers",
             f"report on each alone, such as {with_gpus[0].side.directory}",

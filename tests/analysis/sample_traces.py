@@ -7,7 +7,7 @@ correlationIds in several processes, several devices and streams, nodes of CUDA 
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -193,6 +193,29 @@ def traces(draw: Any, busy: bool = False) -> Trace:
         allocations=table(model.Allocations, draw(st.lists(allocations(), max_size=6))),
         overheads=table(model.Overheads, draw(st.lists(overheads(), max_size=3))),
     )
+
+
+FIELD_TEXTS = (
+    '{"phase": "decode", "batch": 8, "requests": ["a"]}',
+    '{"phase": "decode", "batch": 16, "requests": ["a", "b"]}',
+    '{"phase": "prefill", "batch": 1.5}',
+    '{"phase": "mixed", "flag": true}',
+    '{"phase": null, "flag": false, "batch": 8.0}',
+    '{"flag": "true", "requests": []}',
+    '{"flag": 1}',
+    "no JSON",
+)
+"""Fields of ranges: `phase` is text, `batch` a number, `flag` of several types, `requests` a list."""
+
+
+@st.composite
+def traces_with_fields(draw: Any) -> Trace:
+    """A busy trace, some ranges of which carry fields."""
+    trace = draw(traces(busy=True))
+    ranges = trace.ranges
+    known = st.sampled_from([-1, -1, *range(len(NAMES), len(NAMES) + len(FIELD_TEXTS))])
+    texts = np.array(draw(st.lists(known, min_size=len(ranges), max_size=len(ranges))), np.int32)
+    return replace(trace, names=NAMES + FIELD_TEXTS, ranges=replace(ranges, fields=texts))
 
 
 @st.composite

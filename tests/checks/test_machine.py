@@ -133,7 +133,7 @@ def test_torch_is_read_and_not_imported(tmp_path, monkeypatch):
 def test_an_extension_of_another_python_is_distinguished_from_one_that_was_not_built(tmp_path):
     (tmp_path / "_core.cpython-34-x86_64-linux-gnu.so").touch()
     extensions = machine.inspect_extensions(tmp_path)
-    assert extensions.missing == ("_core", "_recorder", "_pages", "_hide_proc_environ")
+    assert extensions.missing == ("_core", "_recorder", "_pages", "_fields", "_hide_proc_environ")
     assert extensions.foreign == ("_core",)
 
 

@@ -66,6 +66,19 @@ def test_bad_input_is_one_line_and_code_2(what, run, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_no_profile_only_records(run, tmp_path):
+    (tmp_path / "app.py").write_text("import traceable\nwith traceable.annotate('a'): pass\n")
+    words = ("--no-profile", "--collector", "recorder", "-o", "out", "app.py")
+    ended = run("--strict", *words)
+    assert ended.returncode == 2
+    message(ended.stderr, "profile_needed")
+    assert not (tmp_path / "out").exists()
+    ended = run(*words)
+    assert (ended.returncode, messages(ended.stderr)) == (0, [])
+    assert (tmp_path / "out" / "app.sqlite").exists()
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
 def test_what_follows_the_program_belongs_to_it(run, tmp_path):
     (tmp_path / "app.py").write_text("import sys; print(sys.argv[1:])\n")
     words = ["--json", "--unknown", "-o", "x", "--", "-m"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -70,6 +71,7 @@ def test_json_has_the_head_and_the_answer_under_the_name_of_the_view(database: P
     head = {
         "schema",
         "source",
+        "sides",
         "window",
         "folded_names",
         "coverage",
@@ -161,12 +163,14 @@ def test_process_device_and_time_narrow_what_is_read(database: Path) -> None:
     assert kernels("--time", "4ms:", "--device", "1") == 2 * (STEPS - 4)
     narrowed = document(database, "--time", "1ms:2ms", "--process", "70")
     assert narrowed["selection"] == {
+        "sides": None,
         "processes": ["70"],
         "ranks": None,
         "devices": None,
         "start_ns": 1_000_000,
         "end_ns": 2_000_000,
         "steady": None,
+        "where": None,
     }
     assert {row["name"]: row["count"] for row in narrowed["names"]} == {"step": 1, "forward": 1}
 
@@ -199,7 +203,8 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
     ("words", "code", "names"),
     [
         (("--view", "beauty"), "arguments_invalid", "--view: invalid choice: 'beauty'"),
-        (("--view", "gaps", "--by", "name"), "option_not_supported", "--view gaps does not support --by;"),
+        (("--view", "gaps", "--by", "name"), "no_such_grouping", "--by name; use field:NAME"),
+        (("--view", "findings", "--by", "field:phase"), "option_not_supported", "leave it out; ranges, kernels, api"),
         (("--view", "kernels", "--by", "colour"), "no_such_grouping", "--by colour; use kernel or"),
         (("--view", "steps", "--range", "step"), "option_not_supported", "--view steps does not support --range;"),
         (("--range", "stop"), "range_not_found", "'step'?"),
@@ -211,7 +216,10 @@ def test_sort_and_top_and_match_work_on_every_table_that_can(database: Path) -> 
         (("--slowest", "2", "--top", "5"), "slowest_needs_all_rows", "--top"),
         (("--by", "field:"), "no_such_grouping", "--by field:; use path or"),
         (("--by", "field:layer"), "field_not_found", "'layer'"),
-        (("--view", "kernels", "--by", "field:layer"), "no_such_grouping", "--by field:layer"),
+        (("--view", "kernels", "--by", "field:layer"), "field_not_found", "'layer'"),
+        (("--where", "layer=1"), "field_not_found", "'layer'"),
+        (("--where", "layer"), "where_malformed", "'layer'"),
+        (("--where", "=1"), "where_malformed", "phase=decode"),
         (("--raw-names", "--expand", "step"), "raw_names_conflict", "--expand"),
         (("--expand", "step *"), "no_folded_name_matches", "'step *'"),
         (("--name-rules", "/nowhere.toml"), "file_unreadable", "/nowhere.toml"),
@@ -379,3 +387,91 @@ def test_a_report_starts_no_threads_for_linear_algebra(database: Path) -> None:
         assert output[0] == expected
         if given is None:
             assert output[1] == "1"
+
+
+@pytest.fixture(scope="module")
+def with_fields(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export whose steps have the field `seq`: 0, 1 or 2."""
+    file = export(tmp_path_factory.mktemp("fields") / "made.sqlite")
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE NVTX_EVENTS SET text = 'step, seq = ' || (rowid % 3) WHERE text = 'step'")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("view", "column"),
+    [
+        *(("kernels", "count"), ("api", "count"), ("memory", "count"), ("sync", "wait_total_ns")),
+        *(("gaps", "gap_total_ns"), ("streams", "operations"), ("ranges", "count")),
+    ],
+)
+def test_rows_by_field_add_up_to_the_view_in_every_output(with_fields: Path, view: str, column: str) -> None:
+    words = ("--view", view, "--by", "field:seq")
+    # By path and by name the ranges are a list in the document.
+    (key,) = [f"ranges_by_{words[-1]}"] if view == "ranges" else [view]
+    rows = document(with_fields, *words)[key]["rows"]
+    assert {row["value"] for row in rows} == {0, 1, 2}
+    plain = document(with_fields, "--view", view)
+    whole = plain["names"] if view == "ranges" else plain[view]["rows"]
+    assert sum(row[column] for row in rows) == sum(row[column] for row in whole)
+    printed = list(csv.DictReader(io.StringIO(read_output(with_fields, *words, "--csv"))))
+    assert [(row["value"], row[column]) for row in printed] == [(str(row["value"]), str(row[column])) for row in rows]
+    heading = next(line.split() for line in read_output(with_fields, *words).splitlines() if "value" in line.split())
+    assert heading.index("value") == (1 if view == "ranges" else 0)
+
+
+def test_steps_by_field_have_the_distribution_of_each_value(with_fields: Path) -> None:
+    rows = document(with_fields, "--view", "steps", "--by", "field:seq")["steps"]["rows"]
+    assert [(row["value"], row["steps"]) for row in rows] == [(value, 2 * STEPS / 3) for value in range(3)]
+    assert {row["wall_p90_ns"] for row in rows} == {900_000} and sum(
+        row["wall_share"] for row in rows
+    ) == pytest.approx(1)
+
+
+def test_conditions_on_fields_narrow_every_view(with_fields: Path) -> None:
+    def count(*words: str) -> dict[str, int]:
+        output = document(with_fields, *words)
+        assert output["selection"]["where"] == [word for word in words if "=" in word]
+        assert "not_filtered_by_fields" in {note["code"] for note in output["source"]["notes"]}
+        return {row["name"]: row["count"] for row in output["names"]}
+
+    assert count("--where", "seq=1") == {"step": 4, "forward": 4}
+    assert count("--where", "seq!=1") == count("--where", "seq=0,2.0") == {"step": 8, "forward": 8}
+    assert count("--where", "seq!=1", "--where", "seq=2") == {"step": 4, "forward": 4}
+    output = document(with_fields, "--view", "all", "--where", "seq=1", "--steady", "--process", "70")
+    assert sum(row["count"] for row in output["kernels"]["rows"]) == 2 * len(output["steps"]["rows"])
+    assert output["findings"] == [] and output["outside_ranges"] == [] and output["counters"] == []
+    assert output["finding_rules"]["missing_data"]["code"] == "findings_not_filtered"
+    assert output["coverage"]["gpu_operations"] == 3 * len(output["steps"]["rows"])
+    assert "usage" not in output["memory"]["others"]
+    assert [note["code"] for note in output["memory"]["notes"]] == ["memory_usage_not_filtered"]
+    assert "gaps_of_range_only" in {note["code"] for note in output["gaps"]["notes"]}
+    assert output["gaps"]["rows"][0]["busy_ns"] > output["streams"]["rows"][0]["busy_ns"]
+    assert "only seq=1" in read_output(with_fields, "--where", "seq=1").splitlines()
+    instances = csv.DictReader(io.StringIO(read_output(with_fields, "--by", "instance", "--csv", "--where", "seq=1")))
+    assert [row["fields"] for row in instances if row["name"] == "step"] == ['{"seq": 1}'] * 4
+
+
+def test_conditions_on_fields_apply_to_both_of_two_recordings(with_fields: Path) -> None:
+    printed = read_output(with_fields, with_fields, "--by", "name", "--csv", "--where", "seq=1")
+    rows = {row["name"]: (row["a_count"], row["b_count"]) for row in csv.DictReader(io.StringIO(printed))}
+    assert rows == {"step": ("4", "4"), "forward": ("4", "4")}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "names"),
+    [
+        (("--where", "seq=7"), "field_value_not_found", "its values are 0, 1, 2"),
+        (("--where", "seq=one"), "field_value_not_found", "seq=one"),
+        (("--where", "phase=decode"), "field_not_found", "ranges have the fields seq"),
+        (("--where", "seq=1", "--where", "seq=2"), "nothing_selected_by_fields", "seq=1 and seq=2"),
+        (("--view", "findings", "--where", "seq=1"), "findings_not_filtered", "--where"),
+        (("--view", "steps", "--step-kernel", "soft*", "--where", "seq=1"), "steps_without_fields", "--step-range"),
+        (("--view", "steps", "--step-kernel", "soft*", "--by", "field:seq"), "steps_without_fields", "--step-range"),
+        (("--view", "kernels", "--range", "stap", "--where", "seq=1"), "range_not_found", "'step'?"),
+    ],
+)
+def test_conditions_that_nothing_meets_are_refused(
+    with_fields: Path, words: tuple[str, ...], code: str, names: str
+) -> None:
+    assert names in message(read_error(with_fields, *words), code)

@@ -238,3 +238,50 @@ def test_under_nsys_each_batch_is_one_range_of_each_stage(nsys: str, examples: P
         ("pack", "h2d", "forward", "d2h"), batches
     )
     assert counts["request"] == 40
+
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("headers", "request_id"),
+    [
+        ({"X-Request-Id": "mine", "traceparent": TRACEPARENT}, "mine"),
+        ({"Traceparent": TRACEPARENT}, TRACEPARENT[3:52]),
+        ({}, None),
+    ],
+)
+def test_a_response_has_the_id_of_its_request(serve: Any, headers: dict[str, str], request_id: str | None) -> None:
+    _, path = serve()
+    with UnixConnection(path) as connection:
+        connection.request("GET", "/health", headers=headers)
+        answer = connection.getresponse().headers["x-request-id"]
+    assert answer == request_id if request_id else re.fullmatch("[0-9a-f]{32}", answer)
+
+
+def test_a_socket_left_behind_is_replaced(serve: Any, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as abandoned:
+        abandoned.bind(str(tmp_path / "server.sock"))
+    process, path = serve()
+    assert predict(path, "next")["batch"] == 1
+    assert end(process)[0] == 0
+    assert not Path(path).exists()
+
+
+def test_a_socket_in_use_and_a_file_are_left_alone(serve: Any, example: Any, tmp_path: Path) -> None:
+    process, path = serve()
+    file = tmp_path / "file"
+    file.write_text("theirs")
+    for taken in (path, str(file)):
+        done = example("inference_server", "--backend", "numpy", "--uds", taken)
+        assert done.returncode == 1
+        assert re.fullmatch(r"inference_server: .*address already in use.*\n", done.stderr, re.IGNORECASE)
+    assert file.read_text() == "theirs"
+    assert predict(path, "next")["batch"] == 1
+    assert end(process)[0] == 0
+
+
+def test_the_client_takes_one_address(example: Any, serve: Any) -> None:
+    _, path = serve()
+    assert example("client", "--uds", path, "--requests", "3").stdout.startswith("3 answers")
+    assert example("client", "--uds", path, "127.0.0.1:1").returncode == example("client").returncode == 2

@@ -253,7 +253,7 @@ def test_all_of_nsys_is_killed(nsys, serve):
     assert served.ends() == 0, served.output
     assert rb"served 25 requests in 7 batches" in served.output
     (line,) = re.findall(rb"^traceable: nsys left no report.*$", served.output, re.MULTILINE)
-    assert re.search(rb"process %d took 7 steps .* d2h, forward, h2d, pack" % served.pid, line), line
+    assert re.search(rb"process %d took 7 steps .* d2h, first_byte, forward, h2d, pack" % served.pid, line), line
     Path(os.fsdecode(re.search(rb"stream (\S+)", line)[1])).unlink()
 
 

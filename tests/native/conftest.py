@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.c_programs import compile_program
 from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
@@ -86,20 +85,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def emitter(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The C program, compiled."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        skip_unless_ci("a C compiler is missing")
-    try:
-        files = importlib.metadata.files("nvidia-nvtx") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    headers = [Path(str(file.locate())).parent.parent for file in files if str(file).endswith("nvtx3/nvToolsExt.h")]
-    if not headers:
-        skip_unless_ci("the package nvidia-nvtx (NVTX headers) is missing")
-    program = tmp_path_factory.mktemp("emitter") / "emitter"
-    command = [compiler, "-O1", "-pthread", f"-I{headers[0]}", "-o", program, HERE / "emitter.c", "-ldl"]
-    subprocess.run(command, check=True)
-    return str(program)
+    return compile_program(HERE / "emitter.c", tmp_path_factory.mktemp("emitter"))
 
 
 EmitterRun = Callable[..., subprocess.CompletedProcess[str]]

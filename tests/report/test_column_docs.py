@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.analysis.sample_requests import make_load, make_trace
 from tests.report.sample_export import NAME_COLUMNS, export
 
 from traceable.analysis import gaps
@@ -20,11 +23,18 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 FINDINGS = DOCUMENT.with_name("findings.md")
 SPREAD = ("mean", "min", "p50", "p90", "p99", "max", "stddev")
 ASKED = [(view.name, by) for view in VIEWS.values() for by in view.by or (None,)]
+WITH_FIELDS = [*ASKED, ("requests", "field:tenant")]
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return load(export(tmp_path_factory.mktemp("export") / "made.sqlite"))
+
+
+def query(recording: Recording, view: str, by: str | None) -> Table:
+    """The view of the recording, or of one with requests, which the other views have no use for."""
+    made = Recording(make_trace(make_load(3))) if view == "requests" else recording
+    return made.query(view, **({"by": by} if by else {}))
 
 
 def list_documented_words(view: str) -> set[str]:
@@ -35,16 +45,33 @@ def list_documented_words(view: str) -> set[str]:
     return {word.replace("*", one) for word in words for one in SPREAD}
 
 
+@pytest.fixture(scope="module")
+def with_fields(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """The recording, whose steps have a field."""
+    file = export(tmp_path_factory.mktemp("fields") / "made.sqlite")
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE NVTX_EVENTS SET text = 'step, seq = ' || (rowid % 3) WHERE text = 'step'")
+    return load(file)
+
+
 def tables(table: Table) -> Iterator[Table]:
     yield table
     for other in table.others.values():
         yield from tables(other)
 
 
-@pytest.mark.parametrize(("view", "by"), ASKED)
+@pytest.mark.parametrize(("view", "by"), WITH_FIELDS)
 def test_every_column_is_explained(recording: Recording, view: str, by: str | None) -> None:
-    answer = recording.query(view, **({"by": by} if by else {}))
+    answer = query(recording, view, by)
     columns = {column for table in tables(answer) for column in table.columns}
+    assert columns - list_documented_words(view) == set()
+
+
+@pytest.mark.parametrize("view", [view.name for view in VIEWS.values() if view.fields])
+def test_every_column_by_field_is_explained(with_fields: Recording, view: str) -> None:
+    answer = with_fields.query(view, by="field:seq")
+    columns = {column for table in tables(answer) for column in table.columns}
+    assert len(set(answer.column("value")) - {None}) > 1
     assert columns - list_documented_words(view) == set()
 
 
@@ -59,7 +86,7 @@ def test_every_view_and_everything_that_its_rows_may_be_by_is_in_the_list_of_vie
 
 def test_every_further_table_is_named(recording: Recording) -> None:
     for view, by in ASKED:
-        answer = recording.query(view, **({"by": by} if by else {}))
+        answer = query(recording, view, by)
         assert set(answer.others) - list_documented_words(view) == set()
 
 

@@ -68,6 +68,7 @@ def test_json_is_the_versioned_report_and_nothing_else(made: Any) -> None:
     assert set(report) == {
         "schema",
         "source",
+        "sides",
         "window",
         "coverage",
         "folded_names",

@@ -273,7 +273,7 @@ domain_named(State *state, PyObject *name)
 
 /* Set a message: registered where there is room (`nsys -c nvtx` starts on registered strings alone), else as text. */
 static int
-domain_message(State *state, Domain *domain, PyObject *message, nvtxEventAttributes_t *attributes)
+domain_message(Domain *domain, PyObject *message, nvtxEventAttributes_t *attributes)
 {
     const char *text = PyUnicode_AsUTF8(message);
     if (text == NULL) {
@@ -281,9 +281,6 @@ domain_message(State *state, Domain *domain, PyObject *message, nvtxEventAttribu
     }
     attributes->messageType = NVTX_MESSAGE_TYPE_ASCII;
     attributes->message.ascii = text;
-    if (state->silent) {
-        return 0;
-    }
     PyObject *number = NULL;
     int result = 0;
     LOCKED(domain->strings);
@@ -1061,8 +1058,9 @@ range_build(State *state, PyTypeObject *type, PyObject *arguments, PyObject *che
     self->message = message;
     Py_INCREF(state->current);
     self->current = state->current;
+    int has_message = message != Py_None && !self->silent; /* a silent range registers nothing with NVTX */
     int failed = domain_category(state, domain, category, &self->attributes.category) < 0
-                 || (message != Py_None && domain_message(state, domain, message, &self->attributes) < 0)
+                 || (has_message && domain_message(domain, message, &self->attributes) < 0)
                  || set_payload(self, payload) < 0;
     Py_DECREF(domain);
     if (failed) {

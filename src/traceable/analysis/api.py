@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from traceable.analysis.columns import get_grouping_field
 from traceable.analysis.context import Context, suggest_gpu_recording
+from traceable.analysis.fields import get_call_field_values
 from traceable.analysis.grouping import find_most_common, number_groups, sort_groups, sum_groups
 from traceable.analysis.labels import strip_call_version
 from traceable.analysis.name_patterns import ALLOCATION_CALLS, COPY_CALLS, SYNCHRONIZATION_CALLS
@@ -119,17 +121,21 @@ def api(context: Context, *, by: str = "call", range_name: str | None = None) ->
     Args:
         by: `call`: one row a function. `kind`: one row a kind of function. `range`: one row a range (domain, name,
             style) and kind, with what lies outside ranges at the end; `others["paths"]` has the same by range path.
+            `field:NAME`: one row a value of that field of the ranges and function, by value.
         range_name: only calls inside a range of this name, or `domain:name`; by range, only its rows.
 
     Raises:
-        UnanswerableError: the trace holds no such calls, no range of that name or, by range, no ranges.
+        MissingDataError: the trace holds no such calls, no range of that name or, by range, no ranges.
         ValueError: `by` is none of the words above.
     """
-    if by not in BY:
+    field = get_grouping_field(by)
+    if field is None and by not in BY:
         raise ValueError(f"by={by!r}: one of {', '.join(BY)}")
     _require_calls(context.trace)
     if by == "range":
         return _group_by_range(context, range_name)
+    if field is not None:
+        return _group_by_field(context, field, range_name)
     return _VIEWS[by](_select_calls(context, range_name))
 
 
@@ -155,15 +161,24 @@ class _SelectedCalls:
 
 
 def _select_calls(context: Context, range_name: str | None) -> _SelectedCalls:
+    return _take_calls(context, _mask_calls(context, range_name))
+
+
+def _mask_calls(context: Context, range_name: str | None) -> Bool | None:
+    """Return which calls are requested; None for all."""
+    which = context.mask_calls(range_name)
+    if which is not None and not which.any():
+        raise MissingDataError(
+            "no_calls_in_range",
+            f"no CUDA API call {context.describe_selection(range_name)}",
+            "list the calls of each range with `--view ranges`",
+        )
+    return which
+
+
+def _take_calls(context: Context, which: Bool | None) -> _SelectedCalls:
     calls, inside = context.trace.calls, find_nested_calls(context.recorded_calls)
-    if range_name is not None:
-        which = context.mask_calls(range_name)
-        if not which.any():
-            raise MissingDataError(
-                "no_calls_in_range",
-                f"no CUDA API call is inside a range {range_name!r}",
-                "list the calls of each range with `--view ranges`",
-            )
+    if which is not None:
         calls, inside = model.Calls(**calls.take(which)), inside[which]
     function, first = number_groups(calls.name)
     texts = [strip_call_version(context.trace.names[name]) if name >= 0 else "" for name in calls.name[first].tolist()]
@@ -202,26 +217,44 @@ def _iter_threads(thread: Int32) -> Iterator[Int64]:
 
 
 def _group_by_call(selected: _SelectedCalls) -> Table:
-    calls, first = selected.calls, selected.first
-    groups = len(first)
+    return _make_table(selected, _make_call_columns(selected, selected.function, selected.first))
+
+
+def _group_by_field(context: Context, field: str, range_name: str | None) -> Table:
+    """Return one row a value and function: the values in their order, and for each the largest total first."""
+    which = _mask_calls(context, range_name)
+    selected = _take_calls(context, which)
+    values, value = get_call_field_values(context, field)
+    value = value if which is None else value[which]
+    group, first = number_groups(value, selected.function)
+    columns = _make_call_columns(selected, group, first)
+    value = value[first]
+    share = compute_ratios(columns["total_ns"], sum_groups(value, columns["total_ns"], len(values))[value])
+    table = Table({"value": values[value], **columns, "value_share": share}, notes=_make_notes(selected))
+    return table.take(np.lexsort((-columns["total_ns"], value)))
+
+
+def _make_call_columns(selected: _SelectedCalls, group: Int64, first: Int64) -> dict[str, NDArray[Any]]:
+    """Return the columns of groups of calls of one function each, given the group of each and a call of each group."""
+    calls, groups = selected.calls, len(first)
+    function = selected.function[first]
     driver = calls.driver[first] == 1
     results = _classify_results(calls.return_value)
     code = np.full(groups, NULL, np.int64)
     if len(results.failed):
-        code = find_most_common(selected.function[results.failed], calls.return_value[results.failed], groups)[1]
-    values = {
-        "name": pack_objects(text or None for text in selected.texts),
-        "kind": pack_objects(KINDS[kind] for kind in selected.kinds.tolist()),
+        code = find_most_common(group[results.failed], calls.return_value[results.failed], groups)[1]
+    return {
+        "name": pack_objects(selected.texts[one] or None for one in function.tolist()),
+        "kind": pack_objects(KINDS[kind] for kind in selected.kinds[function].tolist()),
         "api": pack_objects("driver" if one else "runtime" for one in driver.tolist()),
-        **_make_time_columns(selected, selected.function, groups),
-        "errors": _count_errors(results, selected.function, groups),
+        **_make_time_columns(selected, group, groups),
+        "errors": _count_errors(results, group, groups),
         "error": pack_objects(
             None if one == NULL else get_error_name(one, of_driver)
             for one, of_driver in zip(code.tolist(), driver.tolist(), strict=True)
         ),
-        "not_ready": _count_errors(results, selected.function, groups, results.waiting),
+        "not_ready": _count_errors(results, group, groups, results.waiting),
     }
-    return _make_table(selected, values)
 
 
 def _group_by_kind(selected: _SelectedCalls) -> Table:
@@ -249,16 +282,18 @@ def _group_by_range(context: Context, range_name: str | None) -> Table:
         raise MissingDataError(
             "no_ranges_recorded", "the trace holds no ranges", "annotate the program, and have nvtx in --trace"
         )
-    selected = _select_calls(context, None)
+    selected, which = _take_calls(context, None), context.mask_calls(None)
+    if which is not None:
+        selected = replace(selected, nested=selected.nested[which[selected.nested]])
     path, first_of_path = number_groups(instances.path, instances.domain, instances.style)
     name, first_of_name = number_groups(instances.domain, instances.name, instances.style)
     selected_rows = None if range_name is None else context.mask_instances(range_name)[first_of_path]
     pieces = filter_pairs_by_range(context.iter_call_pairs(), path, selected_rows)
-    by_path = join_range_items(pieces, path, len(selected.calls), selected_rows is None).deduplicate()
+    by_path = join_range_items(pieces, path, len(selected.calls), selected_rows is None, which).deduplicate()
     if not len(by_path):
         raise MissingDataError(
             "no_calls_in_range",
-            f"no CUDA API call is inside a range {range_name!r}",
+            f"no CUDA API call {context.describe_selection(range_name)}",
             "list the calls of each range with `--view ranges`",
         )
     by_name = by_path.remap_ranges(name[first_of_path] + 1).deduplicate()
@@ -295,7 +330,7 @@ def _make_range_table(
     measured = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     number, kind = measured.pop("range"), measured.pop("kind")
     # A replay in a CUDA graph is not a range that was entered, and makes no calls.
-    entered = np.bincount(of_instance[context.instances.entered], minlength=len(first))
+    entered = np.bincount(of_instance[context.instances.entered & context.selected_instances], minlength=len(first))
     instances = np.where(number == OUTSIDE, 0, entered[number])
     count, total = measured.pop("count"), measured.pop("total_ns")
     path_column: dict[str, NDArray[Any]] = {}

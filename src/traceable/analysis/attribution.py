@@ -193,16 +193,22 @@ def attribute_operations(trace: Trace, instances: Instances, gpu: GpuOperations,
     return Attribution(joined, rule, links, replays, innermost)
 
 
-def compute_coverage(gpu: GpuOperations, rule: Int8) -> Coverage:
-    """Return how much of the GPU's work each rule explains, and for which reasons the rest is unexplained."""
+def compute_coverage(gpu: GpuOperations, rule: Int8, selected: Bool | None = None) -> Coverage:
+    """Return how much of the GPU's work each rule explains, and for which reasons the rest is unexplained.
+
+    Args:
+        selected: which operations count; None for all.
+    """
     duration = gpu.end_ns - gpu.start_ns
+    every = np.ones(len(gpu), np.bool_) if selected is None else selected
 
     def measure_share(which: Bool) -> Share:
-        return Share(int(which.sum()), int(duration[which].sum()))
+        counted = which & every
+        return Share(int(counted.sum()), int(duration[counted].sum()))
 
     kernels = gpu.kind == KERNEL
     return Coverage(
-        total=Share(len(gpu), int(duration.sum())),
+        total=measure_share(every),
         attributed={label: measure_share(rule == number) for number, label in enumerate(RULES)},
         unattributed={reason: measure_share(rule == number) for number, reason in enumerate(REASONS, len(RULES))},
         kernels=measure_share(kernels),

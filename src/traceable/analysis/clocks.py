@@ -7,8 +7,6 @@ bounded by requests: whatever a server does for a request lies between the clien
 from __future__ import annotations
 
 import itertools
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,13 +14,17 @@ from functools import cache
 import numpy as np
 
 from traceable.analysis.select import parse_time
-from traceable.errors import Message, TraceError, UsageError
+from traceable.errors import Message, UsageError
 from traceable.protocol.untrusted import LATEST_NS
-from traceable.trace.model import Int64, Trace
+from traceable.trace.model import NULL, Int32, Int64, Trace, find_distinct
+from traceable.trace.request_fields import REQUEST_ID, read_request_fields
 from traceable.units import format_count, format_duration
 
-REQUEST_ID = "request_id"
-"""The field of a range that belongs to a request (`traceable.request`)."""
+FIRST_BYTE = "first_byte"
+"""The name of the mark at the first byte of an answer, made before it is sent, or when it was received."""
+
+LATE_END_NS = 1_000_000
+"""How long after it has answered a server may end its range: it is interrupted, or has work left."""
 
 SAME_HOST, REQUEST_PAIRS, GIVEN = "same_host", "request_pairs", "given"
 """How an offset is known: the clocks are one; estimated from requests; given by the user."""
@@ -32,11 +34,8 @@ BY_REQUESTS, BY_WINDOWS, BY_COLLECTOR = "requests", "windows", "collector"
 processes opened their windows; typical of the collector, and not measured in this run."""
 
 _ALL = slice(None)
-_REQUESTS_PER_LATE_END = 100
 _PAIRS_MIN = 8
 """How many pairs each half must have before the two are compared: fewer bound too little to prove a drift."""
-
-_ID = re.compile(rf'"{REQUEST_ID}"\s*:\s*(?:"([^"\\]*)"|(-?\d+)\s*[,}}])')
 
 
 @dataclass(frozen=True)
@@ -77,55 +76,74 @@ class Requests:
     """The requests that a side recorded, one row each; those that the recording cut or that are ambiguous are left out.
 
     Attributes:
-        ids: distinct, sorted.
+        ids: distinct.
         start_ns, end_ns: of the outermost range of each, by the side's own wall clock.
+        first_byte_ns: when the side sent or received the first byte of the answer (the mark `first_byte`); NULL where
+            it did not record that.
     """
 
     ids: tuple[str, ...]
     start_ns: Int64
     end_ns: Int64
+    first_byte_ns: Int64
+
+    def take(self, which: Int64) -> tuple[Int64, Int64, Int64]:
+        """Return start, end and first byte of these requests."""
+        return self.start_ns[which], self.end_ns[which], self.first_byte_ns[which]
 
 
 @dataclass(frozen=True)
 class RequestPairs:
-    """Requests that two sides recorded, one row each, by the time of the outer range.
+    """Requests that two sides recorded, one row each, in the order in which they began on the first side.
+
+    The ranges of the side that asked are the outer ones; those of the side that answered lie inside of them.
 
     Attributes:
-        outer_start_ns, outer_end_ns: of the side that asked, by its wall clock.
-        inner_start_ns, inner_end_ns: of the side that answered, by its own.
-        first_is_outer: whether the first of the two sides is the one that asked.
+        first: start, end and first byte of each on the first side, as of `Requests`, by its wall clock.
+        second: the same on the second side, by its own.
     """
 
-    outer_start_ns: Int64
-    outer_end_ns: Int64
-    inner_start_ns: Int64
-    inner_end_ns: Int64
-    first_is_outer: bool
+    first: tuple[Int64, Int64, Int64]
+    second: tuple[Int64, Int64, Int64]
 
     def __len__(self) -> int:
-        return len(self.outer_start_ns)
+        return len(self.first[0])
 
-    def bound_offset(self, which: slice = _ALL) -> tuple[int, int]:
+    @property
+    def is_first_longer(self) -> bool:
+        """Whether most of the first side's ranges last longer, as those of the side that asked do."""
+        longer = (self.first[1] - self.first[0]) - (self.second[1] - self.second[0])
+        return int(np.sign(longer).sum()) >= 0
+
+    def bound_offset(self, is_first_outer: bool, which: slice = _ALL) -> tuple[int, int]:
         """Return the least and the largest offset of the second side that its requests allow, in ns.
 
-        It is added to the wall clock of the second side to get that of the first. Each inner range lies inside of the
-        outer one, except that of 100 requests one may end late: a server that is interrupted right after it has
-        answered. Where the first is larger than the second, no offset agrees with the requests.
+        An inner range begins after the outer one, and inside of it. Its first byte is sent before it is received or,
+        where that is not recorded, before the outer range ends. Without a first byte the inner range ends before the
+        outer one, or up to `LATE_END_NS` later. Where the first number is larger than the second, no offset agrees with
+        the requests.
         """
-        late = len(self.outer_start_ns[which]) // _REQUESTS_PER_LATE_END
-        slack = np.partition(self.outer_end_ns[which] - self.inner_end_ns[which], late)
-        return self._orient(self._find_low(which), int(slack[late]))
+        (asked, had_all, had_first), (begun, ended, sent_first) = self._orient(is_first_outer, which)
+        received = np.where((had_first == NULL) | (sent_first == NULL), had_all, had_first)
+        sent = np.where(sent_first == NULL, np.maximum(ended - LATE_END_NS, begun), sent_first)
+        low, high = int((asked - begun).max()), int((received - sent).min())
+        return (low, high) if is_first_outer else (-high, -low)
 
-    def bound_offset_by_starts(self) -> tuple[int, int]:
-        """Return the same, with nothing assumed about when inner ranges end: they begin inside of the outer ones."""
-        return self._orient(self._find_low(_ALL), int((self.outer_end_ns - self.inner_start_ns).min()))
+    def bound_offset_by_starts(self, is_first_outer: bool, which: slice = _ALL) -> tuple[int, int]:
+        """Return the same with nothing assumed but that inner ranges begin inside of the outer ones."""
+        (asked, had_all, _), (begun, _, _) = self._orient(is_first_outer, which)
+        low, high = int((asked - begun).max()), int((had_all - begun).min())
+        return (low, high) if is_first_outer else (-high, -low)
 
-    def _find_low(self, which: slice) -> int:
-        return int((self.outer_start_ns[which] - self.inner_start_ns[which]).max())
+    def measure_contradiction(self, offset_ns: int, is_first_outer: bool) -> int:
+        """Return by how much an inner range begins outside of its outer one, in ns; 0 if none does."""
+        low, high = self.bound_offset_by_starts(is_first_outer)
+        return max(low - offset_ns, offset_ns - high, 0)
 
-    def _orient(self, low: int, high: int) -> tuple[int, int]:
-        """Return the bounds of the second side's offset, given those of the inner one's."""
-        return (low, high) if self.first_is_outer else (-high, -low)
+    def _orient(self, is_first_outer: bool, which: slice) -> tuple[list[Int64], list[Int64]]:
+        """Return the columns of the outer ranges, and of the inner ones."""
+        first, second = ([column[which] for column in side] for side in (self.first, self.second))
+        return (first, second) if is_first_outer else (second, first)
 
 
 def find_requests(trace: Trace) -> Requests:
@@ -134,62 +152,61 @@ def find_requests(trace: Trace) -> Requests:
     A request is left out if one of its ranges was cut by the recording, or if none of them spans the others: then the
     id occurred twice. The trace must have a wall clock.
     """
-    ranges = trace.ranges
-    carrying = np.flatnonzero(ranges.fields >= 0)
-    texts, of_row = np.unique(ranges.fields[carrying], return_inverse=True)
-    index: dict[str, int] = {}
-    numbers = np.array(
-        [
-            -1 if (one := _parse_request_id(trace.names[text])) is None else index.setdefault(one, len(index))
-            for text in texts
-        ],
-        np.int64,
-    )
-    number = numbers[of_row.reshape(-1)] if len(texts) else np.empty(0, np.int64)
-    carrying, number = carrying[number >= 0], number[number >= 0]
-    start, end = ranges.start_ns[carrying], ranges.end_ns[carrying]
-    order = np.lexsort((-end, start, number))
-    carrying, number, start, end = carrying[order], number[order], start[order], end[order]
-    first = np.flatnonzero(np.append(True, number[1:] != number[:-1])) if len(number) else np.empty(0, np.int64)
+    ranges, epoch_ns = trace.ranges, trace.utc_epoch_ns or 0
+    carrying, number, ids = _find_request_ids(trace, ranges.fields)
+    order = np.lexsort((-ranges.end_ns[carrying], ranges.start_ns[carrying], number))
+    carrying, number = carrying[order], number[order]
+    first = np.flatnonzero(np.diff(number, prepend=-1))
     if len(first):
-        is_known = (np.maximum.reduceat(end, first) == end[first]) & ~np.logical_or.reduceat(
-            ranges.clipped[carrying], first
-        )
-        first = first[is_known]
-    names = list(index)
-    ids = [names[one] for one in number[first].tolist()]
-    by_id = sorted(range(len(ids)), key=ids.__getitem__)
-    epoch_ns = trace.utc_epoch_ns or 0
-    return Requests(tuple(ids[one] for one in by_id), epoch_ns + start[first][by_id], epoch_ns + end[first][by_id])
+        end = ranges.end_ns[carrying]
+        spans_all = np.maximum.reduceat(end, first) == end[first]
+        first = first[spans_all & ~np.logical_or.reduceat(ranges.clipped[carrying], first)]
+    start_ns, end_ns = ranges.start_ns[carrying[first]], ranges.end_ns[carrying[first]]
+    of_request = [ids[one] for one in number[first].tolist()]
+    first_bytes = _find_first_bytes(trace)
+    bytes_ns = np.array([first_bytes.get(one, NULL) for one in of_request], np.int64)
+    # A mark outside of the request is that of another with this id.
+    is_known = (bytes_ns >= start_ns) & (bytes_ns <= end_ns)
+    first_byte_ns = np.where(is_known, epoch_ns + bytes_ns, NULL)
+    return Requests(tuple(of_request), epoch_ns + start_ns, epoch_ns + end_ns, first_byte_ns)
 
 
-def _parse_request_id(text: str) -> str | None:
-    """Return the request id in the fields of a range; None for none. A number is the same id as its digits."""
-    if f'"{REQUEST_ID}"' not in text:
-        return None
-    if text.count("{") == 1 and (match := _ID.search(text)):
-        return match[1] if match[1] is not None else match[2]
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    value = fields.get(REQUEST_ID) if isinstance(fields, dict) else None
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    return str(value)
+def _find_first_bytes(trace: Trace) -> dict[str, int]:
+    """Return the time of the first mark `first_byte` of each request id."""
+    marks = trace.marks
+    fields = np.where(marks.name == trace.name_index(FIRST_BYTE), marks.fields, np.int32(-1))
+    rows, number, ids = _find_request_ids(trace, fields)
+    # Marks are in the order of time: of several with one id the first is set last.
+    return {
+        ids[one]: time for one, time in zip(number[::-1].tolist(), marks.start_ns[rows[::-1]].tolist(), strict=True)
+    }
+
+
+def _find_request_ids(trace: Trace, fields: Int32) -> tuple[Int64, Int32, tuple[str, ...]]:
+    """Return the rows whose fields have a request id, the number of the id of each, and the ids by number.
+
+    Args:
+        trace: it has the texts.
+        fields: index of each row's fields; -1 for none.
+    """
+    rows = np.flatnonzero(fields >= 0)
+    # Steps have long lists of the requests that they serve, which are not parsed here.
+    has_id = np.zeros(len(trace.names), np.bool_)
+    texts = find_distinct(fields[rows])
+    has_id[texts] = [REQUEST_ID in trace.names[text] for text in texts.tolist()]
+    rows = rows[has_id[fields[rows]]]
+    parsed = read_request_fields(trace.names, fields[rows])
+    is_known = parsed.own >= 0
+    return rows[is_known], parsed.own[is_known], parsed.ids
 
 
 def pair_requests(first: Requests, second: Requests) -> RequestPairs:
-    """Return the requests that two sides have in common; the side whose ranges last longer is the one that asked."""
+    """Return the requests that two sides have in common."""
     places = {one: place for place, one in enumerate(second.ids)}
-    common = np.array([(place, places[one]) for place, one in enumerate(first.ids) if one in places], np.int64).reshape(
-        -1, 2
-    )
-    common = common[np.argsort(first.start_ns[common[:, 0]], kind="stable")]
-    own, other = common[:, 0], common[:, 1]
-    a, b = (first.start_ns[own], first.end_ns[own]), (second.start_ns[other], second.end_ns[other])
-    longer = int(((a[1] - a[0]) > (b[1] - b[0])).sum()) - int(((a[1] - a[0]) < (b[1] - b[0])).sum())
-    return RequestPairs(*a, *b, True) if longer >= 0 else RequestPairs(*b, *a, False)
+    common = [(place, places[one]) for place, one in enumerate(first.ids) if one in places]
+    own, other = np.array(common, np.int64).reshape(-1, 2).T
+    order = np.argsort(first.start_ns[own], kind="stable")
+    return RequestPairs(first.take(own[order]), second.take(other[order]))
 
 
 def align_clocks(
@@ -203,7 +220,7 @@ def align_clocks(
         given: offsets in ns by the name of the side, which override all else.
 
     Raises:
-        TraceError: the clock of a side is another one, and no requests tell its offset, or they contradict each other.
+        UsageError: the clock of a side is another one, and no requests tell its offset, or they contradict each other.
     """
     first = sides[0]
     aligned = {0: replace(first, offset_ns=given[first.name], clock=GIVEN) if first.name in given else first}
@@ -255,8 +272,13 @@ def _align_side(
     if not len(pairs):
         return _add_uncertainty(placed, reference), []
     relative_ns, known_ns = placed.offset_ns - base_ns, placed.uncertainty_ns
-    low, high = pairs.bound_offset_by_starts()
-    outside_ns = max(low - relative_ns, relative_ns - high)
+    is_first_outer = pairs.is_first_longer
+    outside_ns = pairs.measure_contradiction(relative_ns, is_first_outer)
+    if outside_ns > (known_ns or 0):
+        # A server may end its ranges late, so that they last longer.
+        turned_ns = pairs.measure_contradiction(relative_ns, not is_first_outer)
+        is_turned = turned_ns <= (known_ns or 0)
+        is_first_outer, outside_ns = (not is_first_outer, turned_ns) if is_turned else (is_first_outer, outside_ns)
     if outside_ns > (known_ns or 0):
         text = (
             f"the clocks of {side.name} and {reference.name} are apart by {format_duration(outside_ns)} or more: of "
@@ -265,11 +287,10 @@ def _align_side(
         )
         placed = replace(placed, uncertainty_ns=outside_ns, uncertainty_source=BY_REQUESTS)
         return _add_uncertainty(placed, reference), [Message("requests_contradict_clocks", text)]
-    low, high = pairs.bound_offset()
+    low, high = pairs.bound_offset(is_first_outer)
     if low <= relative_ns <= high:
         error_ns = max(relative_ns - low, high - relative_ns)
-        # What was measured in this run is better than what is typical of a collector.
-        if known_ns is None or error_ns < known_ns or placed.uncertainty_source == BY_COLLECTOR:
+        if known_ns is None or error_ns < known_ns:
             placed = replace(placed, uncertainty_ns=error_ns, uncertainty_source=BY_REQUESTS)
     return _add_uncertainty(placed, reference), []
 
@@ -285,31 +306,36 @@ def _estimate_offset(side: SideClock, reference: SideClock, pairs: RequestPairs)
     """Return a side of another host, with the middle of the offsets that the requests allow.
 
     Raises:
-        TraceError: there are no pairs, or no offset agrees with all of them.
+        UsageError: there are no pairs, or no offset agrees with all of them.
     """
     remedy = f"give the offset with --clock-offset {side.name}=+12.5ms, or report on each side alone"
     hosts = f"{side.name} ran on {side.host or 'an unknown host'} and {reference.name} on {reference.host or 'another'}"
     if not len(pairs):
-        raise TraceError(
+        raise UsageError(
             "clocks_unknown",
             f"{hosts}, and they have no requests in common (ranges with the field {REQUEST_ID}) from which to tell how "
             "far their clocks are apart",
             remedy,
         )
-    low, high = pairs.bound_offset()
+    is_first_outer = pairs.is_first_longer
+    low, high = pairs.bound_offset(is_first_outer)
+    if low > high:
+        # An inner range ends later still: nothing is known of when its answer was sent.
+        low, high = pairs.bound_offset_by_starts(is_first_outer)
     if low > high:
         half = len(pairs) // 2
-        halves = [pairs.bound_offset(which) for which in (slice(None, half), slice(half, None)) if half >= _PAIRS_MIN]
+        parts = (slice(None, half), slice(half, None)) if half >= _PAIRS_MIN else ()
+        halves = [pairs.bound_offset_by_starts(is_first_outer, which) for which in parts]
         if halves and all(first <= last for first, last in halves):
             ends = [f"{_format_offset(first)} to {_format_offset(last)}" for first, last in halves]
-            raise TraceError(
+            raise UsageError(
                 "clocks_drift",
                 f"{hosts}, and their clocks drift: the offset of {side.name} is {ends[0]} in the first half of their "
                 f"{len(pairs)} requests and {ends[1]} in the second",
                 f"record a shorter window, or give a mean offset with --clock-offset {side.name}="
                 f"{_format_offset(round(sum(map(sum, halves)) / 4))}",
             )
-        raise TraceError(
+        raise UsageError(
             "requests_contradict",
             f"{hosts}, and no offset of their clocks agrees with their {format_count(len(pairs), 'request')}: one "
             f"needs {_format_offset(low)} or more, one {_format_offset(high)} or less; ids may have been used twice",

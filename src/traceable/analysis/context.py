@@ -10,11 +10,12 @@ part of these its result would be incomplete or different.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,7 +27,13 @@ from traceable.analysis.instances import (
     select_instance_ranges,
     select_segments,
 )
-from traceable.analysis.interval_index import ThreadEvents, argsort_index, find_slices, iter_pairs
+from traceable.analysis.interval_index import (
+    ThreadEvents,
+    argsort_index,
+    filter_pairs,
+    find_slices,
+    iter_pairs,
+)
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_by_lane
 from traceable.analysis.name_patterns import (
     ALLOCATION_CALLS,
@@ -54,6 +61,9 @@ from traceable.analysis.select import is_inside_cut
 from traceable.errors import MissingDataError
 from traceable.trace.model import NULL, Bool, Calls, Cut, Int64, Trace, find_distinct
 
+if TYPE_CHECKING:
+    from traceable.analysis.fields import FieldSelection
+
 T = TypeVar("T")
 
 
@@ -67,12 +77,26 @@ class Context:
 
     Attributes:
         whole: the same of the trace before it was cut; None for one that was not.
+        selection: which range instances, operations and calls the views are about, by the fields of ranges; None for
+            all. Everything else here is of all of them.
+        unselected: the context of all of them; None without a selection.
+        results: what `cache_per_context` caches.
     """
 
     def __init__(self, trace: Trace, names: RangeNames | None = None, whole: Context | None = None) -> None:
         self.trace = trace if names is None else replace(trace, names=names.names)
         self.names = names
         self.whole = None if trace.cut is None else whole or Context(trace.cut.whole, names)
+        self.selection: FieldSelection | None = None
+        self.unselected: Context | None = None
+        self.results: dict[str, Any] = {}
+
+    def with_selection(self, selection: FieldSelection) -> Context:
+        """Return the context of a selection, which shares what is computed here by now."""
+        part = copy.copy(self)
+        part.selection, part.unselected, part.results = selection, self, {}
+        vars(part).pop("coverage", None)
+        return part
 
     @cached_property
     def gpu(self) -> GpuOperations:
@@ -110,6 +134,11 @@ class Context:
             return self.attribution.instances
         return self._instances
 
+    @property
+    def selected_instances(self) -> Bool:
+        """Which instances are selected: all of them, without a selection."""
+        return np.ones(len(self.instances), np.bool_) if self.selection is None else self.selection.instances
+
     @cached_property
     def _instances(self) -> Instances:
         if self.whole is not None:
@@ -138,7 +167,8 @@ class Context:
     @cached_property
     def coverage(self) -> Coverage:
         """How much of the GPU's work is attributed to ranges."""
-        return compute_coverage(self.gpu, self.attribution.rule)
+        selected = None if self.selection is None else self.selection.operations
+        return compute_coverage(self.gpu, self.attribution.rule, selected)
 
     def prepare(self) -> None:
         """Compute in two threads what every analysis needs, so that two of them can run at a time."""
@@ -155,22 +185,30 @@ class Context:
     def iter_operation_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, operation): every instance that an operation belongs to, by whichever rule.
 
-        Sorted by instance and start of the operation, no pair twice, all pairs of an instance in one piece.
+        Sorted by instance and start of the operation, no pair twice, all pairs of an instance in one piece. With a
+        selection only those of which both are selected.
         """
-        return self.attribution.iter_pairs()
+        pairs = self.attribution.iter_pairs()
+        selection = self.selection
+        return pairs if selection is None else filter_pairs(pairs, selection.instances, selection.operations)
 
     def iter_call_pairs(self) -> Iterator[tuple[Int64, Int64]]:
         """Yield pairs (instance, call): every instance around an API call on its thread.
 
-        The order is that of `iter_operation_pairs`.
+        The order is that of `iter_operation_pairs`, and so is the effect of a selection.
         """
+        pairs = iter_pairs(self.instances.segments, self.list_call_events())
+        selection = self.selection
+        return pairs if selection is None else filter_pairs(pairs, selection.instances, selection.calls)
+
+    def list_call_events(self) -> ThreadEvents:
+        """Return all API calls as events on their threads."""
         calls = self.recorded_calls
         every = np.arange(len(calls))
         # Calls come by start: by thread is all that is left to sort.
         order = argsort_index(calls.thread)
         # Not cached, for they take 36 bytes a call.
-        events = ThreadEvents(calls.thread[order], calls.start_ns[order], calls.end_ns[order], order, len(calls), every)
-        return iter_pairs(self.instances.segments, events)
+        return ThreadEvents(calls.thread[order], calls.start_ns[order], calls.end_ns[order], order, len(calls), every)
 
     @property
     def innermost(self) -> Int64:
@@ -202,28 +240,48 @@ class Context:
         around = np.append(find_innermost(self._instances, events), -1)
         return around[np.where(call >= 0, np.searchsorted(which, call), -1)]
 
-    def mask_operations(self, name: str) -> Bool:
-        """Return which operations belong to a range of this name.
+    def mask_operations(self, name: str | None) -> Bool | None:
+        """Return which operations are selected and belong to a range of this name; None for all.
+
+        Args:
+            name: of ranges, or `domain:name`; None for operations of any range or none.
 
         Raises:
-            UnanswerableError: no range of the trace has that name.
+            MissingDataError: no selected range of the trace has that name.
         """
+        if name is None:
+            return None if self.selection is None else self.selection.operations
         return self._mask_members(name, self.iter_operation_pairs(), len(self.gpu))
 
-    def mask_calls(self, name: str) -> Bool:
-        """Return which API calls lie inside a range of this name; raises as `mask_operations`."""
+    def mask_calls(self, name: str | None) -> Bool | None:
+        """Return which API calls are selected and lie inside a range of this name; as `mask_operations`."""
+        if name is None:
+            return None if self.selection is None else self.selection.calls
         return self._mask_members(name, self.iter_call_pairs(), len(self.trace.calls))
 
+    def describe_selection(self, name: str | None) -> str:
+        """Return the selection, and the name of a range, as the end of a sentence: `in a range 'x' with phase=decode`.
+
+        Args:
+            name: as for `mask_operations`; if None, there must be a selection.
+        """
+        where = f"with {self.selection.text}" if self.selection is not None else ""
+        return " ".join(filter(None, ("in a range" + (f" {name!r}" if name is not None else ""), where)))
+
     def mask_instances(self, name: str) -> Bool:
-        """Return which instances have this name, or `domain:name`; raises as `mask_operations`."""
+        """Return which selected instances have this name, or `domain:name`; raises as `mask_operations`."""
         names = self.trace.names
         selected: Bool = self.instances.name == (names.index(name) if name in names else -2)
         domain, colon, bare = name.partition(":")
         if colon and domain in names and bare in names:
             selected |= (self.instances.domain == names.index(domain)) & (self.instances.name == names.index(bare))
+        where = "in the trace"
+        if self.selection is not None:
+            selected &= self.selection.instances
+            where = f"with {self.selection.text}"
         if not selected.any():
             raise MissingDataError(
-                "range_not_found", f"no range {name!r} in the trace", "list the ranges with `--view ranges`"
+                "range_not_found", f"no range {name!r} {where}", "list the ranges with `--view ranges`"
             )
         return selected
 
@@ -377,10 +435,9 @@ def cache_per_context(part: Callable[[Context], T]) -> Callable[[Context], T]:
 
     @wraps(part)
     def compute_once(context: Context) -> T:
-        parts = vars(context)
-        if name not in parts:
-            parts[name] = part(context)
-        result: T = parts[name]
+        if name not in context.results:
+            context.results[name] = part(context)
+        result: T = context.results[name]
         return result
 
     return compute_once

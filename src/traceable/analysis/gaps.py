@@ -40,15 +40,18 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.columns import get_grouping_field
 from traceable.analysis.context import Context, find_nccl_kernels, select_calls, select_overheads
+from traceable.analysis.fields import get_operation_field_values
 from traceable.analysis.gpus import Gpus, Timelines, check_graphs_recorded, compute_timelines, find_gpus
-from traceable.analysis.grouping import sort_groups, sum_groups
+from traceable.analysis.grouping import number_groups, sort_groups, sum_groups
 from traceable.analysis.intervals import (
     BlockIndex,
     Gaps,
     build_lanes,
     is_overlapping,
     measure_covered_ns,
+    measure_extents,
     merge_by_lane,
     merge_intervals,
 )
@@ -100,10 +103,19 @@ _SLIGHT = 20
 """An activity that covers less than one in so many parts of a gap is not listed as its reason."""
 
 
-def gaps(context: Context, *, top: int = 20, range_name: str | None = None, launch_latency_ns: int = 20_000) -> Table:
+def gaps(
+    context: Context,
+    *,
+    by: str | None = None,
+    top: int = 20,
+    range_name: str | None = None,
+    launch_latency_ns: int = 20_000,
+) -> Table:
     """Return how long each GPU was busy and idle.
 
     Args:
+        by: `field:NAME`: one row a value of that field of the ranges and GPU, with the gaps that an operation of the
+            value ended; None for one row a GPU.
         top: how many of the largest gaps are listed, over all devices.
         range_name: count only gaps that were ended by an operation of a range of this name. `total_ns`, `busy_ns`,
             `idle_ns` and `utilization_share` remain those of the whole device.
@@ -127,19 +139,20 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
     out = _sum_gaps(timelines.gaps.take(across), len(gpus))
     unseen = check_graphs_recorded(context)
     notes = [*gpus.notes, *([unseen.message] if unseen else [])]
-    if range_name is not None:
-        inside = context.mask_operations(range_name)
+    inside = context.mask_operations(range_name)
+    if inside is not None:
+        where = context.describe_selection(range_name)
         if not inside.any():
             raise MissingDataError(
                 "no_gpu_work_in_range",
-                f"range {range_name!r} launched no GPU work",
+                f"no GPU operation was launched {where}",
                 "list the GPU work of each range with `--view ranges`",
             )
         idle_gaps = idle_gaps.take(inside[idle_gaps.after])
         notes.append(
             Message(
                 "gaps_of_range_only",
-                f"gaps ended by an operation of range {range_name!r} only; total, busy, idle and utilization are of "
+                f"only gaps ended by an operation that was launched {where}; total, busy, idle and utilization are of "
                 "the whole device",
             )
         )
@@ -165,7 +178,52 @@ def gaps(context: Context, *, top: int = 20, range_name: str | None = None, laun
                 "count as idle, but not as gaps",
             )
         )
+    field = get_grouping_field(by)
+    if field is not None:
+        return _group_by_field(context, gpus, idle_gaps, inside, field, others, tuple(notes))
     return Table(_make_device_columns(context, gpus, timelines, idle_gaps, idle, out), others, tuple(notes))
+
+
+def _group_by_field(
+    context: Context,
+    gpus: Gpus,
+    idle_gaps: Gaps,
+    inside: Bool | None,
+    field: str,
+    others: dict[str, Table],
+    notes: tuple[Message, ...],
+) -> Table:
+    """Return one row a value and GPU that ran an operation of the value, by both: its operations and the gaps they end.
+
+    Args:
+        inside: which operations count; None for all.
+        others, notes: those of the result.
+    """
+    gpu = context.gpu
+    values, value = get_operation_field_values(context, field)
+    row, first = number_groups(value, gpus.gpu_of_operation)
+    order = gpu.by_start if inside is None else gpu.by_start[inside[gpu.by_start]]
+    extents = measure_extents(gpu.start_ns, gpu.end_ns, build_lanes(row, len(first), order))
+    operations = np.bincount(row[order], minlength=len(first))
+    length, of_gap = idle_gaps.end_ns - idle_gaps.start_ns, row[idle_gaps.after]
+    spread = sort_groups(of_gap, length, len(first))
+    device = gpus.index_of(first)
+    table = Table(
+        {
+            "value": values[value[first]],
+            "device": gpus.make_number_column()[device],
+            "name": gpus.make_name_column(context.trace)[device],
+            "operations": operations,
+            "busy_ns": extents.busy_ns,
+            "gaps": spread.counts,
+            "gap_total_ns": spread.totals,
+            "idle_share": compute_ratios(spread.totals, _sum_gaps(idle_gaps, len(gpus))[device]),
+            **spread.make_spread_columns("gap"),
+        },
+        others,
+        notes,
+    )
+    return table.take(operations > 0)
 
 
 def _make_device_columns(

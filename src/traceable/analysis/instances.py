@@ -94,6 +94,24 @@ class Instances:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def take(self, selected: Bool) -> Instances:
+        """Return some of the instances, each with the innermost selected one around it as its parent.
+
+        Paths stay: they are those of all instances.
+        """
+        above = self.parent
+        while (skipped := (above >= 0) & ~selected[above]).any():
+            above = np.where(skipped, above[above], above)
+        number = np.append(np.cumsum(selected) - 1, -1)
+        segments = select_segments(self.segments, selected)
+        columns = (column.name for column in fields(self) if column.name not in ("segments", "paths"))
+        return replace(
+            self,
+            **{name: getattr(self, name)[selected] for name in columns if name != "parent"},
+            parent=number[above[selected]],
+            segments=replace(segments, owner=number[segments.owner]),
+        )
+
     def take_first(self, count: int) -> Instances:
         """Return the first instances, as views of these columns; their parents, paths and segments must be theirs."""
         columns = (column.name for column in fields(self) if column.name not in ("segments", "paths"))

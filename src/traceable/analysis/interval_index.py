@@ -157,6 +157,13 @@ def iter_pairs_in_slices(segments: Segments, events: ThreadEvents, where: Slices
         yield key // stride, events.order[key % stride]
 
 
+def filter_pairs(pairs: Iterator[tuple[Int64, Int64]], instances: Bool, items: Bool) -> Iterator[tuple[Int64, Int64]]:
+    """Yield those pairs (instance, item) of which both are selected."""
+    for instance, item in pairs:
+        here = np.flatnonzero(instances[instance] & items[item])
+        yield instance[here], item[here]
+
+
 def find_covered(segments: Segments, events: ThreadEvents) -> Bool:
     """Return which items have an event that some segment is all around."""
     inside = np.zeros(events.items, np.bool_)

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.columns import get_grouping_field
 from traceable.analysis.context import Context, suggest_gpu_recording
+from traceable.analysis.fields import get_operation_field_values
 from traceable.analysis.grouping import (
     count_distinct,
     find_distinct_pairs,
@@ -24,7 +26,7 @@ from traceable.analysis.grouping import (
     sort_groups,
     sum_groups,
 )
-from traceable.analysis.interval_index import ThreadEvents, iter_pairs
+from traceable.analysis.interval_index import ThreadEvents, filter_pairs, iter_pairs
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel, load_families
 from traceable.analysis.labels import extract_base_name, strip_call_version
 from traceable.analysis.range_rows import (
@@ -96,7 +98,7 @@ def kernels(
     Args:
         by: `kernel`: one row a name. `family`: one row a family. `geometry`: one row a name, grid, block, registers
             and shared memory. `launch`: one row a thread, device, API call and name. `range`: one row a range, style,
-            thread and name.
+            thread and name. `field:NAME`: one row a value of that field of the ranges and name, by value.
         names: which name: `demangled`, `short` or `base` (`name_kernels`).
         range_name: only kernels that belong to a range of this name, or `domain:name`; by range, only its rows.
         families: the purpose of a kernel, by its name; None for `load_families()`.
@@ -106,13 +108,16 @@ def kernels(
             or launch calls.
         ValueError: `by` or `names` is none of the words above.
     """
-    if by not in BY or names not in NAMES:
+    field = get_grouping_field(by)
+    if (field is None and by not in BY) or names not in NAMES:
         raise ValueError(f"by={by!r}, names={names!r}: one of {', '.join(BY)} and one of {', '.join(NAMES)}")
     _require_kernels(context)
     kinds = group_by_kind(context.trace.kernels)
     kernel_names = name_kernels(context.trace, kinds, names, load_families() if families is None else families)
     if by == "range":
         table = group_by_range(context, kinds, kernel_names, range_name)
+    elif field is not None:
+        table = _group_by_field(_select_kernels(context, kinds, kernel_names, range_name), field)
     else:
         table = _VIEWS[by](_select_kernels(context, kinds, kernel_names, range_name))
     graphs = context.trace.graph_launches
@@ -163,16 +168,17 @@ def _select_kernels(
     context: Context, kinds: Kinds, kernel_names: KernelNames, range_name: str | None
 ) -> _SelectedKernels:
     kind = kinds.of_kernel
-    if range_name is None:
+    operations = context.mask_operations(range_name)
+    if operations is None:
         times = np.bincount(kind, minlength=len(kinds))
         return _SelectedKernels(
             context, None, kinds, kernel_names, kind, times, kinds.columns, kernel_names.label, kernel_names.family
         )
-    inside = context.mask_operations(range_name)[: len(kind)]
+    inside = operations[: len(kind)]
     if not inside.any():
         raise MissingDataError(
             "no_kernels_in_range",
-            f"no kernel in a range {range_name!r}",
+            f"no kernel {context.describe_selection(range_name)}",
             "list the GPU work of each range with `--view ranges`",
         )
     kind, first = number_groups(kind[inside])
@@ -211,6 +217,30 @@ def _group_by_kernel(selected: _SelectedKernels) -> Table:
         "geometry_count": often,
     }
     return _sort_by_total(values)
+
+
+def _group_by_field(selected: _SelectedKernels, field: str) -> Table:
+    """Return one row a value and kernel: the values in their order, and for each the largest total first."""
+    values, of_operation = get_operation_field_values(selected.context, field)
+    of_kernel = selected.select_column(of_operation[: len(selected.trace.kernels)])
+    group, first = number_groups(of_kernel, selected.label[selected.kind])
+    columns = _measure_kernels(selected, group, len(first))
+    # Absent where kernels of one name are of several families.
+    names = selected.kernel_names
+    label, value = selected.label[selected.kind[first]], of_kernel[first]
+    family = find_single_value(names.label, names.family, len(names.texts))[1][label]
+    table = Table(
+        {
+            "value": values[value],
+            "name": pack_objects(names.texts[code] for code in label.tolist()),
+            "family": pack_objects(names.families[one] if one != NULL else None for one in family.tolist()),
+            **columns,
+            "value_share": compute_ratios(
+                columns["total_ns"], sum_groups(value, columns["total_ns"], len(values))[value]
+            ),
+        }
+    )
+    return table.take(np.lexsort((-columns["total_ns"], value)))
 
 
 def _group_by_family(selected: _SelectedKernels) -> Table:
@@ -342,7 +372,11 @@ def _make_name_columns(selected: _SelectedKernels, group: Int64, first: Int64) -
 
 def _measure_times(selected: _SelectedKernels, group: Int64, groups: int) -> dict[str, NDArray[Any]]:
     """Return the columns that count and measure, given the group of each kind."""
-    of_kernel = group[selected.kind]
+    return _measure_kernels(selected, group[selected.kind], groups)
+
+
+def _measure_kernels(selected: _SelectedKernels, of_kernel: Int64, groups: int) -> dict[str, NDArray[Any]]:
+    """Return the columns that count and measure, given the group of each kernel."""
     kernels = selected.trace.kernels
     groups_of_kernels = sort_groups(of_kernel, selected.select_column(kernels.end_ns - kernels.start_ns), groups)
     queue_ns = selected.select_column(selected.context.launches.queue_ns[: len(kernels)])
@@ -486,7 +520,7 @@ def group_by_range(context: Context, kinds: Kinds, kernel_names: KernelNames, ra
     if not len(key):
         raise MissingDataError(
             "no_kernels_in_range",
-            f"no kernel in a range {range_name!r}",
+            f"no kernel {context.describe_selection(range_name)}",
             "list the GPU work of each range with `--view ranges`",
         )
     their_key, theirs = _measure_as_nsys(context, label, of_instance, selected_ranges)
@@ -515,8 +549,13 @@ def _measure_attributed(context: Context, label: Int64, of_instance: Int64, sele
     cell, first = number_groups(thread, label)
     items = _Items(np.arange(kernels), cell, thread[first], label[first])
     counter = _InstanceCounter(of_instance, items)
+    operations = context.mask_operations(None)
     items_of_range = join_range_items(
-        counter.count_pairs(_iter_kernel_pairs(context), selected_ranges), of_instance, kernels, selected_ranges is None
+        counter.count_pairs(_iter_kernel_pairs(context), selected_ranges),
+        of_instance,
+        kernels,
+        selected_ranges is None,
+        None if operations is None else operations[:kernels],
     )
     # Each kernel once, in however many instances of the range it is.
     return _measure_rows(context, "", items_of_range.deduplicate(), items, counter)
@@ -544,8 +583,15 @@ def _measure_as_nsys(context: Context, label: Int64, of_instance: Int64, selecte
     cell, first = number_groups(thread, label[kernel])
     items = _Items(kernel, cell, thread[first].astype(np.int64), label[kernel[first]])
     counter = _InstanceCounter(of_instance, items)
+    selection = context.selection
+    if selection is not None:
+        pairs = filter_pairs(pairs, selection.instances, selection.operations[kernel])
     items_of_range = join_range_items(
-        counter.count_pairs(pairs, selected_ranges), of_instance, len(kernel), selected_ranges is None
+        counter.count_pairs(pairs, selected_ranges),
+        of_instance,
+        len(kernel),
+        selected_ranges is None,
+        None if selection is None else selection.operations[kernel],
     )
     return _measure_rows(context, "nsys_", items_of_range, items, counter)
 

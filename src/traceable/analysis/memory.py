@@ -30,7 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.columns import get_grouping_field
 from traceable.analysis.context import Context
+from traceable.analysis.fields import get_operation_field_values
 from traceable.analysis.gpus import find_gpus
 from traceable.analysis.grouping import find_first_match, number_groups, sort_groups, sum_groups
 from traceable.analysis.interval_index import Reduction, iter_pairs, sort_events
@@ -51,7 +53,11 @@ from traceable.trace import model
 from traceable.trace.model import NULL, Bool, Float64, Int8, Int32, Int64, NDArray, Trace
 
 BY = ("operation", "range", "process")
-"""The kinds of rows of the result."""
+"""The kinds of rows of the result; also `field:NAME`."""
+
+_USAGE_NOT_FILTERED = Message(
+    "memory_usage_not_filtered", "memory in use is that of whole processes, which fields of ranges don't select"
+)
 
 _NO_ALLOCATIONS = Message("memory_usage_not_recorded", "no device memory data: record with --cuda-memory-usage=true")
 
@@ -164,7 +170,8 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
 
     Args:
         by: one row an operation; or one a range (by domain and name) and operation, where each copy counts once for
-            every range that it belongs to; or one a process, GPU and operation.
+            every range that it belongs to; or one a process, GPU and operation; or, by `field:NAME`, one a value of
+            that field of the ranges and operation.
         range_name: only what belongs to a range of this name.
 
     `others` holds `processes`, `sizes` (a histogram), `calls` (by launch call) and, where allocations were recorded,
@@ -175,11 +182,12 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
             rows by range are requested for a trace without ranges.
         ValueError: `by` is none of BY.
     """
-    if by not in BY:
+    field = get_grouping_field(by)
+    if field is None and by not in BY:
         raise ValueError(f"by={by!r}: one of {', '.join(BY)}")
     # The tables on allocated memory: none where it was not recorded.
     usage_tables: dict[str, Table] = {}
-    usage = summarize_usage(context)
+    usage = summarize_usage(context) if context.selection is None else None
     if usage is not None:
         further = {
             "usage_by_range": summarize_usage_by_range(context, range_name=range_name),
@@ -188,10 +196,11 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
         usage_tables = {"usage": usage, **{name: table for name, table in further.items() if len(table)}}
     moves = find_memory_operations(context)
     which = np.arange(len(moves))
-    if range_name is not None:
-        which = which[context.mask_operations(range_name)[moves.first_operation + which]]
+    inside = context.mask_operations(range_name)
+    if inside is not None:
+        which = which[inside[moves.first_operation + which]]
     if not len(which):
-        if range_name is not None or not usage_tables:
+        if inside is not None or not usage_tables:
             raise _explain_no_operations(context, range_name)
         return replace(usage_tables.pop("usage"), others=usage_tables)
     others = {
@@ -204,9 +213,26 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
         table = _group_by_range(context, moves, which)
     elif by == "process":
         table = others.pop("processes")
+    elif field is not None:
+        table = _group_by_field(context, moves, which, field)
     else:
         table = _group_by_operation(moves, which)
+    if context.selection is not None:
+        return replace(table, others=others, notes=(_USAGE_NOT_FILTERED,))
     return replace(table, others=others, notes=usage_tables["usage"].notes if usage_tables else (_NO_ALLOCATIONS,))
+
+
+def _group_by_field(context: Context, moves: MemoryOperations, which: Int64, field: str) -> Table:
+    """Return one row a value and operation: the values in their order, and for each the longest time first."""
+    values, of_operation = get_operation_field_values(context, field)
+    value = of_operation[moves.first_operation + which]
+    group, first = number_groups(value, moves.kind[which])
+    columns = {
+        "value": values[value[first]],
+        "operation": pack_objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist()),
+        **_measure_groups(moves, which, group, len(first)),
+    }
+    return Table(columns).take(np.lexsort((-columns["gpu_total_ns"], value[first])))
 
 
 def _group_by_operation(moves: MemoryOperations, which: Int64) -> Table:
@@ -406,8 +432,8 @@ def _explain_no_operations(context: Context, range_name: str | None) -> MissingD
     if range_name is not None and len(context.trace.copies) + len(context.trace.memsets):
         return MissingDataError(
             "no_copies_in_range",
-            f"no copy or memset in a range {range_name!r}",
-            "list all of them with `--view memory` without --range",
+            f"no copy or memset {context.describe_selection(range_name)}",
+            "list all of them with `--view memory` without --range and --where",
         )
     # Without any operation this raises with the reason.
     number = len(find_gpus(context).gpu_of_operation)

@@ -11,9 +11,9 @@ Every column is explained in docs/report.md.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -85,6 +85,17 @@ class InstanceCosts:
     sync_wait_ns: Int64
     blocking_instance: Int64
 
+    def take(self, selected: Bool) -> InstanceCosts:
+        """Return the costs of some of the instances, numbered without the others."""
+        number = np.append(np.where(selected, np.cumsum(selected) - 1, -1), -1)
+        nsys = {column.name: getattr(self.nsys_projection, column.name)[selected] for column in fields(Projection)}
+        return InstanceCosts(
+            work=self.work.take(selected, number),
+            nsys_projection=Projection(**nsys),
+            sync_wait_ns=self.sync_wait_ns[selected],
+            blocking_instance=number[self.blocking_instance[selected]],
+        )
+
 
 @dataclass(frozen=True)
 class Copied:
@@ -115,6 +126,17 @@ class ByOtherRule:
     gpu_ns: Int64
 
 
+_Piece = TypeVar("_Piece", Copied, ByOtherRule)
+
+
+def _take_piece(piece: _Piece, selected: Bool, number: Int64) -> _Piece:
+    """Return what is of some instances, given their new numbers."""
+    rows = selected[piece.instance]
+    same = ("direction", "rule", "instance")
+    columns = {one.name: getattr(piece, one.name)[rows] for one in fields(piece) if one.name not in same}
+    return replace(piece, instance=number[piece.instance[rows]], **columns)
+
+
 @dataclass(frozen=True)
 class GpuWork:
     """The GPU work of each instance, as equally long columns, one value an instance; all 0 where there is none.
@@ -143,6 +165,14 @@ class GpuWork:
     queued: Int64
     copied: list[Copied]
     by_other_rules: list[ByOtherRule]
+
+    def take(self, selected: Bool, number: Int64) -> GpuWork:
+        """Return the work of some of the instances; `number` is the new number of each, -1 for the others."""
+        return GpuWork(
+            **{name: getattr(self, name)[selected] for name in _COLUMNS},
+            copied=[_take_piece(piece, selected, number) for piece in self.copied],
+            by_other_rules=[_take_piece(piece, selected, number) for piece in self.by_other_rules],
+        )
 
     def collect_copies(self, direction: int) -> Copied:
         """Return the copies in one direction, of all instances that have some."""
@@ -186,8 +216,7 @@ class Projection:
 @cache_per_context
 def profile_ranges(context: Context) -> RangeProfile:
     """Return the cost of each range, by path and by name, largest CPU total first among siblings."""
-    trace, instances = context.trace, context.instances
-    costs = measure_instances(context)
+    trace, (instances, costs) = context.trace, measure_selected_instances(context)
 
     group, first = group_by_keys(instances.path, instances.domain, instances.style)
     paths = [[trace.names[name] for name in instances.paths[path]] for path in instances.path[first].tolist()]
@@ -219,6 +248,14 @@ def measure_instances(context: Context) -> InstanceCosts:
     return InstanceCosts(work, nsys, measure_sync_waits(context), find_longest_in_callbacks(context))
 
 
+def measure_selected_instances(context: Context) -> tuple[Instances, InstanceCosts]:
+    """Return the selected instances, without a selection all of them, and their costs."""
+    costs = measure_instances(context)
+    if context.selection is None:
+        return context.instances, costs
+    return context.instances.take(context.selection.instances), costs.take(context.selection.instances)
+
+
 def profile_by_group(context: Context, place: Int64) -> tuple[Table, Int64]:
     """Return the rows of `RangeProfile.names` for the instances of each place separately, and the place of each row.
 
@@ -226,9 +263,10 @@ def profile_by_group(context: Context, place: Int64) -> tuple[Table, Int64]:
         place: a number from 0 of each instance, such as that of its thread. Rows come by it, the largest CPU total
         first.
     """
-    instances = context.instances
+    place = place[context.selected_instances]
+    instances, costs = measure_selected_instances(context)
     group, first = group_by_keys(place, instances.domain, instances.name, instances.style)
-    rows = _make_name_table(context.trace, instances, measure_instances(context), group, first)
+    rows = _make_name_table(context.trace, instances, costs, group, first)
     order = np.lexsort((-rows.values["cpu_total_ns"], place[first]))
     return rows.take(order), place[first][order]
 
@@ -416,8 +454,7 @@ def _explain_excess(instances: Instances, group: Int64, first: Int64, table: Tab
     which only instances that ran at the same time can be. None for a total that is not larger.
     """
     path = instances.path[first]
-    number = {one: i for i, one in enumerate(instances.paths)}
-    above = np.array([number.get(one[:-1], -1) for one in instances.paths], np.int64)[path]
+    above = np.array(_find_paths_above(instances, path.tolist()), np.int64)
     total = table.values["cpu_total_ns"]
     of_path = sum_groups(path, total, len(instances.paths))
     around = np.where(above >= 0, np.append(of_path, 0)[above], total)
@@ -438,6 +475,18 @@ def _explain_excess(instances: Instances, group: Int64, first: Int64, table: Tab
     return reason
 
 
+def _find_paths_above(instances: Instances, paths: Sequence[int]) -> list[int]:
+    """Return for each of these paths the nearest of them that it lies inside; -1 for none."""
+    number = {instances.paths[path]: path for path in paths}
+    result = []
+    for path in paths:
+        outer = instances.paths[path][:-1]
+        while outer and outer not in number:
+            outer = outer[:-1]
+        result.append(number.get(outer, -1))
+    return result
+
+
 def _sort_tree(instances: Instances, first: Int64, total: Int64) -> Int64:
     """Return rows parents first, and among siblings the largest total first.
 
@@ -446,10 +495,9 @@ def _sort_tree(instances: Instances, first: Int64, total: Int64) -> Int64:
     rows: dict[int, list[int]] = {}
     for row, path in enumerate(instances.path[first].tolist()):
         rows.setdefault(path, []).append(row)
-    number = {path: i for i, path in enumerate(instances.paths)}
     children: dict[int, list[int]] = {}
-    for path in rows:
-        children.setdefault(number.get(instances.paths[path][:-1], -1), []).append(path)
+    for path, above in zip(rows, _find_paths_above(instances, list(rows)), strict=True):
+        children.setdefault(above, []).append(path)
     totals_of = total.tolist()
     order: list[int] = []
     waiting = [-1]

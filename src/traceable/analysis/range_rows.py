@@ -77,7 +77,7 @@ class RangeItems:
 
 
 def join_range_items(
-    pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, items: int, outside: bool
+    pieces: Iterable[tuple[Int64, Int64]], of_instance: Int64, items: int, outside: bool, selected: Bool | None = None
 ) -> RangeItems:
     """Join pairs (instance, item).
 
@@ -86,12 +86,13 @@ def join_range_items(
         of_instance: the range of each instance, from 0.
         items: how many items there are.
         outside: whether to add the items that are in no pair.
+        selected: which of these; None for all.
     """
     bits = items.bit_length()
     fits = bits + (int(of_instance.max(initial=0)) + 2).bit_length() <= 32
     kind = np.uint32 if fits else np.int64
     keys = [np.zeros(0, kind)]
-    alone = np.ones(items, np.bool_)
+    alone = np.ones(items, np.bool_) if selected is None else selected.copy()
     for instance, item in pieces:
         alone[item] = False
         key = of_instance[instance]

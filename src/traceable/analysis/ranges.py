@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.columns import FIELD_PREFIX
+from traceable.analysis.columns import get_grouping_field
 from traceable.analysis.context import Context
-from traceable.analysis.fields import get_field_values, get_instance_fields
+from traceable.analysis.fields import get_instance_fields, inherit_field_values, select_by_fields
 from traceable.analysis.gpus import find_gpus
 from traceable.analysis.instances import build_children
 from traceable.analysis.profile import STYLES, find_main_rules, measure_instances, profile_by_group, profile_ranges
@@ -29,7 +29,8 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None,
     """Return the cost of each range.
 
     Args:
-        by: one of BY, or `field:NAME`. By `device` the GPU's columns are those of the device, the CPU's those of all.
+        by: one of BY, or `field:NAME`: by the value that a range has or, without the field, the innermost range around
+            it with it. By `device` the GPU's columns are those of the device, the CPU's those of all.
         range_name: only rows of ranges of this name, or `domain:name`.
         slowest: by `instance`, only so many of these, the slowest, each followed by the instances inside it.
 
@@ -61,9 +62,10 @@ def ranges(context: Context, *, by: str = "path", range_name: str | None = None,
         "thread": lambda: _profile_by_thread(context),
         "device": lambda: _profile_by_device(context),
     }
-    if by.startswith(FIELD_PREFIX):
+    field = get_grouping_field(by)
+    if field is not None:
         # Numbers from the smallest, then texts, then ranges without the field.
-        values, value = get_field_values(context, by.removeprefix(FIELD_PREFIX))
+        values, value = inherit_field_values(context, field)
         of_value, number = profile_by_group(context, value)
         table = Table({"value": values[number], **of_value.values})
     else:
@@ -97,6 +99,8 @@ def _profile_by_device(context: Context) -> Table:
     tables = []
     for number, device in zip(where.number, where.make_number_column().tolist(), strict=True):
         part = Context(_select_gpu(context.trace, number), context.names)
+        if context.selection is not None:
+            part = select_by_fields(part, context.selection.conditions)
         rows = profile_ranges(part).names
         rows = rows.take(rows.values["gpu_count"] > 0)
         tables.append({"device": np.full(len(rows), device), **rows.values})
@@ -188,7 +192,9 @@ def list_range_instances(context: Context, *, range_name: str | None = None) -> 
             ),
         }
     )
-    return table if range_name is None else table.take(context.mask_instances(range_name))
+    if range_name is None and context.selection is None:
+        return table
+    return table.take(context.selected_instances if range_name is None else context.mask_instances(range_name))
 
 
 def list_slowest_instances(context: Context, most: int, *, range_name: str | None = None) -> Table:
@@ -206,16 +212,21 @@ def list_slowest_instances(context: Context, most: int, *, range_name: str | Non
     Raises:
         MissingDataError: no range has that name.
     """
-    instances = context.instances
-    selected = instances.entered & (instances.parent < 0 if range_name is None else context.mask_instances(range_name))
-    rows = np.flatnonzero(selected)
+    instances, selected = context.instances, context.selected_instances
+    if range_name is None:
+        roots = selected & ((instances.parent < 0) | ~selected[instances.parent])
+    else:
+        roots = context.mask_instances(range_name)
+    rows = np.flatnonzero(instances.entered & roots)
     rows = rows[np.argsort(instances.start_ns[rows] - instances.end_ns[rows], kind="stable")][:most]
     children = build_children(instances)
     trees = [
         (number, *member) for number, root in enumerate(rows.tolist(), 1) for member in children.list_subtree(root)
     ]
     columns = np.array(trees, np.int64).reshape(-1, 3).T
-    table = list_range_instances(context).take(columns[2])
+    columns = columns[:, selected[columns[2]]]
+    place = np.cumsum(selected) - 1
+    table = list_range_instances(context).take(place[columns[2]])
     return Table({"slowest": columns[0], "depth": columns[1], **table.values})
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -155,6 +155,11 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    def take(self, selected: Bool) -> Steps:
+        """Return some of the steps; the lanes stay."""
+        columns = ("start_ns", "end_ns", "lane", "instance", "clipped", "label")
+        return replace(self, **{name: getattr(self, name)[selected] for name in columns})
 
 
 def detect_steps(context: Context, range_name: str | None, step_kernel: str | None) -> Steps:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from traceable.analysis.columns import get_grouping_field
 from traceable.analysis.context import (
     Context,
     cache_per_context,
@@ -22,8 +23,15 @@ from traceable.analysis.context import (
     group_waits_by_thread,
     select_calls,
 )
+from traceable.analysis.fields import inherit_field_values
 from traceable.analysis.gpus import find_gpus, find_streams, group_by_lane
-from traceable.analysis.grouping import find_distinct_pairs, find_single_value, sort_groups, sum_groups
+from traceable.analysis.grouping import (
+    find_distinct_pairs,
+    find_single_value,
+    number_groups,
+    sort_groups,
+    sum_groups,
+)
 from traceable.analysis.instances import Children, Instances, build_children
 from traceable.analysis.interval_index import Segments, find_slices
 from traceable.analysis.intervals import (
@@ -159,10 +167,14 @@ class Parts:
     copies: Int64
 
 
-def steps(context: Context, *, range_name: str | None = None, step_kernel: str | None = None) -> Table:
+def steps(
+    context: Context, *, by: str | None = None, range_name: str | None = None, step_kernel: str | None = None
+) -> Table:
     """Return one row a step, by process (and device) and time.
 
     Args:
+        by: `field:NAME`: one row a value of that field of the steps, or of the ranges around them; None for a row a
+            step.
         range_name: a step is an instance of the range of this name (or `domain:name`, or a glob).
         step_kernel: glob over kernel names, demangled or short: each such kernel ends a step of its process and
             device, which began when the one before ended. With neither, steps are inferred.
@@ -173,13 +185,21 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
 
     Raises:
         UsageError: both are given.
-        MissingDataError: nothing has that name, or no steps are found.
+        MissingDataError: nothing has that name, or no steps are found; or fields are to select or to group steps that
+            are not ranges.
     """
     if range_name is None and step_kernel is None:
         steps, work = infer_steps(context)
     else:
         steps = detect_steps(context, range_name, step_kernel)
         work = collect_step_operations(context, steps)
+    field = get_grouping_field(by)
+    if (field is not None or context.selection is not None) and steps.kind != RANGE:
+        raise MissingDataError(
+            "steps_without_fields",
+            "the steps are not instances of a range, so they have no fields",
+            "give the range that is a step: --step-range NAME",
+        )
     columns = measure_steps(context, steps, work)
     phases = _find_phases(context, steps, work, columns["allocations"])
     steady = ~phases.warm_up & ~phases.other & ~steps.clipped
@@ -198,13 +218,84 @@ def steps(context: Context, *, range_name: str | None = None, step_kernel: str |
         "exclusion_reason": excluded,
         **columns,
     }
-    others = {"summary": _summarize_lanes(context, steps, columns, steady, phases.warm_up)}
+    # Which steps are steady is a matter of all of them; a selection is of them.
+    here = np.ones(len(steps), np.bool_)
+    if context.selection is not None:
+        here = context.selection.instances[steps.instance]
+        if not here.any():
+            raise MissingDataError(
+                "no_step_selected", f"no step is {context.describe_selection(None)}", "select more of the recording"
+            )
+    selected = steps.take(here)
+    rows = Table(table).take(here)
+    others = {"summary": _summarize_lanes(context, selected, rows.values)}
+    steady &= here
     if steady.any():
-        others["breakdown"] = break_down_step(context, steps, work, find_median_step(columns["wall_ns"], steady))
-        others["slowest"] = compare_slowest_steps(
-            context, steps, work, table, find_median_step(columns["wall_ns"], steady)
-        )
-    return Table(table, others, _make_notes(context, steps, work, phases))
+        median = find_median_step(columns["wall_ns"], steady)
+        others["breakdown"] = break_down_step(context, steps, work, median)
+        others["slowest"] = compare_slowest_steps(context, steps, work, {**table, "steady": steady}, median)
+    if field is not None:
+        rows = _group_by_field(context, selected, rows, field)
+    return replace(rows, others=others, notes=_make_notes(context, selected, work, phases.take(here)))
+
+
+def _group_by_field(context: Context, steps: Steps, table: Table, field: str) -> Table:
+    """Return one row a value of a field, in their order: how many steps, and the time and work of the steady ones.
+
+    Args:
+        table: of the steps.
+    """
+    columns = table.values
+    values, value_of_instance = inherit_field_values(context, field)
+    group, first = number_groups(value_of_instance[steps.instance])
+    groups, steady = len(first), columns["steady"]
+    wall_ns = sum_groups(group, columns["wall_ns"], groups)
+    busy = columns["gpu_busy_ns"]
+    return Table(
+        {
+            "value": values[value_of_instance[steps.instance[first]]],
+            **_count_steps_by_state(group, groups, steps, columns),
+            "wall_total_ns": wall_ns,
+            "wall_share": compute_ratios(wall_ns, np.full(groups, wall_ns.sum())),
+            **sort_groups(group, columns["wall_ns"], groups, steady).make_summary_columns("wall"),
+            **sort_groups(group, busy, groups, steady & (busy != NULL)).make_summary_columns("gpu_busy"),
+            **{
+                name: column
+                for name, column in _average_measures(group, groups, columns, steady).items()
+                if name != "gpu_busy_mean_ns"
+            },
+        }
+    )
+
+
+def _count_steps_by_state(
+    group: Int64, groups: int, steps: Steps, columns: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return how many steps each group has, and how many of them are steady, warm-up and clipped."""
+    return {
+        "steps": np.bincount(group, minlength=groups),
+        "steady": np.bincount(group[columns["steady"]], minlength=groups),
+        "warm_up": np.bincount(group[columns["warm_up"]], minlength=groups),
+        "clipped": np.bincount(group[steps.clipped], minlength=groups),
+    }
+
+
+def _average_measures(
+    group: Int64, groups: int, columns: Mapping[str, NDArray[Any]], steady: Bool
+) -> dict[str, NDArray[Any]]:
+    """Return the utilization, and the means of MEASURES, of the steady steps of each group."""
+    of_steady = group[steady]
+    wall = np.bincount(of_steady, weights=columns["wall_ns"][steady], minlength=groups)
+    idle = np.where(columns["idle_ns"] == NULL, np.nan, columns["idle_ns"])
+    busy = np.bincount(of_steady, weights=(columns["wall_ns"] - idle)[steady], minlength=groups)
+    means: dict[str, NDArray[Any]] = {"utilization_share": compute_ratios(busy, wall)}
+    for name in MEASURES:
+        known = steady & (columns[name] != NULL)
+        sums = np.bincount(group[known], weights=columns[name][known], minlength=groups)
+        word = name.removesuffix("_ns")
+        unit = "_ns" if name.endswith("_ns") else ""
+        means[f"{word}_mean{unit}"] = compute_ratios(sums, np.bincount(group[known], minlength=groups))
+    return means
 
 
 def find_steady_interval(table: Table) -> tuple[int, int]:
@@ -250,6 +341,10 @@ class _Phases:
     warm_up: Bool
     in_range: Bool
     other: Bool
+
+    def take(self, selected: Bool) -> _Phases:
+        """Return the same of some of the steps."""
+        return _Phases(self.warm_up[selected], self.in_range[selected], self.other[selected])
 
 
 def _find_phases(context: Context, steps: Steps, work: StepOperations, allocations: Int64) -> _Phases:
@@ -397,11 +492,9 @@ def _read_program_index(context: Context, steps: Steps) -> Int64:
     return index
 
 
-def _summarize_lanes(
-    context: Context, steps: Steps, columns: dict[str, NDArray[Any]], steady: Bool, warm_up: Bool
-) -> Table:
+def _summarize_lanes(context: Context, steps: Steps, columns: Mapping[str, NDArray[Any]]) -> Table:
     """Return one row a lane: how many steps, which of them are steady, and the time of those."""
-    lanes = len(steps.process)
+    lanes, steady = len(steps.process), columns["steady"]
     of_steady = steps.lane[steady]
     count = np.bincount(of_steady, minlength=lanes)
     start = np.full(lanes, np.iinfo(np.int64).max)
@@ -409,41 +502,33 @@ def _summarize_lanes(
     np.minimum.at(start, of_steady, steps.start_ns[steady])
     np.maximum.at(end, of_steady, steps.end_ns[steady])
     device = _map_lane_devices(context, steps)
-    means: dict[str, NDArray[Any]] = {}
-    for name in MEASURES:
-        known = steady & (columns[name] != NULL)
-        sums = np.bincount(steps.lane[known], weights=columns[name][known], minlength=lanes)
-        word = name.removesuffix("_ns")
-        unit = "_ns" if name.endswith("_ns") else ""
-        means[f"{word}_mean{unit}"] = compute_ratios(sums, np.bincount(steps.lane[known], minlength=lanes))
     # Steps may overlap (requests): the elapsed time counts, not the sum of their times.
     start_or_0, end_or_0 = np.where(count > 0, start, 0), np.where(count > 0, end, 0)
     elapsed_ns = end_or_0 - start_or_0 - context.trace.windows.measure_gaps_ns(start_or_0, end_or_0)
-    wall = np.bincount(of_steady, weights=columns["wall_ns"][steady], minlength=lanes)
-    idle = np.where(columns["idle_ns"] == NULL, np.nan, columns["idle_ns"])
-    busy = np.bincount(of_steady, weights=(columns["wall_ns"] - idle)[steady], minlength=lanes)
-    return Table(
+    table = Table(
         {
             **_make_process_columns(context, steps, np.arange(lanes)),
             "device": mask_integers(device, device >= 0),
             "source": np.full(lanes, steps.source, object),
-            "steps": np.bincount(steps.lane, minlength=lanes),
-            "steady": count,
-            "warm_up": np.bincount(steps.lane[warm_up], minlength=lanes),
-            "clipped": np.bincount(steps.lane[steps.clipped], minlength=lanes),
+            **_count_steps_by_state(steps.lane, lanes, steps, columns),
             "steady_start_ns": mask_integers(start, count > 0),
             "steady_end_ns": mask_integers(end, count > 0),
             **sort_groups(steps.lane, columns["wall_ns"], lanes, steady).make_summary_columns("wall"),
             "steps_per_s": compute_ratios(count * 1e9, elapsed_ns),
             **measure_rhythm(context, steps, steady, elapsed_ns),
-            "utilization_share": compute_ratios(busy, wall),
-            **means,
+            **_average_measures(steps.lane, lanes, columns, steady),
         }
     )
+    return table.take(table.values["steps"] > 0)
 
 
 def _make_notes(context: Context, steps: Steps, work: StepOperations, phases: _Phases) -> tuple[Message, ...]:
-    """Return how steps are defined, which are excluded from the steady state and why, and what is in no step."""
+    """Return how steps are defined, which are excluded from the steady state and why, and what is in no step.
+
+    Args:
+        steps, phases: of the selected steps.
+        work: of all steps.
+    """
     gpu = context.gpu
     notes = [*steps.rules, _MEMBERSHIP_RULES[steps.kind]]
     if phases.in_range.any():
@@ -480,9 +565,9 @@ def _make_notes(context: Context, steps: Steps, work: StepOperations, phases: _P
                 f"excluded from the steady state at the edge of the capture: {_count_steps(steps.clipped)}, {reason}",
             )
         )
-    inside = np.zeros(len(gpu), np.bool_)
-    inside[work.operation] = True
-    outside = np.flatnonzero(~inside)
+    is_outside = np.ones(len(gpu), np.bool_) if context.selection is None else context.selection.operations.copy()
+    is_outside[work.operation] = False
+    outside = np.flatnonzero(is_outside)
     if len(outside):
         time = int((gpu.end_ns[outside] - gpu.start_ns[outside]).sum())
         notes.append(

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.columns import get_grouping_field
 from traceable.analysis.context import Context, find_nccl_kernels
+from traceable.analysis.fields import get_operation_field_values
 from traceable.analysis.gpus import Gpus, compute_timelines, find_gpus
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.intervals import (
@@ -36,10 +38,11 @@ from traceable.trace.model import Bool, Int64, NDArray
 _KINDS = {"kernels": KERNEL, "copies": COPY, "memsets": MEMSET, "graphs": GRAPH}
 
 
-def streams(context: Context, *, range_name: str | None = None) -> Table:
+def streams(context: Context, *, by: str | None = None, range_name: str | None = None) -> Table:
     """Return the operations of each stream.
 
     Args:
+        by: `field:NAME`: one row a value of that field of the ranges and stream, by value; None for one row a stream.
         range_name: count only operations that belong to a range of this name, in every column.
 
     Returns:
@@ -53,17 +56,18 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         MissingDataError: the trace holds no GPU operations, or none of the range.
     """
     gpus, gpu = find_gpus(context), context.gpu
-    inside, order, notes = None, gpu.by_start, gpus.notes
-    if range_name is not None:
-        inside = context.mask_operations(range_name)
+    order, notes = gpu.by_start, gpus.notes
+    inside = context.mask_operations(range_name)
+    if inside is not None:
         order = order[inside[order]]
+        where = context.describe_selection(range_name)
         if not len(order):
             raise MissingDataError(
                 "no_gpu_work_in_range",
-                f"no GPU operation belongs to range {range_name!r}",
+                f"no GPU operation was launched {where}",
                 "list the ranges that have GPU operations: `--view ranges`",
             )
-        only = Message("numbers_of_range_only", f"only operations of range {range_name!r} are counted")
+        only = Message("numbers_of_range_only", f"only operations launched {where} are counted")
         notes = (*notes, only)
     place = _Places.from_gpus(gpus)
     by_stream = build_lanes(place.get_row_of_operation(gpus), len(place), order)
@@ -72,24 +76,18 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
     first = _reduce_by_gpu(np.minimum, of_stream.first_ns[some], place.gpu[some], len(gpus))
     last = _reduce_by_gpu(np.maximum, of_stream.last_ns[some], place.gpu[some], len(gpus))
     when = compute_timelines(context)
-    if range_name is None:
+    if inside is None:
         first, last = first - when.before_ns, last + when.after_ns
     total = last - first - _measure_unrecorded_ns(context, first, last)
     one, two, three = _measure_concurrency(context, gpus, place, by_stream, of_stream)
     busy = one + two + three
-    table = Table(
-        {
-            **place.make_columns(context, gpus),
-            **_count_kinds(context, gpus, place, by_stream, inside),
-            "sum_ns": of_stream.sum_ns,
-            "busy_ns": of_stream.busy_ns,
-            "mean_concurrency": compute_ratios(of_stream.sum_ns, of_stream.busy_ns),
-            "busy_share": compute_ratios(of_stream.busy_ns, busy[place.gpu]),
-            "total_share": compute_ratios(of_stream.busy_ns, total[place.gpu]),
-            "first_start_ns": of_stream.first_ns,
-            "last_end_ns": of_stream.last_ns,
-        }
-    )
+    field = get_grouping_field(by)
+    if field is None:
+        counts = _count_kinds(context, gpus, place, by_stream, inside)
+        times = _make_time_columns(of_stream, busy[place.gpu], total[place.gpu])
+        table = Table({**place.make_columns(context, gpus), **counts, **times}).take(some)
+    else:
+        table = _group_by_field(context, gpus, place, order, field, busy, total)
     overlap = {
         "device": gpus.make_number_column(),
         "name": gpus.make_name_column(context.trace),
@@ -103,7 +101,48 @@ def streams(context: Context, *, range_name: str | None = None) -> Table:
         "mean_streams": compute_ratios(sum_groups(place.gpu, of_stream.busy_ns, len(gpus)), busy),
     }
     here = np.bincount(place.gpu[some], minlength=len(gpus)) > 0
-    return Table(table.take(some).values, {"overlap": Table(overlap).take(here)}, notes)
+    return Table(table.values, {"overlap": Table(overlap).take(here)}, notes)
+
+
+def _group_by_field(
+    context: Context, gpus: Gpus, place: _Places, order: Int64, field: str, busy_ns: Int64, total_ns: Int64
+) -> Table:
+    """Return one row a value and stream, by both.
+
+    Args:
+        order: the operations that count, by start.
+        busy_ns, total_ns: of each GPU, which the shares are of.
+    """
+    gpu, kinds = context.gpu, len(_KINDS)
+    values, value = get_operation_field_values(context, field)
+    row_of_place = place.get_row_of_operation(gpus)
+    row, first = number_groups(value, row_of_place)
+    rows, of_place = len(first), row_of_place[first].astype(np.int64)
+    count = np.bincount(row[order] * kinds + gpu.kind[order], minlength=rows * kinds).reshape(rows, kinds)
+    extents = measure_extents(gpu.start_ns, gpu.end_ns, build_lanes(row, rows, order))
+    table = Table(
+        {
+            "value": values[value[first]],
+            **{name: column[of_place] for name, column in place.make_columns(context, gpus).items()},
+            "operations": count.sum(axis=1),
+            **{name: count[:, number] for name, number in _KINDS.items()},
+            **_make_time_columns(extents, busy_ns[place.gpu[of_place]], total_ns[place.gpu[of_place]]),
+        }
+    )
+    return table.take(table.values["operations"] > 0)
+
+
+def _make_time_columns(extents: Extents, busy_ns: Int64, total_ns: Int64) -> dict[str, NDArray[Any]]:
+    """Return the columns of time, given of each row the time that its GPU was busy, and that from first to last."""
+    return {
+        "sum_ns": extents.sum_ns,
+        "busy_ns": extents.busy_ns,
+        "mean_concurrency": compute_ratios(extents.sum_ns, extents.busy_ns),
+        "busy_share": compute_ratios(extents.busy_ns, busy_ns),
+        "total_share": compute_ratios(extents.busy_ns, total_ns),
+        "first_start_ns": extents.first_ns,
+        "last_end_ns": extents.last_ns,
+    }
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.columns import get_grouping_field
 from traceable.analysis.context import Context, select_calls, suggest_gpu_recording
+from traceable.analysis.fields import get_call_field_values
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.grouping import find_first_match, number_groups, sort_groups, sum_groups
 from traceable.analysis.intervals import build_lanes
@@ -101,7 +103,7 @@ class Pieces:
     duration_ns: Int64
 
 
-def sync(context: Context, *, range_name: str | None = None) -> Table:
+def sync(context: Context, *, by: str | None = None, range_name: str | None = None) -> Table:
     """Return which range waited for which: one row a waiting range, call and range waited for, the longest first.
 
     The waiting range is the innermost around the call; the range waited for is the innermost that the operation
@@ -109,6 +111,8 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
     time it spent in that call.
 
     Args:
+        by: `field:NAME`: rows of all tables also by the value of that field of the ranges around the call; None for
+            not.
         range_name: only waits inside a range of this name, at any depth.
 
     `others` holds `calls` (one row a waiting range and call) and `operations` (with the operation waited for). `notes`
@@ -128,8 +132,9 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
         )
     waits = find_waiting_calls(context)
     number = len(waits)
-    if range_name is not None:
-        waits = waits.take(context.mask_calls(range_name)[waits.call])
+    inside = context.mask_calls(range_name)
+    if inside is not None:
+        waits = waits.take(inside[waits.call])
     if not number:
         raise MissingDataError(
             "no_waiting_calls",
@@ -139,10 +144,10 @@ def sync(context: Context, *, range_name: str | None = None) -> Table:
     if not len(waits):
         raise MissingDataError(
             "no_waits_in_range",
-            f"none of the {number} waiting API calls is inside a range {range_name!r}",
-            "`--view sync` without --range lists them all",
+            f"none of the {number} waiting API calls is {context.describe_selection(range_name)}",
+            "`--view sync` without --range and --where lists them all",
         )
-    wait_groups = _group_waits(context, waits)
+    wait_groups = _group_waits(context, waits, get_grouping_field(by))
     table = _group_by_range(wait_groups)
     others = {"calls": _group_by_call(wait_groups), "operations": _group_by_operation(wait_groups)}
     longest = [row for row in table.rows() if row["waited_for"] is not None][:_MAX_NOTES]
@@ -182,7 +187,10 @@ class _WaitGroups:
     Attributes:
         label: see `number_ranges`; first_of_label: an instance of each, and -1 at the end, for waits outside.
         text, texts: of each wait the index of its call's name, and the names.
+        value, values: of each wait the index of the value of the field that rows are by, and the values; of no field
+            there is one value.
         waiting: the label of the range of each wait; -1 for none.
+        who: of each wait the number of its value, range and name.
         launching: of each piece the label of the range that is waited for; -1 for none.
         parts: the pieces summed by waiting range, call, range waited for and operation.
         cpu_ns: how long each label's ranges lasted, and 0 at the end.
@@ -194,7 +202,10 @@ class _WaitGroups:
     first_of_label: Int64
     text: Int64
     texts: tuple[str, ...]
+    value: Int64
+    values: NDArray[Any] | None
     waiting: Int64
+    who: Int64
     launching: Int64
     parts: _Parts
     cpu_ns: Int64
@@ -206,6 +217,7 @@ class _WaitGroups:
     def make_waiting_columns(self, wait: Int64) -> dict[str, NDArray[Any]]:
         """Return the columns of the waiting range and call."""
         return {
+            **({} if self.values is None else {"value": self.values[self.value[wait]]}),
             **make_range_columns(self.context.trace, self.context.instances, self.first_of_label[self.waiting[wait]]),
             "call": pack_objects(self.texts[i] for i in self.text[wait].tolist()),
         }
@@ -217,8 +229,12 @@ class _WaitGroups:
             "cpu_share": compute_ratios(total, self.cpu_ns[self.waiting[wait]]),
         }
 
+    def make_table(self, wait: Int64, columns: dict[str, NDArray[Any]]) -> Table:
+        """Return the table of rows with a wait each: the values in their order, and for each the longest first."""
+        return Table(columns).take(np.lexsort((-columns["wait_total_ns"], self.value[wait])))
 
-def _group_waits(context: Context, waits: Waits) -> _WaitGroups:
+
+def _group_waits(context: Context, waits: Waits, field: str | None) -> _WaitGroups:
     trace, instances = context.trace, context.instances
     pieces = attribute_waits(context, waits)
     label, first = number_ranges(instances)
@@ -228,11 +244,15 @@ def _group_waits(context: Context, waits: Waits) -> _WaitGroups:
     written = [strip_call_version(trace.names[i]) for i in trace.calls.name[waits.call[first_of_name]].tolist()]
     texts = tuple(sorted(set(written)))
     text = np.array([texts.index(one) for one in written], np.int64)[name]
-    lasting = np.where(instances.entered, instances.end_ns - instances.start_ns, 0)
+    lasting = np.where(instances.entered & context.selected_instances, instances.end_ns - instances.start_ns, 0)
     waiting = label[context.find_innermost_around_calls(waits.call)]
     launching = label[context.innermost[pieces.operation]]
     operation = label_operations(context, pieces.operation)
-    who = number_groups(waiting, text)[0]
+    value, values = np.zeros(len(waits), np.int64), None
+    if field is not None:
+        values, of_call = get_call_field_values(context, field)
+        value = of_call[waits.call]
+    who = number_groups(value, waiting, text)[0]
     part, first_of_part = number_groups(who[pieces.wait], launching, operation)
     return _WaitGroups(
         context=context,
@@ -241,7 +261,10 @@ def _group_waits(context: Context, waits: Waits) -> _WaitGroups:
         first_of_label=np.append(first, -1),
         text=text,
         texts=texts,
+        value=value,
+        values=values,
         waiting=waiting,
+        who=who,
         launching=launching,
         parts=_Parts(
             wait=pieces.wait[first_of_part],
@@ -270,17 +293,17 @@ def _group_by_range(wait_groups: _WaitGroups) -> Table:
     part_ns = sum_groups(part, np.append(sums, overhead[idle]), len(first))
     wait, launching = wait[first], launching[first]
 
-    group, first = number_groups(wait_groups.waiting[wait], wait_groups.text[wait], launching)
+    group, first = number_groups(wait_groups.who[wait], launching)
     spread = sort_groups(group, part_ns, len(first))
     of_row, range_of_row = wait[first], launching[first]
     real = range_of_row != _NOTHING
     # The row of each part: that of its waiting range, call and range waited for.
-    parts, texts = wait_groups.parts, len(wait_groups.texts)
-    who, of_part = (wait_groups.waiting[i] * texts + wait_groups.text[i] for i in (of_row, parts.wait))
-    row = find_first_match(of_part, parts.launching, who, range_of_row)
+    parts, who = wait_groups.parts, wait_groups.who
+    row = find_first_match(who[parts.wait], parts.launching, who[of_row], range_of_row)
     operations = sum_groups(row, parts.count, len(first))
     total = spread.totals
-    return _sort_longest_first(
+    return wait_groups.make_table(
+        of_row,
         {
             **wait_groups.make_waiting_columns(of_row),
             **_make_waited_for_columns(wait_groups, range_of_row),
@@ -290,18 +313,19 @@ def _group_by_range(wait_groups: _WaitGroups) -> Table:
             "wait_total_ns": total,
             **spread.make_spread_columns("wait"),
             **wait_groups.make_share_columns(of_row, total),
-        }
+        },
     )
 
 
 def _group_by_call(wait_groups: _WaitGroups) -> Table:
     """Return one row a waiting range and call: how long it waited in all, and how much of that for the GPU."""
-    group, first = number_groups(wait_groups.waiting, wait_groups.text)
+    group, first = number_groups(wait_groups.who)
     number = len(first)
     spread = sort_groups(group, wait_groups.duration_ns, number)
     total = spread.totals
     blocked = sum_groups(group[wait_groups.pieces.wait], wait_groups.pieces.duration_ns, number)
-    return _sort_longest_first(
+    return wait_groups.make_table(
+        first,
         {
             **wait_groups.make_waiting_columns(first),
             "count": spread.counts,
@@ -310,14 +334,15 @@ def _group_by_call(wait_groups: _WaitGroups) -> Table:
             "blocked_on_gpu_ns": blocked,
             "overhead_ns": total - blocked,
             **wait_groups.make_share_columns(first, total),
-        }
+        },
     )
 
 
 def _group_by_operation(wait_groups: _WaitGroups) -> Table:
     """Return one row a waiting range, call, range waited for and operation."""
     parts, trace = wait_groups.parts, wait_groups.context.trace
-    return _sort_longest_first(
+    return wait_groups.make_table(
+        parts.wait,
         {
             **wait_groups.make_waiting_columns(parts.wait),
             **_make_waited_for_columns(wait_groups, parts.launching),
@@ -325,7 +350,7 @@ def _group_by_operation(wait_groups: _WaitGroups) -> Table:
             "operations": parts.count,
             "wait_total_ns": parts.ns,
             **wait_groups.make_share_columns(parts.wait, parts.ns),
-        }
+        },
     )
 
 
@@ -343,10 +368,6 @@ def _find_most_waited_for(wait_groups: _WaitGroups, row: Int64, rows: int) -> ND
 def _make_waited_for_columns(wait_groups: _WaitGroups, label: Int64) -> dict[str, NDArray[Any]]:
     first = wait_groups.first_of_label[np.maximum(label, _OUTSIDE)]
     return make_range_columns(wait_groups.context.trace, wait_groups.context.instances, first, "waited_for_")
-
-
-def _sort_longest_first(columns: dict[str, NDArray[Any]]) -> Table:
-    return Table(columns).take(np.argsort(-columns["wait_total_ns"], kind="stable"))
 
 
 def find_waiting_calls(context: Context) -> Waits:

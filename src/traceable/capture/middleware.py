@@ -1,8 +1,11 @@
-"""`POST /start_profile`, `/stop_profile` and `/dump_profile` for ASGI and WSGI applications: over their own HTTP.
+"""For ASGI and WSGI applications: a range for each request, and control of the profiler over the application's HTTP.
 
-Off without a token: then every request goes to the application. A request must have the header `Authorization: Bearer
-TOKEN`. It reaches only the worker process that accepts it; `traceable control` reaches all processes of a run. Nothing
-here waits for a step of the program.
+Each request that goes to the application is a range with its id where a profiler may be attached (`http_requests`);
+without one it goes there as it came. Websockets and the lifespan always do.
+
+`POST /start_profile`, `/stop_profile` and `/dump_profile` are off without a token: then they are requests like others.
+They must have the header `Authorization: Bearer TOKEN`. Such a request reaches only the worker process that accepts it;
+`traceable control` reaches all processes of a run. Nothing here waits for a step of the program.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import os
 import sys
 
 from traceable.capture import flight
+from traceable.capture.http_requests import run_asgi_request, run_wsgi_request
+from traceable.capture.requests import can_emit
 from traceable.capture.schedule import WindowRequest
 from traceable.capture.windows import publisher, windows
 from traceable.errors import Message
@@ -125,7 +130,8 @@ class ASGIMiddleware:
 
     Args:
         app: the application.
-        token: the token that a request must have; by default the value of `TRACEABLE_CONTROL_TOKEN`. Empty disables it.
+        token: the token that a request to the profiler must have; by default the value of `TRACEABLE_CONTROL_TOKEN`.
+            Empty disables such requests.
     """
 
     def __init__(self, app: Any, token: str | None = None) -> None:
@@ -133,8 +139,12 @@ class ASGIMiddleware:
         self._token = _encode_token(token)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if not self._token or scope["type"] != "http" or scope["path"] not in (START, STOP, DUMP):
-            await self.app(scope, receive, send)
+        is_http = scope["type"] == "http"
+        if not self._token or not is_http or scope["path"] not in (START, STOP, DUMP):
+            if is_http and can_emit:
+                await run_asgi_request(self.app, scope, receive, send)
+            else:
+                await self.app(scope, receive, send)
             return
         try:
             headers = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
@@ -177,6 +187,8 @@ class WSGIMiddleware:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
         if not self._token or path not in (START, STOP, DUMP):
+            if can_emit:
+                return run_wsgi_request(self.app, environ, start_response)
             body: Iterable[bytes] = self.app(environ, start_response)
             return body
         try:

@@ -168,6 +168,7 @@ _PART = {
     "_core": "annotations go through the nvtx package and cost several times more",
     "_recorder": "there is no embedded recorder",
     "_pages": "reports are read through sqlite3, which is about ten times slower",
+    "_fields": "`--view requests` of a large recording takes several times as long",
     "_hide_proc_environ": "nsys stores the environment of every process in its reports",
 }
 

@@ -29,7 +29,7 @@ from traceable.units import format_bytes
 
 ROOT = Path("/")
 _RECORDER = "_recorder"
-EXTENSIONS = ("_core", _RECORDER, "_pages", "_hide_proc_environ")
+EXTENSIONS = ("_core", _RECORDER, "_pages", "_fields", "_hide_proc_environ")
 """The C extensions."""
 
 PACKAGES = ("numpy", "psutil", "rich", "wrapt", *(("tomli",) if sys.version_info < (3, 11) else ()))

@@ -17,11 +17,13 @@ from traceable.errors import UsageError
 _PAGES = Path(__file__).parents[1] / "docs"
 
 SECTIONS = {
-    "Start": ("install", "annotation", "run", "windows"),
+    "Start": ("install", "annotation", "run", "windows", "serve"),
     "How-to": (
         *("annotate-from-outside", "torch", "pauses"),
         *("nsys", "torch-collector", "recorder-gpu", "ranks", "remote"),
-        *("control", "flight-recorder"),
+        *("requests", "sides", "jobs", "load", "control", "flight-recorder"),
+        *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
+        *("from-system-wide", "from-kubectl-script"),
         *("analysis", "ncu"),
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),

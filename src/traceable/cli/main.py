@@ -17,6 +17,7 @@ _REQUIRED = frozenset({"numpy", "nvtx", "psutil", "rich", "tomli", "wrapt"})
 COMMANDS = {
     "run": "run a program under a collector and print its profile",
     "serve": "run a server and its client, and print one profile of both",
+    "job": "record prefill and decode under the loads of a YAML file, and compare them",
     "control": "open and close windows in a running program",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
     "ncu": "profile the most expensive kernels of a range with Nsight Compute",

@@ -33,7 +33,7 @@ from traceable.errors import Message, MissingDataError, TraceError, UsageError
 from traceable.launch import memory
 from traceable.launch.ranks import check_ranks_option
 from traceable.report import Content
-from traceable.report.row_filter import Row, RowFilter, resolve_column
+from traceable.report.row_filter import Row, RowFilter, find_name_column, resolve_column
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
@@ -121,7 +121,9 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--view", metavar="VIEW", choices=[*VIEWS, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
     )
-    ways = "; ".join(f"{view.name}: {', '.join(_list_groupings(view))}" for view in VIEWS.values() if view.by)
+    ways = "; ".join(
+        f"{view.name}: {', '.join(_list_groupings(view))}" for view in VIEWS.values() if view.has_groupings
+    )
     group.add_argument("--by", metavar="WHAT", help=f"how rows are grouped: {ways}")
     group.add_argument(
         "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
@@ -132,7 +134,8 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         "--slowest",
         metavar="N",
         type=parse_positive_int,
-        help="print the N slowest instances of --range (default: of the outermost ranges) and the ranges inside them",
+        help="print the N slowest requests, or instances of --range (default: of the outermost ranges) and the ranges "
+        "inside them",
     )
     group.add_argument(
         "--expand",
@@ -168,6 +171,13 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
     )
     part.add_argument("--time", metavar="A:B", help="only this time since the start, as in 1.5s:2s, 2s: or :500us")
     part.add_argument("--steady", action="store_true", help="only the steps after the warm-up")
+    part.add_argument(
+        "--where",
+        metavar="NAME=VALUE",
+        action="append",
+        help="only ranges with this value of a field, their own or that of the range around them, and what they "
+        "launched, as in phase=decode,mixed or phase!=prefill; repeatable, all must be met",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -284,7 +294,7 @@ def resolve_views(arguments: argparse.Namespace) -> list[View]:
         _check_slowest(arguments)
     views = list(VIEWS.values()) if every else [VIEWS[arguments.view]]
     supported = {name for view in views for name in (*view.options, "sort", *(("table",) if view.others else ()))}
-    supported |= {"by" for view in views if view.by} | {name for view in views for name in view.row_filters}
+    supported |= {"by" for view in views if view.has_groupings} | {name for view in views for name in view.row_filters}
     if every:
         supported -= _FOR_ONE_TABLE
     if has_range_report(views, arguments):
@@ -376,7 +386,7 @@ def parse_thresholds(arguments: argparse.Namespace) -> dict[str, float]:
 
 def get_view_options(view: View, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of a view's question that the options give; the others keep their defaults."""
-    keywords = {**view.options, **({"by": "by"} if view.by else {})}
+    keywords = {**view.options, **({"by": "by"} if view.has_groupings else {})}
     keywords_given = {
         word: getattr(arguments, name) for name, word in keywords.items() if getattr(arguments, name) is not None
     }
@@ -395,10 +405,17 @@ def select_requested_part(recording: Recording, arguments: argparse.Namespace) -
     """Return the part of the recording that the options select.
 
     Raises:
-        UsageError: --time is invalid.
+        UsageError: --time or --where is invalid.
         MissingDataError: the recording has no such part.
     """
-    narrowing = (arguments.side, arguments.process, arguments.ranks, arguments.device, arguments.time)
+    narrowing = (
+        arguments.side,
+        arguments.process,
+        arguments.ranks,
+        arguments.device,
+        arguments.time,
+        arguments.where,
+    )
     if all(option is None for option in narrowing) and not arguments.steady:
         return recording
     from traceable.analysis.select import parse_time_span
@@ -412,6 +429,7 @@ def select_requested_part(recording: Recording, arguments: argparse.Namespace) -
         step_range=arguments.step_range,
         step_kernel=arguments.step_kernel,
         side=arguments.side,
+        where=arguments.where,
     )
 
 
@@ -422,7 +440,7 @@ def build_row_filter(arguments: argparse.Namespace, table: Table) -> RowFilter:
         UsageError: the table has no such column.
     """
     choice = parse_row_filter(arguments)
-    if choice.match is not None and "name" not in table.columns:
+    if choice.match is not None and find_name_column(table.columns) is None:
         raise UsageError("rows_without_names", "the rows of this table have no names to --match", "leave --match out")
     if choice.sort is None:
         return choice
@@ -457,7 +475,7 @@ def _suggest_views(name: str) -> str:
     views = [
         view.name
         for view in VIEWS.values()
-        if name in view.options or name in view.row_filters or (name == "by" and view.by)
+        if name in view.options or name in view.row_filters or (name == "by" and view.has_groupings)
     ]
     if not views:
         return "use one view at a time"

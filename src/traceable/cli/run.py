@@ -52,7 +52,7 @@ LOOP_PAUSE_MS = 100.0
 
 TRACE_PRESET = "--trace-preset"
 NSYS_ARGS = "--nsys-args"
-TRACE_PRESETS = ("light", "default", "python", "full")
+TRACE_PRESETS = ("light", "default", "python", "full", "system-wide")
 """The names of `collectors.nsys.user_options.PRESETS`, which a run that does not use nsys does not load."""
 
 _SIGUSR2_ALONE = 0
@@ -117,6 +117,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measure-overhead",
         action="store_true",
         help="run the program twice, first without a collector, and report how much longer it takes with one",
+    )
+    parser.add_argument(
+        "--no-profile", action="store_true", help="only record: `traceable report DIR` makes the profile later"
     )
     add_condition_arguments(parser)
     options.add_annotate_arguments(parser)
@@ -223,7 +226,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"every rank would write {options.find_output_file(arguments)}",
             "run without it, then `traceable report --json=FILE`",
         )
-    if not _is_recorded(arguments) and (request.expect or arguments.strict):
+    _check_profile(arguments, request)
+    if not is_recording(arguments.collector) and (request.expect or arguments.strict):
         raise UsageError(
             "expectation_without_recording",
             "expectations need a recording",
@@ -252,6 +256,20 @@ def run(arguments: argparse.Namespace) -> int:
             return exit_with_status(result.status)
         strict = _conclude_run_in_worker(worker, result, arguments, targets, steps is not None)
     return exit_with_status(result.status) or strict
+
+
+def _check_profile(arguments: argparse.Namespace, request: launcher.RunRequest) -> None:
+    """Reject --no-profile together with what needs a profile.
+
+    Raises:
+        UsageError: an assertion or an output needs it.
+    """
+    if not arguments.no_profile:
+        return
+    has_output = any(getattr(arguments, name) is not None for name in OUTPUTS)
+    if request.expect or arguments.strict or has_output or arguments.measure_overhead:
+        problem = "--no-profile makes none, but --strict, --expect, --measure-overhead and outputs need one"
+        raise UsageError("profile_needed", problem, "leave --no-profile out")
 
 
 def _make_request(
@@ -464,17 +482,19 @@ def _show_result(result: launcher.RunResult, arguments: argparse.Namespace) -> O
 
         overhead.print_overhead(result.run_dir)
     why = diagnosis.RunDiagnosis(result.run_dir, log)
+    if database is not None and arguments.no_profile:
+        return Outcome()
     if database is not None:
         return _show_recording(result, database, arguments, why)
     if not result.run_dir.is_dir():
         return Outcome()
-    if _is_recorded(arguments):
+    if is_recording(arguments.collector):
         why(None, result.problem)
     if result.problem:
         why.report_problems()
         log(f"next: python -m traceable report {launcher.format_path(result.run_dir)}, after fixing it")
         return Outcome()
-    if not _is_recorded(arguments):
+    if not is_recording(arguments.collector):
         return Outcome()
     return _show_empty_recording(result, arguments, why)
 
@@ -526,9 +546,9 @@ def _show_empty_recording(result: launcher.RunResult, arguments: argparse.Namesp
     return Outcome(verdicts, capture, complete)
 
 
-def _is_recorded(arguments: argparse.Namespace) -> bool:
-    """Whether the run is recorded: `auto` chooses a collector that records."""
-    return arguments.collector == collectors.AUTO or collectors.create_collector(arguments.collector).records
+def is_recording(collector: str) -> bool:
+    """Whether a value of --collector records: `auto` chooses a collector that does."""
+    return collector == collectors.AUTO or collectors.create_collector(collector).records
 
 
 def exit_with_status(status: int) -> int:

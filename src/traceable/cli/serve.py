@@ -32,7 +32,7 @@ from traceable.launch.serve import (
 )
 from traceable.launch.worker import Worker, WorkerDiedError
 
-EXIT_FAILED = 1
+EXIT_FAILED = 2
 """The exit code where the client did not run, or was stopped because its server had ended."""
 
 _OPTIONS_OF_RUN = tuple(f"--{side}-options" for side in (SERVER, CLIENT))
@@ -81,8 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-timeout",
         metavar="S",
         type=_parse_seconds,
-        default=120.0,
-        help="how long the server has to become ready (120)",
+        help="how long the server has to become ready (120; 1800 with the presets of model servers)",
     )
     parser.add_argument(
         "--stop-timeout",
@@ -96,6 +95,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{side}-collector", metavar="NAME", choices=names, help=f"another collector for the {side}"
         )
+    parser.add_argument(
+        "--via",
+        metavar="PREFIX",
+        help="run both sides elsewhere, through a command such as 'ssh host' (traceable help remote)",
+    )
+    for side in (SERVER, CLIENT):
+        parser.add_argument(f"--{side}-via", metavar="PREFIX", help=f"run the {side} elsewhere")
     for side in (SERVER, CLIENT):
         parser.add_argument(
             f"--{side}-options",
@@ -134,9 +140,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     options.remove_output_file(arguments)
     result = run_sides(request, log)
-    _report_result(result, arguments)
-    with Worker(run_command.prepare_worker) as worker:
-        _show_profile(worker, result, arguments)
+    _report_result(request, result)
+    if any(run_command.is_recording(side.collector) for side in request.sides):
+        with Worker(run_command.prepare_worker) as worker:
+            _show_profile(worker, result, arguments)
     return _get_exit_code(result)
 
 
@@ -150,6 +157,9 @@ def _make_request(arguments: argparse.Namespace) -> ServeRequest:
     for side in (SERVER, CLIENT):
         further = getattr(arguments, f"{side}_options")
         _check_run_options(further, f"--{side}-options")
+        prefix = getattr(arguments, f"{side}_via") or arguments.via
+        if prefix is not None:
+            further = ("--via", prefix, *further)
         sides[side] = SideRequest(
             side,
             getattr(arguments, side),
@@ -166,7 +176,7 @@ def _make_request(arguments: argparse.Namespace) -> ServeRequest:
         uds=arguments.uds,
         port=arguments.port,
         ready=tuple(arguments.ready),
-        ready_timeout_s=arguments.ready_timeout,
+        ready_timeout_s=arguments.ready_timeout or preset.ready_timeout_s,
         stop_timeout_s=arguments.stop_timeout,
         steps=str(arguments.steps) if arguments.steps else None,
         warmup_requests=arguments.warmup_requests,
@@ -190,12 +200,13 @@ def _check_run_options(words: Sequence[str], option: str) -> None:
     parser.parse_args(ours)
 
 
-def _report_result(result: ServeResult, arguments: argparse.Namespace) -> None:
-    """Print how both sides ended."""
+def _report_result(request: ServeRequest, result: ServeResult) -> None:
+    """Print how both sides ended; a server may end by the signal that stops it."""
     for side in (result.client, result.server):
-        if side.exit_code != 0:
+        is_stopped = side.name == SERVER and side.signal == request.preset.stop_signal
+        if side.exit_code != 0 and not is_stopped:
             log(Message("side_failed", f"the {side.name} {side.ended}"))
-        elif not arguments.quiet:
+        elif not request.quiet:
             log(f"the {side.name} {side.ended}")
 
 
@@ -222,19 +233,23 @@ def _print_profile(directory: Path, arguments: argparse.Namespace) -> None:
 
     path = launcher.format_path(directory)
     try:
-        profile.show_profile(
+        _, capture, complete = profile.show_profile(
             directory,
             arguments,
             title=f"profile of {path}",
             stream=sys.stdout if options.has_stdout_output(arguments) else sys.stderr,
             save_to=directory / "report.json",
         )
+        if not options.has_table_output(arguments):  # a table has both below it
+            if not arguments.quiet or (capture is not None and not capture.ok):
+                profile.report_capture(capture, log)
+            profile.report_losses(complete, log)
+        if not arguments.quiet:
+            log(f"next: python -m traceable report {path} --view requests")
     except TraceableError as error:
         log(error.message)
     except BrokenPipeError:
         sys.stdout = None
-    if not arguments.quiet:
-        log(f"next: python -m traceable report {path} --view requests")
 
 
 def _get_exit_code(result: ServeResult) -> int:
@@ -271,4 +286,4 @@ def _parse_seconds(word: str) -> float:
     try:
         return parse_seconds("", word, bound="above 0")
     except UsageError as error:
-        raise argparse.ArgumentTypeError(error.cause) from None
+        raise argparse.ArgumentTypeError(Message(error.code, error.problem.lstrip())) from None

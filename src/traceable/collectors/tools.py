@@ -122,16 +122,17 @@ def run_tool(
         raise CollectorError("tool_not_started", problem, "reinstall it") from None
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, for whatever reason.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends, for whatever reason.
 
     Args:
         parent: the parent's process id; it may have ended already.
+        number: the signal.
     """
     with contextlib.suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, another system
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -7,7 +7,9 @@ started here.
 from __future__ import annotations
 
 import difflib
+import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,12 +32,14 @@ _MAX_NODES = 10_000
 """Of a file with its aliases expanded: a few lines of anchors can expand to billions."""
 
 _MAX_DEPTH = 32
+_TAGS = frozenset({"str", "timestamp", "int", "float", "bool", "null", "value", "seq", "map"})
 _KINDS = {yaml.ScalarNode: "a single value", yaml.SequenceNode: "a list", yaml.MappingNode: "a mapping"}
 _TAG = "tag:yaml.org,2002:"
 _PLACE = re.compile(r"^(.*) - at `(?:key` in `)?\$(.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _CHOICE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
+_OPERATORS = frozenset({"&&", "||", "|", "&", ";", ">", ">>", "<", "2>&1"})
 _NAME = re.compile(r"[\w-]+")
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -65,12 +69,6 @@ class Server(Section, frozen=True):
     )
     env: Annotated[dict[str, str | int], Meta(description="additional environment variables of the server")] = {}
     preset: Annotated[str, Meta(description="what is known of the server, as --preset of `serve`")] | None = None
-    url: (
-        Annotated[
-            str, Meta(description="where the load goes: by default http://127.0.0.1:{port}, or unix:{uds} if used")
-        ]
-        | None
-    ) = None
     options: (
         Annotated[str, Meta(description="further options of `traceable run` for the server, as in a shell")] | None
     ) = None
@@ -82,7 +80,13 @@ class Client(Section, frozen=True):
     tool: Literal["aiperf", "builtin"] | None = None
     command: Annotated[str, Meta(description="the command line of your own client, with placeholders")] | None = None
     env: Annotated[dict[str, str | int], Meta(description="additional environment variables of the client")] = {}
-    model: Annotated[str, Meta(description="the model's name in requests")] = "model"
+    url: (
+        Annotated[
+            str, Meta(description="where the load goes: by default unix:{uds} or http://127.0.0.1:{port} of the server")
+        ]
+        | None
+    ) = None
+    model: Annotated[str, Meta(description="the model's name in requests; by default the server's first")] = ""
     endpoint: Literal["completions", "chat"] = "completions"
     rate: (
         Annotated[float, Meta(gt=0, description="requests per second with Poisson arrivals; by default closed loop")]
@@ -312,6 +316,7 @@ class _Builder:
     places: dict[KeyPath, str]
     is_file: bool = True
     _nodes: int = 0
+    _depth: int = 0
 
     def build(self, node: yaml.Node, path: KeyPath) -> Any:
         """Return the value of a node.
@@ -325,14 +330,19 @@ class _Builder:
         if self._nodes > _MAX_NODES:
             problem = f"{place}: the aliases expand to more than {_MAX_NODES} values"
             raise UsageError("yaml_too_large", problem, "write the values without anchors")
-        if len(path) > _MAX_DEPTH:
+        if node.tag.removeprefix(_TAG) not in _TAGS:
+            raise UsageError("yaml_tag", f"{place}: the tag {node.tag} is not supported", "remove it")
+        if self._depth == _MAX_DEPTH:
             raise UsageError("yaml_too_deep", f"{place}: nested deeper than {_MAX_DEPTH}", "write fewer levels")
+        if isinstance(node, yaml.ScalarNode):
+            return self._build_scalar(node, place)
+        self._depth += 1
         if isinstance(node, yaml.MappingNode):
-            return self._build_mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
-        assert isinstance(node, yaml.ScalarNode)
-        return self._build_scalar(node, place)
+            content: Any = self._build_mapping(node, path)
+        else:
+            content = [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
+        self._depth -= 1
+        return content
 
     def _build_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         content: dict[str, Any] = {}
@@ -360,8 +370,6 @@ class _Builder:
 
     def _build_scalar(self, node: yaml.ScalarNode, place: str) -> Any:
         tag = node.tag.removeprefix(_TAG)
-        if tag not in ("str", "timestamp", "int", "float", "bool", "null", "value"):
-            raise UsageError("yaml_tag", f"{place}: the tag {node.tag} is not supported", "remove it")
         try:
             number = {"int": _CONSTRUCTOR.construct_yaml_int, "float": _CONSTRUCTOR.construct_yaml_float}.get(tag)
             if number is not None:
@@ -442,6 +450,9 @@ def _check_job(document: _Document, job: Job) -> None:
             f"{document.get_place('name')}: {job.name[:60]!r} can't be a part of file names",
             "use letters, digits, - and _",
         )
+    if unknown := re.findall(r"\{[^{}]*\}", re.sub(r"\{(name|time)\}", "", job.output)):
+        problem = f"{document.get_place('output')}: {unknown[0]} is not filled in for the output directory"
+        raise UsageError("output_invalid", problem, "use {name} and {time}")
     profiling = job.profiling
     if not job.phases:
         place = document.get_place("profiling")
@@ -469,6 +480,7 @@ def _check_job(document: _Document, job: Job) -> None:
                 "write 1; ranks of one worker are all recorded",
             )
     _check_system_wide(document, job)
+    _check_command(document, job.server.command, "server", "command")
     _check_client(document, job.client, "client")
     for name, phase in job.phases.items():
         _check_phase(document, job, name, phase)
@@ -493,7 +505,14 @@ def _check_system_wide(document: _Document, job: Job) -> None:
     if profiling.duration_s is None:
         problem = f"{place}: mode system-wide needs a duration_s"
         raise UsageError("job_key_missing", problem, "add profiling.duration_s in seconds, and profiling.delay_s")
-    for name in job.phases:
+    for name, phase in job.phases.items():
+        if phase.requests is None:
+            raise UsageError(
+                "job_key_missing",
+                f"{document.get_place('profiling', name)}: mode system-wide needs requests of {name}: without steps "
+                "nothing tells how many last as long as delay_s and duration_s",
+                "add requests",
+            )
         for key in ("start_step", "stop_step"):
             if document.has("profiling", name, key):
                 raise UsageError(
@@ -509,6 +528,32 @@ def _check_client(document: _Document, client: ClientChoice | None, *path: str) 
     if (client.tool is None) == (client.command is None):
         problem = "needs a tool or a command" if client.tool is None else "has both a tool and a command"
         raise UsageError("client_invalid", f"{document.get_place(*path)}: the client {problem}", "give one of them")
+    if client.rate is not None and not math.isfinite(client.rate):
+        place = document.get_place(*path, "rate")
+        raise UsageError("job_value_invalid", f"{place}: the rate {client.rate} is not finite", "correct the value")
+    _check_command(document, client.command, *path, "command")
+
+
+def _check_command(document: _Document, command: str | None, *path: str) -> None:
+    """Reject a command that only a shell can run."""
+    if command is None:
+        return
+    place = document.get_place(*path)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError("command_not_split", f"{place}: {str(error).lower()} in the command", "close it") from None
+    if not words:
+        raise UsageError("command_empty", f"{place}: the command is empty", "give the words of a command")
+    operator = next((word for word in words if word in _OPERATORS), None)
+    if operator is None and re.match(r"\w+=", words[0]):
+        operator = words[0]
+    if operator is not None:
+        raise UsageError(
+            "command_needs_shell",
+            f"{place}: {operator[:40]!r} in the command is for a shell, but none runs it",
+            "use `env` for variables, or write sh -c '...'",
+        )
 
 
 def _check_phase(document: _Document, job: Job, name: str, phase: Phase) -> None:
@@ -548,6 +593,8 @@ def _check_phase(document: _Document, job: Job, name: str, phase: Phase) -> None
             "add server.command",
         )
     _check_client(document, phase.client, *path, "client")
+    if phase.server is not None:
+        _check_command(document, phase.server.command, *path, "server", "command")
 
 
 def get_sizes(job: Job, phase: Phase) -> dict[str, int | list[int]]:

@@ -31,6 +31,7 @@ from traceable.errors import Message, TraceableError, UsageError, format_one_lin
 from traceable.launch.load_tools import ARRIVALS, ENDPOINTS, LoadRequest, summarize_records
 from traceable.protocol import environment, untrusted
 from traceable.protocol.load_record import FILE_NAME, LoadRecord, LoadRecordWriter
+from traceable.protocol.untrusted import TEXT
 
 try:
     import aiohttp
@@ -218,20 +219,23 @@ class LoadGenerator:
         start_ns = self._read_clock_ns()
         response = Response(error="canceled")
         try:
-            async with traceable.annotate("request", payload={"request_id": request_id}):
-                response = await self._exchange(session, body, headers)
+            async with traceable.request(request_id) as request:
+                response = await self._exchange(session, body, headers, request.mark_first_byte)
         finally:
             self._in_flight -= 1
             self._record_response(index, request_id, start_ns, response)
 
-    async def _exchange(self, session: aiohttp.ClientSession, body: Any, headers: dict[str, str]) -> Response:
+    async def _exchange(
+        self, session: aiohttp.ClientSession, body: Any, headers: dict[str, str], mark_first_byte: Callable[[], None]
+    ) -> Response:
         """Send one request and read its response; a failure is part of the result."""
         try:
             async with session.post(_PATHS[self._load.endpoint], json=body, headers=headers) as reply:
                 if reply.status != 200:
                     return Response(error=f"http_{reply.status}", detail=(await reply.text())[:200])
+                mark_first_byte()
                 if self._load.streaming:
-                    return await self._read_stream(reply)
+                    return await self._read_stream(reply, headers["x-request-id"])
                 return _read_usage(await reply.json())
         except asyncio.TimeoutError:
             return Response(error="timed_out", detail=f"no complete response within {self._load.timeout_s:g} s")
@@ -242,7 +246,7 @@ class LoadGenerator:
         except ValueError as error:
             return Response(error="response_invalid", detail=format_one_line(error))
 
-    async def _read_stream(self, reply: aiohttp.ClientResponse) -> Response:
+    async def _read_stream(self, reply: aiohttp.ClientResponse, request_id: str) -> Response:
         """Read a stream of server-sent events to its `[DONE]`.
 
         Raises:
@@ -256,11 +260,12 @@ class LoadGenerator:
             if data == b"[DONE]":
                 is_done = True
                 continue
-            content = untrusted.parse_json(data)
-            if not isinstance(content, dict) or content.get("error"):
+            content = untrusted.validate_shape(untrusted.parse_json(data), _EVENT)
+            if content.get("error"):
                 return Response(tuple(token_ns), error="server_error", detail=data.decode(errors="replace")[:200])
             if _has_token(content):
                 token_ns.append(arrival_ns)
+                traceable.mark("token", payload={"request_id": request_id})
             if content.get("usage"):
                 response = _read_usage(content)
         error = None if is_done else "stream_ended_early"
@@ -376,6 +381,11 @@ async def _find_model(session: aiohttp.ClientSession) -> str:
     raise UsageError("model_unknown", f"the server lists no model: GET /v1/models: {problem}", "give it with --model")
 
 
+_TEXTS = ("content", "reasoning_content", "reasoning")
+_EVENT = {"choices": [{"text": TEXT, "finish_reason": TEXT, "delta": dict.fromkeys((*_TEXTS, "role"), TEXT)}]}
+"""An event of a stream, as far as it is read; the text of some servers' reasoning has a field of its own."""
+
+
 async def _read_events(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the data of each server-sent event, as soon as it is there."""
     rest = b""
@@ -390,9 +400,9 @@ def _has_token(content: dict[str, Any]) -> bool:
     """Whether an event of a stream brings a piece of the response, and not only its role or its end."""
     for choice in content.get("choices") or ():
         delta = choice.get("delta") or {}
-        text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
         # A token may have no text: half of a character.
-        if text or (choice.get("finish_reason") is None and "role" not in delta):
+        is_plain = choice.get("finish_reason") is None and "role" not in delta
+        if is_plain or choice.get("text") or any(delta.get(name) for name in _TEXTS):
             return True
     return False
 
@@ -475,10 +485,10 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
     end.add_argument("--duration", type=_parse_positive, metavar="S", help="for how many seconds, after the warm-up")
     parser.add_argument(
         "--warmup-requests",
-        type=int,
-        default=None,
+        type=_parse_whole,
+        default=_parse_whole(os.environ.get(environment.WARMUP_REQUESTS) or "0"),
         metavar="N",
-        help="requests before the load is steady (default: TRACEABLE_WARMUP_REQUESTS, else 0)",
+        help="requests before the load is steady (default: that of TRACEABLE_WARMUP_REQUESTS)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -493,7 +503,6 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
     url = f"{_UNIX}{options.uds}" if options.uds else options.url
     if not url.startswith((_UNIX, "http://", "https://")):
         raise UsageError("url_invalid", f"{url!r} is not a URL", "give http://HOST:PORT or unix:PATH")
-    warmup = options.warmup_requests
     load = LoadRequest(
         tool="builtin",
         url=url,
@@ -506,7 +515,7 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
         arrival=options.arrival,
         requests=options.requests,
         duration_s=options.duration,
-        warmup_requests=_read_warmup_requests() if warmup is None else warmup,
+        warmup_requests=options.warmup_requests,
         seed=options.seed,
         streaming=options.streaming,
         tokenizer=options.tokenizer,
@@ -515,9 +524,15 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
     return load, options.output
 
 
-def _parse_count(text: str) -> int:
+def _parse_whole(text: str) -> int:
     value = int(text)
-    if value < 1:
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _parse_count(text: str) -> int:
+    if (value := _parse_whole(text)) == 0:
         raise ValueError
     return value
 
@@ -527,11 +542,6 @@ def _parse_positive(text: str) -> float:
     if not 0 < value < 1e9:
         raise ValueError
     return value
-
-
-def _read_warmup_requests() -> int:
-    value = os.environ.get("TRACEABLE_WARMUP_REQUESTS", "").strip()
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 16 else 0
 
 
 def _open_output(output: Path) -> LoadRecordWriter:
@@ -558,13 +568,18 @@ def main(words: Sequence[str] | None = None) -> int:
             )
         vocabulary = WORDS if load.tokenizer is None else load_words(load.tokenizer)
         writer = _open_output(output)
-        warmup_file = os.environ.get("TRACEABLE_WARMUP_FILE", "")
+        warmup_file = os.environ.get(environment.WARMUP_FILE)
         generator = LoadGenerator(load, vocabulary, writer.write, Path(warmup_file) if warmup_file else None)
         with contextlib.closing(writer):
             signum = asyncio.run(_run_until_signal(generator))
     except TraceableError as error:
         _log(error.message)
         return error.exit_code
+    except OSError as error:
+        _log(
+            Message("load_records_not_written", f"can't write {output / FILE_NAME}: {error.strerror}; free some space")
+        )
+        return 2
     results = summarize_records(generator.records)
     for line in results.format_lines():
         _log(line)

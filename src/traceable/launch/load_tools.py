@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from traceable.errors import TraceError, UsageError
+from traceable.protocol import environment
 from traceable.protocol.load_record import LoadRecord, find_load_file, read_load_file
 
 Tool: TypeAlias = Literal["aiperf", "builtin"]
@@ -27,7 +28,9 @@ TOOLS: tuple[Tool, ...] = ("aiperf", "builtin")
 ENDPOINTS: tuple[Endpoint, ...] = ("completions", "chat")
 ARRIVALS: tuple[Arrival, ...] = ("poisson", "constant")
 
-AIPERF = "TRACEABLE_AIPERF"
+
+_OWN_AIPERF = str(Path(sys.prefix, "aiperf", "bin", "aiperf"))
+"""In an environment of its own, inside that of this Python: where `scripts/install.sh test` installs it."""
 
 
 @dataclass(frozen=True)
@@ -187,21 +190,20 @@ def _format_options(options: dict[str, object | None]) -> list[str]:
 
 
 def find_aiperf() -> str:
-    """Return the path of aiperf: of `TRACEABLE_AIPERF`, on PATH, else in `.venv/aiperf` of the working directory.
+    """Return the path of aiperf: of `TRACEABLE_AIPERF`, on PATH, else in the
+    environment `aiperf` inside that of this Python (`.venv/aiperf`).
 
     Raises:
         UsageError: there is none.
     """
-    named = os.environ.get(AIPERF)
-    path = shutil.which(named or "aiperf") or (None if named else shutil.which(".venv/aiperf/bin/aiperf"))
+    configured = os.environ.get(environment.AIPERF)
+    path = shutil.which(configured) if configured else shutil.which("aiperf") or shutil.which(_OWN_AIPERF)
+    if path is None and configured:
+        problem = f"{environment.AIPERF}={configured} is not an executable file"
+        raise UsageError("aiperf_not_executable", problem, "set it to the path of aiperf, or unset it")
     if path is None:
-        where = f"{AIPERF}={named} is not an executable file" if named else "aiperf is not installed"
-        raise UsageError(
-            "aiperf_missing",
-            where,
-            f"type `pip install aiperf` in an environment of its own and set {AIPERF} to its bin/aiperf, or use the "
-            "builtin load generator",
-        )
+        remedy = f"install it in an environment of its own and set {environment.AIPERF}, or use the builtin generator"
+        raise UsageError("aiperf_missing", "aiperf is not installed", remedy)
     return str(Path(path).absolute())
 
 
@@ -235,12 +237,10 @@ def _make_aiperf_command(request: LoadRequest, output: Path) -> tuple[str, ...]:
         "--ui": "none",
         "--artifact-dir": output,
     }
-    # aiperf 0.13 takes the path of a folder for the name of a repository if one of these is set.
-    offline = [
-        name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if request.tokenizer and os.environ.get(name)
-    ]
+    # aiperf 0.13 takes the path of a folder for the name of a repository if one of these variables is set.
+    online = ("env", "-u", "HF_HUB_OFFLINE", "-u", "TRANSFORMERS_OFFLINE") if request.tokenizer is not None else ()
     return (
-        *(("env", *(word for name in offline for word in ("-u", name))) if offline else ()),
+        *online,
         *(find_aiperf(), "profile"),
         *_format_options(options),
         *(word for extra in extra_inputs for word in ("--extra-inputs", extra)),
@@ -288,7 +288,7 @@ def summarize_records(records: Sequence[LoadRecord], damaged_lines: int = 0) -> 
         input_tokens=tuple(sorted({r.input_tokens for r in completed if r.input_tokens is not None})),
         output_tokens=tuple(sorted(set(known_tokens))),
         ttft=Quantiles.compute(r.first_token_ns - r.start_ns for r in completed if r.first_token_ns is not None),
-        itl=Quantiles.compute(filter(None, map(_compute_itl_ns, completed))),
+        itl=Quantiles.compute(itl for itl in map(_compute_itl_ns, completed) if itl is not None),
         gap=Quantiles.compute(later - earlier for earlier, later in pairs),
         latency=Quantiles.compute(record.end_ns - record.start_ns for record in completed),
     )

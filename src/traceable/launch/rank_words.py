@@ -47,8 +47,8 @@ def _split(text: str) -> frozenset[str]:
 _SRUN = RankLauncher(
     flags=_split(
         "--exclusive --overlap --exact --label -l --unbuffered -u --verbose -v --quiet -Q --no-kill -k --pty "
-        "--multi-prog --immediate -I --preserve-env -E --disable-status -X --overcommit -O --oversubscribe -s --contiguous "
-        "--container-mount-home --no-container-mount-home --container-writable --container-readonly "
+        "--multi-prog --immediate -I --preserve-env -E --disable-status -X --overcommit -O --oversubscribe -s "
+        "--contiguous --container-mount-home --no-container-mount-home --container-writable --container-readonly "
         "--container-remap-root --no-container-remap-root --container-entrypoint --no-container-entrypoint"
     ),
     values=_split(

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from traceable.collectors.tools import die_with_parent
 from traceable.errors import Message, TraceError, UsageError
 from traceable.launch import launcher, supervisor, target
 from traceable.launch.finalize_progress import TERMINATION_SIGNALS, Deadline
@@ -69,7 +70,6 @@ _LONGEST_SOCKET_PATH = 107
 _OWN_LINE = "traceable: "
 """How the messages of a launcher begin."""
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
@@ -154,6 +154,11 @@ class SideRequest:
     environment: Mapping[str, str] = field(default_factory=dict)
     recorded: bool = True
     output: Path | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it runs on another machine, or in a container."""
+        return any(word == "--via" or word.startswith("--via=") for word in self.options)
 
 
 @dataclass(frozen=True)
@@ -311,7 +316,7 @@ def make_side_command(request: ServeRequest, side: SideRequest, directory: Path)
     """Return the command line of a side whose run directory is in `directory`."""
     if not side.recorded:
         return list(side.command)
-    own = [sys.executable, *target.get_interpreter_flags(), "-m", "traceable", "run", "--quiet"]
+    own = [sys.executable, *target.get_interpreter_flags(), "-m", "traceable", "run", "--quiet", "--no-profile"]
     own += ["--collector", side.collector, "-o", str(directory / side.name), "--name", side.name]
     if side.name == SERVER and request.steps is not None:
         own += ["--steps", request.steps]
@@ -358,9 +363,15 @@ def _check_request(request: ServeRequest) -> None:
     for side in request.sides:
         if not side.command:
             raise UsageError("no_program", f"the command of the {side.name} is empty", f"give one with --{side.name}")
-        if "--via" not in side.options:  # it runs where that program is
+        if not side.is_remote:  # it runs where that program is
             target.check_target(target.Target(target.COMMAND, side.command[0], side.command[1:]))
+    if request.warmup_requests and any(side.is_remote for side in request.sides):
+        problem = "--warmup-requests needs both sides on this machine, since a file ends the warm-up"
+        raise UsageError("warmup_needs_one_machine", problem, "leave it out, or use --warmup-steps in --server-options")
     run_dir.check_run_dir(request.directory, request.name, force=request.force)
+    if request.directory is not None and not (request.directory / run_dir.MANIFEST).exists():
+        for side in request.sides:
+            run_dir.check_run_dir(request.directory / side.name, side.name, force=False)
 
 
 def _check_address(request: ServeRequest, log: Callable[[str], None]) -> None:
@@ -369,6 +380,8 @@ def _check_address(request: ServeRequest, log: Callable[[str], None]) -> None:
     Raises:
         UsageError: something listens there, or a file is in the way of a socket.
     """
+    if request.server.is_remote:
+        return
     paths = [one.value for one in request.ready if one.kind == "uds"]
     for path in dict.fromkeys([*([str(request.uds)] if request.uds else []), *paths]):
         _check_socket(Path(path), log)
@@ -518,13 +531,17 @@ class _Side:
                     env={**os.environ, **self._variables},
                     start_new_session=True,
                     close_fds=False,
-                    preexec_fn=partial(_end_with_parent, os.getpid()),
+                    preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
                     **streams,
                 )
             except OSError as error:
                 path = error.filename or self._command[0]
                 problem = f"can't start the {self.name}: {path}: {error.strerror}"
                 raise UsageError("side_not_started", problem, f"correct the command of --{self.name}") from None
+
+    def describe(self) -> str:
+        """Return its name and its command line, without secrets."""
+        return f"{self.name}: {shlex.join(redact.redact_command(self.request.command))}"
 
     # ---- its end
 
@@ -540,7 +557,7 @@ class _Side:
 
     def watch_program(self, selector: selectors.BaseSelector) -> None:
         """Find its program once that is started, and have `selector` wake up at its end."""
-        if self.pid is not None or self.launcher is None:
+        if self.pid is not None or self.launcher is None or self.request.is_remote:
             return
         self.pid = self.launcher.pid if self.directory is None else _read_program_pid(self.directory)
         if self.pid is None or self.directory is None:
@@ -578,7 +595,8 @@ class _Side:
                 with contextlib.suppress(OSError):
                     os.kill(victim, signal.SIGKILL)
         elif not self.has_ended:
-            self.launcher.send_signal(signal.SIGTERM if self.pid is None and number == signal.SIGINT else number)
+            is_starting = self.pid is None and not self.request.is_remote
+            self.launcher.send_signal(signal.SIGTERM if is_starting and number == signal.SIGINT else number)
 
     def make_result(self) -> SideResult:
         """Return how it ended, with the exit code of its program where its launcher could not pass that on."""
@@ -631,16 +649,6 @@ def _read_program_pid(directory: Path) -> int | None:
     with contextlib.suppress(TraceError):
         return run_dir.load_manifest(directory).get("pid")
     return None
-
-
-def _end_with_parent(parent: int) -> None:
-    """Have the kernel end this process in an orderly way when its parent dies. Called between fork and exec."""
-    with contextlib.suppress(Exception):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class _ReadyProbe:
@@ -736,7 +744,7 @@ class _Session:
         self._problem: Message | None = None
         self._signals: deque[int] = deque()
         self._interrupted_by: int | None = None
-        self._manifest = _make_manifest(request, directory)
+        self._manifest = _make_manifest(request)
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._lines = [re.compile(one.value) for one in request.ready if one.kind == "line"]
 
@@ -762,17 +770,15 @@ class _Session:
 
     def _run_server(self) -> None:
         """Start the server, run the client when it is ready, stop the server."""
-        where = launcher.format_path(self._directory)
-        self._report(
-            f"server: {shlex.join(redact.redact_command(self._server.request.command))}; run directory {where}"
-        )
+        self._report(f"{self._server.describe()}; run directory {launcher.format_path(self._directory)}")
         self._server.start()
         if self._await_ready():
-            self._report(f"client: {shlex.join(redact.redact_command(self._client.request.command))}")
+            self._report(self._client.describe())
             try:
                 self._client.start()
             except UsageError as error:
                 self._client.problem = self._problem = error.message
+                self._log(error.message)
             else:
                 self._run_client()
         self._stop_server()
@@ -823,10 +829,9 @@ class _Session:
                 stop.check_time()
             elif self._server.has_program_ended and not self._client.has_program_ended:
                 if grace is None:
-                    grace = Deadline(CLIENT_GRACE_SECONDS)
-                    words = (
-                        f"the server ended while the client was running, which is stopped in {CLIENT_GRACE_SECONDS:g} s"
-                    )
+                    grace_s = min(CLIENT_GRACE_SECONDS, self._request.stop_timeout_s or CLIENT_GRACE_SECONDS)
+                    grace = Deadline(grace_s)
+                    words = f"the server ended before the client, which is stopped in {grace_s:g} s"
                     self._fail_server("server_died", words)
                 elif grace.has_passed():
                     self._client.problem = Message("client_stopped", "the client was stopped: its server had ended")
@@ -889,7 +894,7 @@ class _Session:
         for side in (self._server, self._client):
             for line in side.read_lines(to_end=to_end):
                 if line.startswith(_OWN_LINE):
-                    self._log(Message.parse(f"{side.name}: {line.removeprefix(_OWN_LINE)}"))
+                    self._log(f"{side.name}: {line.removeprefix(_OWN_LINE)}")
                     continue
                 if side is self._server:
                     self._lines = [one for one in self._lines if not one.search(line)]
@@ -980,11 +985,9 @@ class _Session:
             run_dir.write_sides_manifest(self._directory, self._manifest)
 
 
-def _make_manifest(request: ServeRequest, directory: Path) -> dict[str, Any]:
+def _make_manifest(request: ServeRequest) -> dict[str, Any]:
     """Return the manifest at the start; `serve` in it is completed at the end."""
     return {
-        "schema": run_dir.SIDES_SCHEMA,
-        "run_dir": str(directory),
         "argv": redact_serve_command(request.argv),
         "stem": request.name,
         "sides": [{"name": side.name, "directory": side.name} for side in request.sides],

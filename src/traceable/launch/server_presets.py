@@ -26,6 +26,7 @@ class Preset:
         ready: conditions, in the syntax of --ready, under which it serves; `{port}` is its TCP port.
         ready_on_socket: the same where it listens on the Unix socket `{uds}`.
         default_port: its TCP port where the command line has none.
+        ready_timeout_s: how long it has to become ready, in seconds.
         stop_signal: ends it in an orderly way.
         step_range: the normalized name of its steps' NVTX ranges; None where it has none of its own.
     """
@@ -35,9 +36,13 @@ class Preset:
     ready: tuple[str, ...] = ("tcp:{port}",)
     ready_on_socket: tuple[str, ...] = ("uds:{uds}",)
     default_port: int | None = None
+    ready_timeout_s: float = 120.0
     stop_signal: signal.Signals = signal.SIGTERM
     step_range: str | None = None
 
+
+_MODEL_SECONDS = 1800.0
+"""Servers of large models load and compile for many minutes."""
 
 PLAIN = Preset("plain")
 """Any server: it is ready when its socket or port accepts."""
@@ -50,6 +55,7 @@ PRESETS = {
             (("vllm", "serve"), ("python*", "-m", "vllm.entrypoints.openai.api_server")),
             ("http://127.0.0.1:{port}/health",),
             default_port=8000,
+            ready_timeout_s=_MODEL_SECONDS,
             step_range="execute",
         ),
         Preset(
@@ -58,6 +64,7 @@ PRESETS = {
             # /health of a server that still loads its model fails; /health_generate would itself take a step.
             ("http://127.0.0.1:{port}/health", "line:The server is fired up"),
             default_port=30000,
+            ready_timeout_s=_MODEL_SECONDS,
             step_range="step[*]",
         ),
         Preset(
@@ -65,6 +72,7 @@ PRESETS = {
             (("trtllm-serve",),),
             ("http://127.0.0.1:{port}/health",),
             default_port=8000,
+            ready_timeout_s=_MODEL_SECONDS,
             step_range="[Executor] _forward_step",
         ),
         Preset(

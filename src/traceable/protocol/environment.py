@@ -44,6 +44,9 @@ NSYS = "TRACEABLE_NSYS"
 NCU = "TRACEABLE_NCU"
 """Path of the ncu executable to use, before PATH and the usual install folders. Read by `traceable ncu`."""
 
+AIPERF = "TRACEABLE_AIPERF"
+"""Path of the aiperf executable to use, before PATH. Read where a job sends load with aiperf."""
+
 START_SECONDS = "TRACEABLE_START_SECONDS"
 """How long the launcher waits for nsys to start the program before it gives up, in seconds (60)."""
 

@@ -478,6 +478,7 @@ SIDES = {
     "run_dir": PATH,
     "argv": _ARGV,
     "stem": FILE_NAME,
+    "launcher_pid": PID,
     "sides!": [{"name!": FILE_NAME, "directory!": FILE_NAME}],
     "start": {"wall_ns": COUNT},
     "end": {"wall_ns": COUNT},

@@ -87,7 +87,7 @@ class RowFilter:
             domains = table.column("domain")
             places = [place for place in places if (domains[place] or "") == self.domain]
         if self.match is not None:
-            names = table.column("name")
+            names = table.column(find_name_column(table.columns) or "name")
             places = [place for place in places if fnmatch.fnmatchcase(names[place] or "", self.match)]
         if self.name is not None:
             full = list(zip(table.column("domain"), table.column("name"), strict=True))
@@ -106,6 +106,11 @@ def _find_rows_worth_showing(table: Table) -> list[bool]:
         if len(path) == 1 or share >= MIN_UNFOLDED_SHARE or time >= MIN_UNFOLDED_SHARE * total > 0:
             worth.update(path[:depth] for depth in range(1, len(path) + 1))
     return [path in worth for path in paths]
+
+
+def find_name_column(columns: Sequence[str]) -> str | None:
+    """Return the column with the names that `match` chooses by; None for a table without names."""
+    return next((name for name in ("name", "request_id") if name in columns), None)
 
 
 def resolve_column(request: str, columns: Sequence[str]) -> str | None:

@@ -217,16 +217,25 @@ def write_view(page: Page, view: View, table: Table, choice: RowFilter, other_ro
     if "slowest" in table.columns:
         write_trees(page, table)
         return
+    if view.first_table:
+        _write_further_table(page, view, table, view.first_table, other_rows)
+        page.write_line()
     main = [column for column in view.columns if column.source in table.columns]
     _write_table(page, table, main, choice, "--top 0 shows all")
-    for name, other in table.others.items():
-        known = view.others.get(name, ViewTable(name.replace("_", " ")))
-        page.write_line()
-        page.write_line(f"{known.heading}:")
-        columns = [column for column in known.columns if column.source in other.columns]
-        _write_table(page, other, columns, RowFilter(top=other_rows), "--json has all")
+    for name in table.others:
+        if name != view.first_table:
+            page.write_line()
+            _write_further_table(page, view, table, name, other_rows)
     for note in table.notes:
         page.write_line(format_line(note))
+
+
+def _write_further_table(page: Page, view: View, table: Table, name: str, rows: int) -> None:
+    other = table.others[name]
+    known = view.others.get(name, ViewTable(name.replace("_", " ")))
+    page.write_line(f"{known.heading}:")
+    columns = [column for column in known.columns if column.source in other.columns]
+    _write_table(page, other, columns, RowFilter(top=rows), "--json has all")
 
 
 def write_trees(page: Page, table: Table) -> None:
@@ -314,6 +323,7 @@ def _format_selection(selection: Mapping[str, Any]) -> str:
         *(f"process {one}" for one in selection["processes"] or ()),
         *([f"ranks {selection['ranks']}"] if selection["ranks"] else ()),
         *(f"GPU {one}" for one in selection["devices"] or ()),
+        *(selection["where"] or ()),
         *([f"from {format_timestamp(first)}"] if first is not None else []),
         *([f"until {format_timestamp(last)}"] if last is not None else []),
     ]

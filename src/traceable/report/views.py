@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from traceable.analysis.columns import FIELD_PREFIX
 from traceable.report.columns import Column, mark_excess
-from traceable.units import format_number
+from traceable.units import format_number, format_percent
 
 ALL = "all"
 """The name for every view."""
@@ -36,10 +36,11 @@ class View:
         columns: of the main table, those that a terminal shows, in order, as far as the table has them. The first of
             them is what the row is about, and is never dropped.
         by: what its rows may be by; the first is the default. Empty where that is fixed.
-        fields: whether they may also be by the value of a field of the ranges.
+        fields: whether they may also be by the value of a field of the ranges: its question takes `by` then.
         options: the options that it takes besides `by`, and its keyword argument for each.
         row_filters: which of `match` and `domain` can choose among its rows: they have names, and domains.
         others: heading and columns of the further tables, by name; all columns by default.
+        first_table: the further table that a terminal shows before the view's own; "" for none.
         as_text: whether its rows are findings, which a terminal shows as wrapped sentences instead of columns.
     """
 
@@ -51,7 +52,13 @@ class View:
     options: Mapping[str, str] = field(default_factory=dict)
     row_filters: frozenset[str] = frozenset()
     others: Mapping[str, ViewTable] = field(default_factory=dict)
+    first_table: str = ""
     as_text: bool = False
+
+    @property
+    def has_groupings(self) -> bool:
+        """Whether its rows may be by something else than they are by default."""
+        return bool(self.by) or self.fields
 
     def supports_grouping(self, by: str) -> bool:
         """Whether the rows may be by this."""
@@ -152,9 +159,11 @@ _KERNELS = View(
     "kernels",
     "the time of each kernel",
     by=("kernel", "family", "range", "geometry", "launch"),
+    fields=True,
     options={**_BY_RANGE, "names": "names", "families": "families"},
     row_filters=frozenset({"match"}),
     columns=(
+        Column("value", rank=0, write=str),
         Column("range", rank=1),
         Column("name", "kernel", rank=1),
         Column("family", rank=9),
@@ -168,6 +177,7 @@ _KERNELS = View(
         Column("count", rank=1),
         Column("total_ns", "total", 0),
         Column("gpu_share", "share", 2),
+        Column("value_share", "of value", 3),
         Column("wall_share", "of wall", 10),
         Column("kernel_mean_ns", "mean", 6),
         Column("kernel_p50_ns", "p50", 5),
@@ -185,9 +195,11 @@ _API = View(
     "api",
     "the time of CUDA API calls",
     by=("call", "kind", "range"),
+    fields=True,
     options=_BY_RANGE,
     row_filters=frozenset({"match"}),
     columns=(
+        Column("value", rank=0, write=str),
         Column("range", rank=1),
         Column("name", "call", 1),
         Column("kind", rank=4),
@@ -195,6 +207,7 @@ _API = View(
         Column("count", rank=1),
         Column("total_ns", "total", 0),
         Column("api_share", "share", 2),
+        Column("value_share", "of value", 3),
         Column("count_per_instance", "count each", 8),
         Column("total_per_instance_ns", "total each", 3),
         Column("call_mean_ns", "mean", 5),
@@ -224,8 +237,10 @@ _MEMORY = View(
     "memory",
     "copies, memory sets and allocations, with rates",
     by=("operation", "range", "process"),
+    fields=True,
     options=_BY_RANGE,
     columns=(
+        Column("value", rank=0, write=str),
         Column("range", rank=1),
         Column("process", rank=12),
         Column("pid", rank=11),
@@ -277,8 +292,10 @@ _MEMORY = View(
 _GAPS = View(
     "gaps",
     "when each GPU was idle, and why",
+    fields=True,
     options={**_BY_RANGE, "top": "top"},
     columns=(
+        Column("value", rank=0, write=str),
         Column("device"),
         Column("name", rank=6),
         Column("processes", rank=7, write=lambda pids: ", ".join(map(str, pids))),
@@ -286,8 +303,10 @@ _GAPS = View(
         Column("busy_ns", "busy", 2),
         Column("idle_ns", "idle", 3),
         Column("utilization_share", "utilization", 0),
+        Column("operations", rank=11),
         Column("gaps", rank=4),
         Column("gap_total_ns", "in gaps", 8),
+        Column("idle_share", "of idle", 3),
         Column("gap_p50_ns", "gap p50", 9),
         Column("gap_p99_ns", "gap p99", 10),
         Column("gap_max_ns", "gap max", 5),
@@ -333,8 +352,10 @@ _GAPS = View(
 _SYNC = View(
     "sync",
     "which range waited how long for which operation",
+    fields=True,
     options=_BY_RANGE,
     columns=(
+        Column("value", rank=0, write=str),
         Column("range"),
         Column("call", rank=4),
         Column("waited_for_range", "waited for", 1),
@@ -387,8 +408,10 @@ _WHOSE = (
 _STEPS = View(
     "steps",
     "the cost of each step, and how the slowest differ",
+    fields=True,
     options={"step_range": "range_name", "step_kernel": "step_kernel"},
     columns=(
+        Column("value", rank=0, write=str),
         Column("step"),
         Column("index", rank=4, only_if_any=True),
         *_WHOSE,
@@ -407,6 +430,20 @@ _STEPS = View(
         Column("nccl_ns", "nccl", 12, only_if_any=True),
         Column("sync_ns", "sync", 5),
         Column("allocations", rank=11, only_if_any=True),
+        Column("steps", rank=1),
+        Column("wall_total_ns", "wall total", 6),
+        Column("wall_share", "share", 2),
+        Column("wall_mean_ns", "mean", 7),
+        Column("wall_p50_ns", "p50", 0),
+        Column("wall_p90_ns", "p90", 4),
+        Column("wall_p99_ns", "p99", 1),
+        Column("gpu_busy_mean_ns", "GPU busy", 3),
+        Column("gpu_busy_p99_ns", "GPU busy p99", 8),
+        Column("idle_mean_ns", "idle", 5),
+        Column("kernels_mean", "kernels", 9),
+        Column("launch_mean_ns", "launch", 10),
+        Column("sync_mean_ns", "sync", 11),
+        Column("copy_mean_ns", "copy", 12),
     ),
     others={
         "summary": ViewTable(
@@ -468,8 +505,10 @@ _STEPS = View(
 _STREAMS = View(
     "streams",
     "the work of each stream, and what ran at the same time",
+    fields=True,
     options=_BY_RANGE,
     columns=(
+        Column("value", rank=0, write=str),
         Column("device"),
         Column("process", rank=9),
         Column("pid", rank=8),
@@ -507,6 +546,67 @@ _STREAMS = View(
     },
 )
 
+_REQUESTS = View(
+    "requests",
+    "the time of each request, in parts, and the steps that served it",
+    by=("request",),
+    fields=True,
+    options={"slowest": "slowest", "match": "match"},
+    row_filters=frozenset({"match"}),
+    first_table="summary",
+    columns=(
+        Column("request_id", "request"),
+        Column("value", rank=0, write=str),
+        Column("requests", rank=1),
+        Column("complete", rank=2),
+        Column("status", rank=4),
+        Column("start_ns", "at", 10),
+        Column("wall_ns", "wall", 0),
+        Column("cause", rank=1, whole=True),
+        Column("cause_excess_ns", "above median", 2),
+        Column("wall_p50_ns", "wall p50", 0),
+        Column("wall_p99_ns", "wall p99", 1),
+        Column("ttft_p50_ns", "TTFT p50", 4),
+        Column("ttft_p99_ns", "TTFT p99", 4),
+        Column("ttft_ns", "TTFT", 3),
+        Column("itl_p50_ns", "ITL p50", 6),
+        Column("token_step_p50_ns", "its steps", 7),
+        Column("steps", rank=5),
+        *(
+            Column(f"{part}{word}_ns", part.replace("_", " "), rank)
+            for word in ("", "_mean")
+            for part, rank in {
+                "client_wait": 12,
+                "network": 11,
+                "queue": 8,
+                "batch_formation": 13,
+                "h2d": 14,
+                "forward": 9,
+                "d2h": 15,
+                "response": 16,
+                "unexplained": 10,
+            }.items()
+        ),
+    ),
+    others={
+        "summary": ViewTable(
+            "complete requests, by part",
+            (
+                Column("part"),
+                Column("count", rank=4),
+                Column("share", "share", 1, write=format_percent),
+                Column("request_mean_ns", "mean", 3),
+                Column("request_p50_ns", "p50", 0),
+                Column("request_p90_ns", "p90", 6),
+                Column("request_p99_ns", "p99", 2),
+                Column("request_max_ns", "max", 5),
+                Column("total_ns", "total", 7),
+            ),
+        ),
+        "statuses": ViewTable("all requests"),
+    },
+)
+
 FINDINGS = View(
     "findings",
     "where time can be saved",
@@ -518,6 +618,6 @@ FINDINGS = View(
 """The largest findings are also shown below the ranges."""
 
 VIEWS: dict[str, View] = {
-    view.name: view for view in (RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _STREAMS, FINDINGS)
+    view.name: view for view in (RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _REQUESTS, _STREAMS, FINDINGS)
 }
 """The views by name, in the order of `--view all`."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from traceable.errors import TraceError
+from traceable.errors import TraceError, UsageError
 from traceable.trace.model import (
     GEOMETRY,
     NULL,
@@ -60,7 +60,8 @@ def join_sides(sides: Sequence[tuple[str, Trace]], offsets_ns: Sequence[int]) ->
         offsets_ns: what to add to the wall clock of each.
 
     Raises:
-        TraceError: a side has no wall clock, or the GPUs of two sides have the same numbers.
+        TraceError: a side has no wall clock.
+        UsageError: one number stands for two GPUs.
     """
     _check_gpu_numbers(sides)
     parts = []
@@ -98,7 +99,7 @@ def _check_gpu_numbers(sides: Sequence[tuple[str, Trace]]) -> None:
         for key, value in numbers.items():
             other, other_value = known.setdefault(key, (name, value))
             if other_value != value:
-                raise TraceError(
+                raise UsageError(
                     "gpu_numbers_conflict",
                     f"{other} and {name} number their GPUs in different ways (containers with different GPUs), so that "
                     "one number stands for two",

@@ -7,13 +7,17 @@ A server's recording has one such text for each range: millions. `_native/fields
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from traceable.trace.model import Int32, Int64
+
+try:
+    from traceable._native import _fields
+except ImportError:
+    _fields = None  # type: ignore[assignment]
 
 REQUEST_ID = "request_id"
 """The field of a range or mark that is part of one request."""
@@ -39,13 +43,23 @@ class RequestFields:
     listed: Int32
 
 
-def read_request_fields(names: Sequence[str], fields: Int32) -> RequestFields:
+def read_request_fields(names: tuple[str, ...], fields: Int32) -> RequestFields:
     """Return the request ids of rows.
 
     Args:
         names: those of the trace.
         fields: index into `names` of each row's fields as JSON text, -1 for none.
     """
+    if _fields is None:
+        return read_request_fields_in_python(names, fields)
+    own, first = np.empty(len(fields), np.int32), np.empty(len(fields) + 1, np.int64)
+    rows = np.ascontiguousarray(fields, np.int32)
+    ids, listed = _fields.read_ids(names, rows, parse_request_fields, own, first)
+    return RequestFields(ids, own, first, np.frombuffer(listed, np.int32))
+
+
+def read_request_fields_in_python(names: tuple[str, ...], fields: Int32) -> RequestFields:
+    """Return what `read_request_fields` returns, without the C extension."""
     numbers: dict[str, int] = {}
     parsed: dict[int, tuple[int, list[int]]] = {-1: (-1, [])}
     own = np.full(len(fields), -1, np.int32)
@@ -62,11 +76,37 @@ def read_request_fields(names: Sequence[str], fields: Int32) -> RequestFields:
     return RequestFields(tuple(numbers), own, np.cumsum(counts), np.array(listed, np.int32))
 
 
+def group_by_id(ids: int, listed: Int32, counts: Int64) -> tuple[Int64, Int32]:
+    """Return the steps of each id, in their order.
+
+    Args:
+        ids: how many ids there are.
+        listed: the ids of the steps, one step after another.
+        counts: how many each step has.
+
+    Returns:
+        Where those of each id begin in the second column, and one more; and the steps, by number.
+    """
+    if _fields is None:
+        return group_by_id_in_python(ids, listed, counts)
+    first, step = np.empty(ids + 1, np.int64), np.empty(len(listed), np.int32)
+    _fields.group_steps(np.ascontiguousarray(listed), np.ascontiguousarray(counts), first, step)
+    return first, step
+
+
+def group_by_id_in_python(ids: int, listed: Int32, counts: Int64) -> tuple[Int64, Int32]:
+    """Return what `group_by_id` returns, without the C extension."""
+    first = np.zeros(ids + 1, np.int64)
+    np.cumsum(np.bincount(listed, minlength=ids), out=first[1:])
+    step = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return first, step[np.argsort(listed, kind="stable")]
+
+
 def parse_request_fields(text: str) -> tuple[str | None, list[str]]:
     """Return the `request_id` of fields as JSON text, None for none, and the distinct ids of `requests`, in order.
 
     Examples:
-        >>> parse_request_fields('{"request_id": 7}'), parse_request_fields('{"phase": "decode", "requests": ["a", "b"]}')
+        >>> parse_request_fields('{"request_id": 7}'), parse_request_fields('{"requests": ["a", "b"]}')
         (('7', []), (None, ['a', 'b']))
     """
     try:
@@ -83,4 +123,7 @@ def parse_request_fields(text: str) -> tuple[str | None, list[str]]:
 def _to_id(value: Any) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    # Half of a surrogate pair, which JSON can express, can't be printed.
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()

@@ -209,6 +209,12 @@ PRESETS = {
         (*_BACKTRACES, ("--cpuctxsw", "process-tree")),
         gpu_metrics=True,
     ),
+    # For workers that no launcher can wrap: nsys records the GPU work of other processes, but not their ranges.
+    "system-wide": Preset(
+        ("cuda", "nvtx", "osrt"),
+        (_GRAPH_NODES, ("--cuda-trace-scope", "system-wide")),
+        (("--sample", "system-wide"), ("--cpuctxsw", "system-wide")),
+    ),
 }
 """Each preset by its name. docs/nsys.md describes their content and cost."""
 

@@ -1,0 +1,1045 @@
+"""The view requests: the time of each request, in parts, joined with the steps that served it.
+
+A range whose fields have a `request_id` is a range of that request, on the client's side or the server's; a range
+whose fields have a list `requests` is a step that served these. Every instant of a request's wall time is in exactly
+one part, so that the parts add up to it:
+
+- The **wall time** is the outermost range of the request on the client's side (ranges of one request that overlap are
+  one), else the client's record of it, else its outermost range on the server's side.
+- `client_wait`: on the client until its range `send` begins. Without such a range that time is in `network`.
+- `network`: from there to the start of the server's range, and from the end of that to the end of the wall time.
+- `queue`: in the server's range and before the end of the last step that served it, but in none of them.
+- `batch_formation`, `h2d`, `forward`, `d2h`: in a step that served it, and in a range of such a name in that step. Of
+  ranges in one another the one that began last counts; where two steps overlap, the one that began first.
+- `response`: from the end of the last step to the end of the server's range.
+- `unexplained`: in a step but in none of those ranges; in the server's range of a request without steps; and without a
+  server's range all that is neither `client_wait` nor in a step.
+
+What lies outside of the wall time, as by clocks that are apart, is cut off and noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from traceable.analysis.columns import FIELD_PREFIX
+from traceable.analysis.context import Context
+from traceable.analysis.fields import get_field_values
+from traceable.analysis.grouping import sort_groups
+from traceable.analysis.instances import find_instances, select_instance_ranges
+from traceable.analysis.interval_index import Segments, find_last_around, sort_events
+from traceable.analysis.intervals import merge_intervals
+from traceable.analysis.select import is_inside_cut
+from traceable.analysis.table import Table, compute_ratios, mask_integers
+from traceable.errors import Message, MissingDataError
+from traceable.trace.load_records import ClientRecords
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, Int64, NDArray, Trace, expand_slices
+from traceable.trace.request_fields import group_by_id, read_request_fields
+
+CLIENT = "client"
+"""The side whose ranges are the client's."""
+
+STEP_PARTS = {
+    "batch_formation": ("pack", "batch", "collate", "schedule"),
+    "h2d": ("h2d",),
+    "forward": ("forward",),
+    "d2h": ("d2h",),
+}
+"""Names of the ranges in a step, by the part of a request that their time is."""
+
+PARTS = ("client_wait", "network", "queue", *STEP_PARTS, "response", "unexplained")
+"""The parts of a request's wall time, in their order."""
+
+SEND, FIRST_BYTE, TOKEN = "send", "first_byte", "token"
+"""Names of the range in which a client sends a request, and of the marks at its first byte and each further token."""
+
+COMPLETE = "complete"
+STATUSES = (
+    COMPLETE,
+    "duplicate_id",
+    "no_range",
+    "failed",
+    "outside_windows",
+    "began_before",
+    "ended_after",
+    "no_client",
+    "no_server",
+    "no_steps",
+)
+"""What a request is; only the complete ones are in quantiles. Of several that apply, the first after COMPLETE."""
+
+_NOTES = {
+    "duplicate_id": ("request_ids_repeated", "requests have the id of another one: their parts are unknown"),
+    "no_range": ("requests_without_range", "requests are in steps or marks, but have no range of their own"),
+    "failed": ("requests_failed", "requests failed, as their client recorded"),
+    "outside_windows": ("requests_outside_windows", "requests lie outside of the recorded windows"),
+    "began_before": ("requests_began_before", "requests began before the recording or its window"),
+    "ended_after": ("requests_ended_after", "requests ended after the recording or its window"),
+    "no_client": ("requests_without_client", "requests of the server are not in the client's recording"),
+    "no_server": ("requests_without_server", "requests of the client are not in the server's recording"),
+    "no_steps": ("requests_without_steps", "requests are in no step"),
+}
+
+_FROM_RANGE, _FROM_RECORD, _FROM_SERVER, _FROM_NOTHING = range(4)
+"""Where the wall time of a request is from."""
+
+_PAIRS_AT_ONCE = 1 << 21
+"""Pairs of request and step that are measured at once: about 200 MB."""
+
+_STEPS_AT_ONCE = 1 << 17
+"""Steps whose ranges are flattened at once."""
+
+_FIRST, _LAST = int(np.iinfo(np.int64).min) + 1, int(np.iinfo(np.int64).max)
+
+
+def requests(
+    context: Context,
+    *,
+    by: str = "request",
+    slowest: int | None = None,
+    match: str | None = None,
+    client_records: ClientRecords | None = None,
+) -> Table:
+    """Return one row a request, the slowest first.
+
+    Args:
+        by: `request`, or `field:NAME` for one row a value of a field of the requests' ranges.
+        slowest: only this many requests, complete ones, those with the longest wall time.
+        match: only requests whose id matches this glob.
+        client_records: the client's records, used for requests without a range of the client.
+
+    Returns:
+        The requests, with `others`: `summary`, one row a part, over the complete requests, and `statuses`.
+
+    Raises:
+        MissingDataError: there are no requests, or no range has the field.
+    """
+    events = _collect_events(context.trace, client_records)
+    walls = _find_walls(events, client_records)
+    sides = _find_sides(context, events, walls)
+    serving = _measure_serving(context, events, walls, sides)
+    status = _find_status(events, walls, client_records, sides, serving)
+    rows = {
+        "request_id": np.array(events.ids, object)[walls.number],
+        "status": np.array(STATUSES, object)[status],
+        **_make_range_columns(walls, sides),
+        **_make_part_columns(walls, sides, serving),
+        **_make_step_columns(events, serving),
+        **_make_response_columns(events, walls, client_records, serving),
+    }
+    which = _select_rows(context, events, walls)
+    if match is not None:
+        which = which[[fnmatchcase(one, match) for one in rows["request_id"][which].tolist()]]
+    if len(which) < len(walls):
+        rows = {name: column[which] for name, column in rows.items()}
+    is_complete = status[which] == 0
+    others = {"summary": _summarize_parts(rows, is_complete), "statuses": _count_statuses(status[which])}
+    notes = _make_notes(status[which], events, sides)
+    if by != "request":
+        values, code = _find_field_values(context, events, walls, by.removeprefix(FIELD_PREFIX))
+        return Table(_group_by_value(rows, is_complete, values, code[which]), others, notes)
+    rows |= _find_causes(rows, is_complete)
+    order = np.lexsort((-rows["wall_ns"], ~is_complete))
+    if slowest is not None:
+        order = order[: min(slowest, int(is_complete.sum()))]
+    return Table({name: column[order] for name, column in rows.items()}, others, notes)
+
+
+def _select_rows(context: Context, events: _Events, walls: _Walls) -> Int64:
+    """Return the requests with a range that the context selects by its fields; all without such a selection.
+
+    Raises:
+        MissingDataError: no request has one.
+    """
+    if context.selection is None:
+        return np.arange(len(walls))
+    trace = events.trace
+    # By the text of the fields, because instances are those of the trace before it was cut.
+    number_of_text = np.full(len(trace.names) + 1, -1, np.int64)
+    number_of_text[trace.ranges.fields] = events.of_range
+    instance = np.flatnonzero(context.selection.instances & (context.range_of_instance >= 0))
+    whole = trace if trace.cut is None else trace.cut.whole
+    number = number_of_text[whole.ranges.fields[context.range_of_instance[instance]]]
+    selected = np.zeros(len(events.ids), np.bool_)
+    selected[number[number >= 0]] = True
+    rows = np.flatnonzero(selected[walls.number])
+    if not len(rows):
+        raise MissingDataError(
+            "no_requests_selected",
+            f"no request has a range with {context.selection.text}",
+            "give a field of requests, or leave the condition out",
+        )
+    return rows
+
+
+# ---- the events of requests
+
+
+@dataclass(frozen=True)
+class _Events:
+    """The ranges, marks and steps of requests.
+
+    Attributes:
+        names: the names of ranges and marks, by index.
+        ids: the ids, by number.
+        of_record: number of the request of each of the client's records.
+        of_range, of_mark: number of the request that each range and mark of the trace belongs to; -1 for none.
+        steps: the ranges that are steps, in order.
+        first_of_id, step_of_id: the steps of each id, as of `group_by_id`.
+        client_threads: which threads are of a client.
+        sides_inferred: whether that was inferred from which processes run steps.
+    """
+
+    trace: Trace
+    names: dict[int, str]
+    ids: tuple[str, ...]
+    of_record: Int64
+    of_range: Int32
+    of_mark: Int32
+    steps: Int64
+    first_of_id: Int64
+    step_of_id: Int32
+    client_threads: Bool
+    sides_inferred: bool
+
+    def find_names(self, *texts: str) -> Bool:
+        """Return which names of the trace, by index, are one of these."""
+        matches = np.zeros(len(self.trace.names), np.bool_)
+        matches[[index for index, text in self.names.items() if text in texts]] = True
+        return matches
+
+
+def _collect_events(trace: Trace, records: ClientRecords | None) -> _Events:
+    """Return the events of requests.
+
+    Raises:
+        MissingDataError: there are none.
+    """
+    ranges, marks = trace.ranges, trace.marks
+    fields = read_request_fields(trace.names, np.concatenate([ranges.fields, marks.fields]))
+    numbers = {text: number for number, text in enumerate(fields.ids)} if records is not None else {}
+    recorded = () if records is None else records.request_ids
+    of_record = np.array([numbers.setdefault(text, len(numbers)) for text in recorded], np.int64)
+    ids = tuple(numbers) or fields.ids
+    if not ids:
+        raise MissingDataError(
+            "requests_not_recorded",
+            "no range has a field request_id, and no step a field requests",
+            "wrap requests in `with traceable.request(id)`, and give steps the ids that they serve",
+        )
+    of_range, of_mark = np.split(fields.own, [len(ranges)])
+    counts = np.diff(fields.first[: len(ranges) + 1])
+    lists = np.flatnonzero(counts)
+    client_threads, sides_inferred = _find_client_threads(trace, of_range, lists)
+    steps = lists[~client_threads[ranges.thread[lists]]]
+    listed = fields.listed[: int(fields.first[len(ranges)])]
+    if len(steps) < len(lists):
+        listed = listed[expand_slices(fields.first[steps], counts[steps])]
+    first_of_id, step_of_id = group_by_id(len(ids), listed, counts[steps])
+    is_name = np.zeros(len(trace.names) + 1, np.bool_)
+    for column in (ranges.name, marks.name):
+        is_name[column] = True
+    names = {index: trace.names[index] for index in np.flatnonzero(is_name[:-1]).tolist()}
+    return _Events(
+        trace=trace,
+        names=names,
+        ids=ids,
+        of_record=of_record,
+        of_range=of_range,
+        of_mark=of_mark,
+        steps=steps,
+        first_of_id=first_of_id,
+        step_of_id=step_of_id,
+        client_threads=client_threads,
+        sides_inferred=sides_inferred,
+    )
+
+
+def _find_client_threads(trace: Trace, of_range: Int32, lists: Int64) -> tuple[Bool, bool]:
+    """Return which threads are of a client, and whether that is an inference.
+
+    Where no process has a side, those that run steps are servers, and all others are clients.
+    """
+    process = np.array([thread.process for thread in trace.threads], np.int64)
+    sides = [one.side for one in trace.processes]
+    if any(side is not None for side in sides):
+        return np.array([side == CLIENT for side in sides], np.bool_)[process], False
+    runs_steps = np.zeros(len(sides), np.bool_)
+    runs_steps[process[trace.ranges.thread[lists]]] = True
+    if not runs_steps.any():
+        return np.zeros(len(process), np.bool_), False
+    is_client: Bool = ~runs_steps[process]
+    return is_client, bool((is_client[trace.ranges.thread] & (of_range >= 0)).any())
+
+
+@dataclass(frozen=True)
+class _Extents:
+    """Intervals of requests, by number and time; those of one request that overlap are one."""
+
+    number: Int64
+    start_ns: Int64
+    end_ns: Int64
+    clipped: Bool
+
+    def take(self, which: Bool) -> _Extents:
+        return _Extents(*(column[which] for column in vars(self).values()))
+
+
+def _merge_extents(number: NDArray[Any], start_ns: Int64, end_ns: Int64, clipped: Bool) -> _Extents:
+    order = np.lexsort((-end_ns, start_ns, number))
+    number, start_ns, end_ns, clipped = number[order].astype(np.int64), start_ns[order], end_ns[order], clipped[order]
+    begins = np.flatnonzero(start_ns >= _find_latest_before(number, end_ns))
+    if not len(begins):
+        return _Extents(number, start_ns, end_ns, clipped)
+    return _Extents(
+        number[begins],
+        start_ns[begins],
+        np.maximum.reduceat(end_ns, begins),
+        np.logical_or.reduceat(clipped, begins),
+    )
+
+
+def _find_latest_before(group: Int64, values: Int64) -> Int64:
+    """Return the largest value of the rows before each in its group; NULL for the first. Groups are ascending."""
+    latest = np.full(len(group), NULL, np.int64)
+    follows = np.flatnonzero(group[1:] == group[:-1]) + 1
+    if len(follows):
+        order = np.argsort(values, kind="stable")
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        # Of a higher group each is larger than all of those before.
+        highest = np.maximum.accumulate(group * len(group) + rank)
+        latest[follows] = values[order[highest[follows - 1] % len(group)]]
+    return latest
+
+
+# ---- the wall time and the server's range
+
+
+@dataclass(frozen=True)
+class _Walls:
+    """One row a request, by start.
+
+    Attributes:
+        number: of its id.
+        start_ns, end_ns: its wall time; NULL for none.
+        origin: what that is from.
+        clipped: whether it was cut by the edge of the recording.
+        repeated: whether another row has the same id.
+        row_of_number: the row of each id; -1 for an id that is repeated.
+    """
+
+    number: Int64
+    start_ns: Int64
+    end_ns: Int64
+    origin: Int64
+    clipped: Bool
+    repeated: Bool
+    row_of_number: Int64
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def has_client(self) -> Bool:
+        """Which are known from their client."""
+        has_client: Bool = self.origin <= _FROM_RECORD
+        return has_client
+
+
+def _find_walls(events: _Events, records: ClientRecords | None) -> _Walls:
+    ranges = events.trace.ranges
+    of_request = np.flatnonzero(events.of_range >= 0)
+    is_client = events.client_threads[ranges.thread[of_request]]
+    client, server = (_merge_ranges_of(events, of_request[mask]) for mask in (is_client, ~is_client))
+    parts = [(client, _FROM_RANGE)]
+    has_wall = np.zeros(len(events.ids), np.bool_)
+    has_wall[client.number] = True
+    if records is not None:
+        recorded = _cut_records(events, records)
+        parts.append((recorded.take(~has_wall[recorded.number]), _FROM_RECORD))
+        has_wall[recorded.number] = True
+    parts.append((server.take(~has_wall[server.number]), _FROM_SERVER))
+    has_wall[server.number] = True
+    rest = np.flatnonzero(~has_wall)
+    nothing = np.full(len(rest), NULL)
+    parts.append((_Extents(rest, nothing, nothing, np.zeros(len(rest), np.bool_)), _FROM_NOTHING))
+    number, start, end, clipped = (
+        np.concatenate(columns) for columns in zip(*(vars(part).values() for part, _ in parts), strict=True)
+    )
+    origin = np.repeat([origin for _, origin in parts], [len(part.number) for part, _ in parts])
+    order = np.lexsort((number, start))
+    number = number[order]
+    repeated = np.bincount(number, minlength=len(events.ids))[number] > 1
+    row_of_number = np.full(len(events.ids), -1, np.int64)
+    row_of_number[number[~repeated]] = np.flatnonzero(~repeated)
+    return _Walls(number, start[order], end[order], origin[order], clipped[order], repeated, row_of_number)
+
+
+def _cut_records(events: _Events, records: ClientRecords) -> _Extents:
+    """Return the client's records, as far as they lie in the time that the trace was cut to."""
+    cut, start, end = events.trace.cut, records.start_ns, records.end_ns
+    if cut is None:
+        return _Extents(events.of_record, start, end, np.zeros(len(start), np.bool_))
+    clipped = (start < cut.first_ns) | (end > cut.last_ns)
+    extents = _Extents(events.of_record, np.maximum(start, cut.first_ns), np.minimum(end, cut.last_ns), clipped)
+    return extents.take(is_inside_cut(start, end, cut))
+
+
+def _merge_ranges_of(events: _Events, rows: Int64) -> _Extents:
+    ranges = events.trace.ranges
+    return _merge_extents(events.of_range[rows], ranges.start_ns[rows], ranges.end_ns[rows], ranges.clipped[rows])
+
+
+# ---- the server's range, and what the client sent
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """When each request was on which side, a row each as `_Walls`; NULL for unknown.
+
+    Attributes:
+        server_start_ns, server_end_ns: the server's range, within the wall time.
+        send_ns: when the client sent it.
+        outside: how many ranges of servers lie wholly outside of their request's wall time.
+        cut: how many requests have a range of the server that begins or ends outside of the wall time, and was cut.
+    """
+
+    server_start_ns: Int64
+    server_end_ns: Int64
+    send_ns: Int64
+    outside: int
+    cut: int
+
+    @property
+    def has_server(self) -> Bool:
+        """Which have a range of the server."""
+        has_server: Bool = self.server_start_ns != NULL
+        return has_server
+
+
+def _find_sides(context: Context, events: _Events, walls: _Walls) -> _Sides:
+    ranges = events.trace.ranges
+    rows = np.flatnonzero(events.of_range >= 0)
+    rows = rows[~events.client_threads[ranges.thread[rows]]]
+    request = walls.row_of_number[events.of_range[rows]]
+    rows, request = rows[request >= 0], request[request >= 0]
+    start, end = ranges.start_ns[rows], ranges.end_ns[rows]
+    is_inside = (start <= walls.end_ns[request]) & (end >= walls.start_ns[request])
+    first, last = np.full(len(walls), _LAST), np.full(len(walls), NULL)
+    np.minimum.at(first, request[is_inside], start[is_inside])
+    np.maximum.at(last, request[is_inside], end[is_inside])
+    has_server = last != NULL
+    is_cut = has_server & ((first < walls.start_ns) | (last > walls.end_ns))
+    server_start = np.where(has_server, np.maximum(first, walls.start_ns), NULL)
+    send = _find_sends(context, events, walls)
+    send = np.where((send != NULL) & has_server, np.minimum(send, server_start), send)
+    return _Sides(
+        server_start_ns=server_start,
+        server_end_ns=np.where(has_server, np.minimum(last, walls.end_ns), NULL),
+        send_ns=send,
+        outside=int(np.count_nonzero(~is_inside)),
+        cut=int(np.count_nonzero(is_cut)),
+    )
+
+
+def _find_sends(context: Context, events: _Events, walls: _Walls) -> Int64:
+    """Return when the first range `send` in the client's range of each request began; NULL for none."""
+    ranges, sent = events.trace.ranges, np.full(len(walls), _LAST)
+    is_client = events.client_threads[ranges.thread]
+    rows = np.flatnonzero(events.find_names(SEND)[ranges.name] & is_client)
+    if len(rows):
+        number = events.of_range[rows]
+        outer = np.flatnonzero((events.of_range >= 0) & is_client)
+        around = _find_around(context, rows, outer)
+        number = np.where((number < 0) & (around >= 0), np.append(events.of_range[outer], -1)[around], number)
+        rows, request = rows[number >= 0], walls.row_of_number[number[number >= 0]]
+        start = ranges.start_ns[rows]
+        valid = (request >= 0) & (start >= walls.start_ns[request]) & (start <= walls.end_ns[request])
+        np.minimum.at(sent, request[valid], start[valid])
+    return np.where(sent == _LAST, NULL, sent)
+
+
+def _find_around(context: Context, inner: Int64, outer: Int64) -> Int64:
+    """Return for each range of `inner` the index in `outer` of the innermost of these around it; -1 for none.
+
+    A push/pop range is around what lies in it on its thread. A start/end range, as of a coroutine, is around what began
+    in it, which only the tree of instances has: it takes longer to build.
+    """
+    ranges = context.trace.ranges
+    around = np.full(len(inner), -1, np.int64)
+    is_start_end = ranges.style[outer] != PUSH_POP
+    if is_start_end.any():
+        around = _climb_to(context, inner, outer)
+    here = np.flatnonzero(~is_start_end)
+    left = np.flatnonzero((around < 0) & (ranges.end_thread[inner] < 0))
+    if len(here) and len(left):
+        rows = outer[here]
+        segments = Segments(here, ranges.thread[rows], ranges.start_ns[rows], ranges.end_ns[rows])
+        place = inner[left]
+        events = sort_events(
+            *(ranges.thread[place], ranges.start_ns[place], ranges.end_ns[place]),
+            item=np.arange(len(left)),
+            order=np.arange(len(left)),
+        )
+        segment = find_last_around(segments, events)
+        around[left[events.item]] = np.where(segment >= 0, here[segment], -1)
+    return around
+
+
+def _climb_to(context: Context, inner: Int64, outer: Int64) -> Int64:
+    """Return for each range of `inner` the index in `outer` of the nearest that it began in; -1 for none."""
+    trace = context.trace
+    instances = context.instances if context.whole is None else find_instances(trace)
+    own = select_instance_ranges(trace)
+    instance = np.full(len(trace.ranges), -1, np.int64)
+    instance[own] = np.arange(len(own))
+    index = np.full(len(instances) + 1, -1, np.int64)
+    index[instance[outer]] = np.arange(len(outer))
+    index[-1] = -1
+    parent = np.append(instances.parent, -1)
+    # Instance -1, for none, is the last of these and its own parent.
+    at = parent[instance[inner]]
+    climbing = np.flatnonzero((index[at] < 0) & (at >= 0))
+    while len(climbing):
+        at[climbing] = parent[at[climbing]]
+        climbing = climbing[(index[at[climbing]] < 0) & (at[climbing] >= 0)]
+    nearest: Int64 = index[at]
+    return nearest
+
+
+# ---- the steps that served a request
+
+
+@dataclass(frozen=True)
+class _StepParts:
+    """The disjoint times in steps that belong to a part of STEP_PARTS, by step and start.
+
+    Attributes:
+        first: of each step where its own begin, and one more.
+        part: index into STEP_PARTS.
+        totals_ns: the time of each step in each part; shape (steps, parts).
+        recorded: which parts there are in any step.
+    """
+
+    first: Int64
+    start_ns: Int64
+    end_ns: Int64
+    part: Int64
+    totals_ns: Int64
+    recorded: Bool
+
+    def measure(self, step: Int32, since_ns: Int64, until_ns: Int64) -> Int64:
+        """Return how much of each part is in some time of each of these steps; shape (rows, parts)."""
+        counts = self.first[step + 1] - self.first[step]
+        piece, row = expand_slices(self.first[step], counts), np.repeat(np.arange(len(step)), counts)
+        length = np.minimum(self.end_ns[piece], until_ns[row]) - np.maximum(self.start_ns[piece], since_ns[row])
+        result = np.zeros((len(step), len(STEP_PARTS)), np.int64)
+        np.add.at(result, (row, self.part[piece]), np.maximum(length, 0))
+        return result
+
+
+def _collect_step_parts(context: Context, events: _Events) -> _StepParts:
+    ranges, steps = events.trace.ranges, events.steps
+    kinds = [events.find_names(*names) for names in STEP_PARTS.values()]
+    is_part = np.logical_or.reduce(kinds)[ranges.name] & ~events.client_threads[ranges.thread]
+    rows = np.flatnonzero(is_part)
+    step = _find_around(context, rows, steps) if len(rows) else rows
+    rows, step = rows[step >= 0], step[step >= 0]
+    order = np.argsort(step, kind="stable")
+    rows, step = rows[order], step[order]
+    part = np.argmax([kind[ranges.name[rows]] for kind in kinds], axis=0)
+    # What a thread closes later than its step ended, as in a damaged recording, counts up to that.
+    start = np.maximum(ranges.start_ns[rows], ranges.start_ns[steps[step]])
+    end = np.minimum(ranges.end_ns[rows], ranges.end_ns[steps[step]])
+    valid = end > start
+    step, start, end, part = _flatten_nested(step[valid], start[valid], end[valid], part[valid])
+    totals = np.zeros((len(steps), len(STEP_PARTS)), np.int64)
+    np.add.at(totals, (step, part), end - start)
+    recorded = np.zeros(len(STEP_PARTS), np.bool_)
+    recorded[np.argmax([kind[ranges.name[rows]] for kind in kinds], axis=0) if len(rows) else rows] = True
+    return _StepParts(np.searchsorted(step, np.arange(len(steps) + 1)), start, end, part, totals, recorded)
+
+
+_Intervals: TypeAlias = tuple[Int64, Int64, Int64, Int64]
+"""Step, start, end and part of intervals in steps."""
+
+
+def _flatten_nested(step: Int64, start_ns: Int64, end_ns: Int64, part: Int64) -> _Intervals:
+    """Return disjoint intervals by step and start: where several overlap, the one that began last counts.
+
+    Args:
+        step, start_ns: ascending; of equal ones the longer first. None is empty.
+        end_ns, part: of each.
+    """
+    overlaps = start_ns < _find_latest_before(step, end_ns)
+    if not overlaps.any():
+        return step, start_ns, end_ns, part
+    overlapping = np.zeros(int(step[-1]) + 1, np.bool_)
+    overlapping[step[overlaps]] = True
+    columns = step, start_ns, end_ns, part
+    pieces: list[_Intervals] = [_take(columns, ~overlapping[step])]
+    nested = np.flatnonzero(overlapping[step])
+    for at in np.split(nested, np.flatnonzero(np.diff(step[nested] // _STEPS_AT_ONCE)) + 1):
+        pieces += _flatten_steps(_take(columns, at))
+    step, start_ns, end_ns, part = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    order = np.lexsort((start_ns, step))
+    return _take((step, start_ns, end_ns, part), order)
+
+
+def _flatten_steps(rows: _Intervals) -> list[_Intervals]:
+    """Return disjoint intervals of some steps. What a thread pushes and pops is a stack; what crosses takes longer."""
+    step, start_ns, end_ns, part = rows
+    row = np.tile(np.arange(len(step)), 2)
+    begins = np.repeat([True, False], len(step))
+    time_ns = np.concatenate([start_ns, end_ns])
+    # At one time the inner end before the outer, and then the outer begin before the inner.
+    order = np.lexsort((np.where(begins, row, -row), begins, time_ns, step[row]))
+    row, begins, time_ns = row[order], begins[order], time_ns[order]
+    depth = np.cumsum(np.where(begins, 1, -1))
+    innermost = np.full(len(row), -1)
+    for level in range(1, int(depth.max()) + 1):
+        here = depth == level
+        opened = np.maximum.accumulate(np.where(here & begins, np.arange(len(row)), 0))
+        innermost[here] = row[opened[here]]
+    crosses = ~begins & (np.append(-1, innermost[:-1]) != row)
+    crossing = np.isin(step, step[row[crosses]])
+    until_ns = np.append(time_ns[1:], 0)
+    valid = np.flatnonzero((innermost >= 0) & (until_ns > time_ns))
+    valid = valid[~crossing[innermost[valid]]]
+    inner = innermost[valid]
+    result = [(step[inner], time_ns[valid], until_ns[valid], part[inner])]
+    which = np.flatnonzero(crossing)
+    for group in np.split(which, np.flatnonzero(np.diff(step[which])) + 1) if len(which) else []:
+        times = np.unique(np.concatenate([start_ns[group], end_ns[group]]))
+        covers = (start_ns[group] <= times[:-1, None]) & (end_ns[group] >= times[1:, None])
+        some = np.flatnonzero(covers.any(axis=1))
+        last = group[len(group) - 1 - np.argmax(covers[some, ::-1], axis=1)]
+        result.append((step[last], times[some], times[some + 1], part[last]))
+    return result
+
+
+def _take(columns: _Intervals, which: NDArray[Any]) -> _Intervals:
+    step, start_ns, end_ns, part = columns
+    return step[which], start_ns[which], end_ns[which], part[which]
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """The steps that served each request, a row each as `_Walls`.
+
+    Attributes:
+        steps: how many; 0 also where that is unknown.
+        first, last: the first and the last of them, numbers of steps; -1 for none.
+        first_ns, last_ns: when the first began and the last ended, within the request; NULL for none.
+        in_steps_ns: time in which at least one of them ran.
+        parts_ns: the part of that in each of STEP_PARTS; shape (rows, parts).
+        recorded: which of these there are in any step.
+    """
+
+    steps: Int64
+    first: Int64
+    last: Int64
+    first_ns: Int64
+    last_ns: Int64
+    in_steps_ns: Int64
+    parts_ns: Int64
+    recorded: Bool
+
+
+def _measure_serving(context: Context, events: _Events, walls: _Walls, sides: _Sides) -> _Serving:
+    ranges = events.trace.ranges
+    starts, ends = ranges.start_ns[events.steps], ranges.end_ns[events.steps]
+    step_parts = _collect_step_parts(context, events)
+    rows = len(walls)
+    since = np.where(sides.has_server, sides.server_start_ns, np.maximum(sides.send_ns, walls.start_ns))
+    until = np.where(sides.has_server, sides.server_end_ns, walls.end_ns)
+    has_wall = walls.origin != _FROM_NOTHING
+    since, until = np.where(has_wall, since, _FIRST), np.where(has_wall, until, _LAST)
+    serving = _Serving(
+        steps=np.zeros(rows, np.int64),
+        first=np.full(rows, -1, np.int64),
+        last=np.full(rows, -1, np.int64),
+        first_ns=np.full(rows, NULL),
+        last_ns=np.full(rows, NULL),
+        in_steps_ns=np.zeros(rows, np.int64),
+        parts_ns=np.zeros((rows, len(STEP_PARTS)), np.int64),
+        recorded=step_parts.recorded,
+    )
+    for request, step in _iter_pairs(events, walls):
+        low, high = np.maximum(starts[step], since[request]), np.minimum(ends[step], until[request])
+        served = low <= high
+        if not served.all():
+            request, step, low, high = request[served], step[served], low[served], high[served]
+        if not len(request):
+            continue
+        begins = np.flatnonzero(np.diff(request, prepend=-1))
+        lasts = np.append(begins[1:], len(request)) - 1
+        row = request[begins]
+        serving.steps[row] = lasts - begins + 1
+        serving.first[row], serving.last[row] = step[begins], step[lasts]
+        serving.first_ns[row], serving.last_ns[row] = low[begins], np.maximum.reduceat(high, begins)
+        _cut_overlaps(request, low, high)
+        serving.in_steps_ns[row] = np.add.reduceat(high - low, begins)
+        if step_parts.recorded.any():
+            is_whole = (low == starts[step]) & (high == ends[step])
+            time_ns = step_parts.totals_ns[step]
+            partly = np.flatnonzero(~is_whole)
+            time_ns[partly] = step_parts.measure(step[partly], low[partly], high[partly])
+            serving.parts_ns[row] = np.add.reduceat(time_ns, begins, axis=0)
+    return serving
+
+
+def _iter_pairs(events: _Events, walls: _Walls) -> Iterator[tuple[Int64, Int32]]:
+    """Yield requests, by row, and the steps that list them, by number: all of a request together, in order."""
+    first, at = events.first_of_id, 0
+    while at < len(first) - 1:
+        until = max(at + 1, int(np.searchsorted(first, first[at] + _PAIRS_AT_ONCE, "right")) - 1)
+        request = np.repeat(walls.row_of_number[at:until], np.diff(first[at : until + 1]))
+        step = events.step_of_id[first[at] : first[until]]
+        at = until
+        if (request < 0).any():
+            request, step = request[request >= 0], step[request >= 0]
+        yield request, step
+
+
+def _cut_overlaps(request: Int64, low: Int64, high: Int64) -> None:
+    """Let each interval begin no earlier than the latest end of those of its request before it, in place."""
+    overlaps = (request[1:] == request[:-1]) & (low[1:] < high[:-1])
+    if overlaps.any():
+        # Requests are not ascending, but of each all rows are together.
+        group = np.cumsum(np.diff(request, prepend=-1) != 0)
+        some = np.flatnonzero(np.isin(group, group[1:][overlaps]))
+        low[some] = np.maximum(low[some], _find_latest_before(group[some], high[some]))
+        np.maximum(low, high, out=high)
+
+
+# ---- what each request is
+
+
+def _find_status(
+    events: _Events, walls: _Walls, records: ClientRecords | None, sides: _Sides, serving: _Serving
+) -> Int64:
+    """Return the index into STATUSES of each request.
+
+    A client, a server or steps are missed only where the recording has some.
+    """
+    has_wall, has_server, has_steps = walls.origin != _FROM_NOTHING, sides.has_server, serving.steps > 0
+    before, after, outside = _compare_with_windows(events, walls)
+    extent = events.trace.extent_ns()
+    first_ns = extent[0] if extent is not None else 0
+    before |= walls.clipped & (walls.start_ns <= first_ns)
+    after |= walls.clipped & (walls.start_ns > first_ns)
+    # What the server's recording holds nothing of, because it began later or ended earlier than the client's.
+    ranges = events.trace.ranges
+    of_server = ~events.client_threads[ranges.thread]
+    is_missed = walls.has_client & ~has_server & bool(has_server.any())
+    if is_missed.any():
+        before |= is_missed & (walls.start_ns < ranges.start_ns[of_server].min())
+        after |= is_missed & (walls.end_ns > ranges.end_ns[of_server].max())
+    failed = np.zeros(len(walls), np.bool_)
+    if records is not None:
+        failed[walls.row_of_number[events.of_record[[error is not None for error in records.errors]]]] = True
+        failed &= walls.origin == _FROM_RECORD
+    reasons = {
+        "duplicate_id": walls.repeated,
+        "no_range": ~has_wall,
+        "failed": failed,
+        "outside_windows": outside,
+        "began_before": before,
+        "ended_after": after,
+        "no_client": ~walls.has_client & bool(walls.has_client.any()),
+        "no_server": is_missed,
+        "no_steps": ~has_steps & bool(has_steps.any()),
+    }
+    return np.select(list(reasons.values()), [STATUSES.index(name) for name in reasons], 0)
+
+
+def _compare_with_windows(events: _Events, walls: _Walls) -> tuple[Bool, Bool, Bool]:
+    """Return which requests began before the first recorded window that they were in, ended after it, or were in none.
+
+    Windows are those of the servers where these have any.
+    """
+    windows, nothing = events.trace.windows, np.zeros(len(walls), np.bool_)
+    if not len(windows):
+        return nothing, nothing.copy(), nothing.copy()
+    of_server = ~events.client_threads[windows.thread]
+    which = of_server if of_server.any() else ~of_server
+    recorded = merge_intervals(windows.start_ns[which], windows.end_ns[which])
+    at = np.searchsorted(recorded.end_ns, walls.start_ns, "left")
+    start = np.append(recorded.start_ns, _LAST)[at]
+    end = np.append(recorded.end_ns, _LAST)[at]
+    outside = walls.end_ns < start
+    return (walls.start_ns < start) & ~outside, (walls.end_ns > end) & ~outside, outside
+
+
+def _make_notes(status: Int64, events: _Events, sides: _Sides) -> tuple[Message, ...]:
+    counts = np.bincount(status, minlength=len(STATUSES))
+    notes = [
+        Message(code, f"{counts[STATUSES.index(name)]} {text}")
+        for name, (code, text) in _NOTES.items()
+        if counts[STATUSES.index(name)]
+    ]
+    if events.sides_inferred:
+        text = "no side of a process is recorded: those that run steps are servers, and all others are clients"
+        notes.append(Message("request_sides_inferred", text))
+    if sides.outside:
+        text = f"{sides.outside} ranges of servers lie outside of their request's time on the client, and are excluded"
+        notes.append(Message("server_ranges_outside_request", text))
+    if sides.cut:
+        text = (
+            f"{sides.cut} requests have a range of the server that exceeds their time on the client, and is cut to it"
+        )
+        notes.append(Message("server_ranges_cut", text))
+    return tuple(notes)
+
+
+# ---- columns
+
+
+def _make_range_columns(walls: _Walls, sides: _Sides) -> dict[str, NDArray[Any]]:
+    origins = np.array(["range", "record", None, None], object)
+    has_wall = walls.origin != _FROM_NOTHING
+    return {
+        "start_ns": walls.start_ns,
+        "end_ns": walls.end_ns,
+        "wall_ns": mask_integers(walls.end_ns - walls.start_ns, has_wall),
+        "client": origins[walls.origin],
+        "server_start_ns": sides.server_start_ns,
+        "server_end_ns": sides.server_end_ns,
+    }
+
+
+def _make_part_columns(walls: _Walls, sides: _Sides, serving: _Serving) -> dict[str, NDArray[Any]]:
+    """Return the time of each request in each of PARTS, and the pieces of two of them."""
+    start, end = walls.start_ns, walls.end_ns
+    has_wall = (walls.origin != _FROM_NOTHING) & ~walls.repeated
+    has_server, has_steps, has_send = sides.has_server, serving.steps > 0, sides.send_ns != NULL
+    of_server, served = has_wall & has_server, has_wall & has_server & has_steps
+    on_wire = of_server & walls.has_client
+    sent = np.where(has_send, sides.send_ns, start)
+    out, back = sides.server_start_ns - sent, end - sides.server_end_ns
+    first_wait = serving.first_ns - sides.server_start_ns
+    queue = serving.last_ns - sides.server_start_ns - serving.in_steps_ns
+    # Between sending and the end, or in the server: what is in no step, and before and after them, of whatever reason.
+    since, until = np.where(has_server, sides.server_start_ns, sent), np.where(has_server, sides.server_end_ns, end)
+    unexplained = np.where(
+        served, serving.in_steps_ns - serving.parts_ns.sum(axis=1), until - since - serving.parts_ns.sum(axis=1)
+    )
+    columns = {
+        "client_wait_ns": mask_integers(sides.send_ns - start, has_wall & has_send),
+        "network_ns": mask_integers(out + back, on_wire),
+        "queue_ns": mask_integers(queue, served),
+        **{
+            f"{name}_ns": mask_integers(serving.parts_ns[:, i], has_wall & has_steps & serving.recorded[i])
+            for i, name in enumerate(STEP_PARTS)
+        },
+        "response_ns": mask_integers(sides.server_end_ns - serving.last_ns, served),
+        "unexplained_ns": mask_integers(unexplained, has_wall),
+    }
+    pieces = {
+        "network_out_ns": mask_integers(out, on_wire),
+        "network_back_ns": mask_integers(back, on_wire),
+        "queue_first_ns": mask_integers(first_wait, served),
+        "queue_between_ns": mask_integers(queue - first_wait, served),
+    }
+    return {**columns, **pieces}
+
+
+def _make_step_columns(events: _Events, serving: _Serving) -> dict[str, NDArray[Any]]:
+    """Return how many steps served each request, and the indices of the first and last that the program gave them."""
+    ranges = events.trace.ranges
+    index = np.append(np.where(ranges.has_payload, ranges.payload, NULL)[events.steps], NULL)
+    return {
+        "steps": serving.steps,
+        "first_step": index[serving.first],
+        "last_step": index[serving.last],
+    }
+
+
+def _make_response_columns(
+    events: _Events, walls: _Walls, records: ClientRecords | None, serving: _Serving
+) -> dict[str, NDArray[Any]]:
+    """Return the time to the first byte and between tokens, with the length of the steps that made these."""
+    first_of = {is_client: _find_first_bytes(events, walls, is_client) for is_client in (True, False)}
+    recorded = np.full(len(walls), NULL)
+    if records is not None:
+        row, some = _find_records(events, walls)
+        recorded[row] = records.first_token_ns[some]
+        recorded = np.where((recorded >= walls.start_ns) & (recorded <= walls.end_ns), recorded, NULL)
+    sources = {"client": first_of[True], "record": recorded, "server": first_of[False]}
+    by, first = np.full(len(walls), None, object), np.full(len(walls), NULL)
+    for name, times in sources.items():
+        new = (first == NULL) & (times != NULL)
+        by[new], first[new] = name, times[new]
+    return {
+        "ttft_ns": mask_integers(first - walls.start_ns, first != NULL),
+        "ttft_by": by,
+        **_make_token_columns(events, walls, records, first_of, serving),
+    }
+
+
+def _find_records(events: _Events, walls: _Walls) -> tuple[Int64, Int64]:
+    """Return the requests whose wall time is from a record, and that record."""
+    row = walls.row_of_number[events.of_record]
+    some = np.flatnonzero((row >= 0) & (walls.origin[row] == _FROM_RECORD))
+    return row[some], some
+
+
+def _find_marks(events: _Events, walls: _Walls, name: str, is_client: bool) -> tuple[Int64, Int64]:
+    """Return request and time of each mark of a name on a side that is in its request's wall time."""
+    marks = events.trace.marks
+    which = np.flatnonzero(events.find_names(name)[marks.name] & (events.of_mark >= 0))
+    which = which[events.client_threads[marks.thread[which]] == is_client]
+    row, time_ns = walls.row_of_number[events.of_mark[which]], marks.start_ns[which]
+    valid = (row >= 0) & (walls.start_ns[row] <= time_ns) & (time_ns <= walls.end_ns[row])
+    return row[valid], time_ns[valid]
+
+
+def _find_first_bytes(events: _Events, walls: _Walls, is_client: bool) -> Int64:
+    row, time_ns = _find_marks(events, walls, FIRST_BYTE, is_client)
+    first = np.full(len(walls), _LAST)
+    np.minimum.at(first, row, time_ns)
+    return np.where(first == _LAST, NULL, first)
+
+
+def _make_token_columns(
+    events: _Events,
+    walls: _Walls,
+    records: ClientRecords | None,
+    first_of: dict[bool, Int64],
+    serving: _Serving,
+) -> dict[str, NDArray[Any]]:
+    """Return the gaps between the tokens of a request, the first byte included, of the client if it recorded any."""
+    rows, times = [], []
+    if records is not None:
+        row, some = _find_records(events, walls)
+        counts = np.diff(records.token_bounds)[some]
+        time_ns = records.token_ns[expand_slices(records.token_bounds[some], counts)]
+        row = np.repeat(row, counts)
+        inside = (time_ns >= walls.start_ns[row]) & (time_ns <= walls.end_ns[row])
+        rows.append(row[inside])
+        times.append(time_ns[inside])
+    taken = np.zeros(len(walls), np.bool_)
+    taken[rows[0] if rows else []] = True
+    for is_client, first in first_of.items():
+        row, time_ns = _find_marks(events, walls, TOKEN, is_client)
+        row, time_ns = row[~taken[row]], time_ns[~taken[row]]
+        taken[row] = True
+        begun = np.unique(row)
+        begun = begun[first[begun] != NULL]
+        rows += [row, begun]
+        times += [time_ns, first[begun]]
+    row, time_ns = np.concatenate(rows), np.concatenate(times)
+    order = np.lexsort((time_ns, row))
+    row, time_ns = row[order], time_ns[order]
+    follows = np.flatnonzero(row[1:] == row[:-1]) + 1
+    gaps = sort_groups(row[follows], time_ns[follows] - time_ns[follows - 1], len(walls)).make_spread_columns("itl")
+    has_gaps = np.zeros(len(walls), np.bool_)
+    has_gaps[row[follows]] = True
+    return {
+        "tokens": mask_integers(np.bincount(row, minlength=len(walls)), has_gaps),
+        **{f"itl_{word}_ns": gaps[f"itl_{word}_ns"] for word in ("mean", "p50", "max")},
+        "token_step_p50_ns": _measure_token_steps(events, walls, serving, has_gaps),
+    }
+
+
+def _measure_token_steps(events: _Events, walls: _Walls, serving: _Serving, has_gaps: Bool) -> NDArray[np.float64]:
+    """Return the median length of the steps after its first one that served each request with gaps between tokens."""
+    ranges, result = events.trace.ranges, np.full(len(walls), np.nan)
+    if not has_gaps.any():
+        return result
+    length = ranges.end_ns[events.steps] - ranges.start_ns[events.steps]
+    for request, step in _iter_pairs(events, walls):
+        counts = has_gaps[request] & (step > serving.first[request]) & (step <= serving.last[request])
+        row, group = np.unique(request[counts], return_inverse=True)
+        result[row] = sort_groups(group, length[step[counts]], len(row)).make_spread_columns("step")["step_p50_ns"]
+    return result
+
+
+def _find_causes(rows: dict[str, NDArray[Any]], is_complete: Bool) -> dict[str, NDArray[Any]]:
+    """Return the part of each complete request that exceeds the median of that part most, and by how much."""
+    cause, excess = np.full(len(is_complete), None, object), np.full(len(is_complete), np.nan)
+    if is_complete.any():
+        times = np.stack([rows[f"{part}_ns"][is_complete] for part in PARTS], axis=1)
+        times = np.where(times == NULL, 0, times)
+        above = times - np.median(times, axis=0)
+        most = np.argmax(above, axis=1)
+        by = above[np.arange(len(above)), most]
+        cause[is_complete] = np.where(by > 0, np.array(PARTS, object)[most], None)
+        excess[is_complete] = np.where(by > 0, by, np.nan)
+    return {"cause": cause, "cause_excess_ns": excess}
+
+
+def _summarize_parts(rows: dict[str, NDArray[Any]], is_complete: Bool) -> Table:
+    """Return one row for the wall time, one a part, and one each for the first byte and the gaps between tokens."""
+    names = ["wall", *PARTS, "ttft", "itl_mean"]
+    known = [rows[f"{name}_ns"][is_complete] for name in names]
+    known = [column[column != NULL if column.dtype.kind == "i" else column == column] for column in known]
+    group = np.repeat(np.arange(len(names)), [len(column) for column in known])
+    values = sort_groups(group, np.concatenate(known).astype(np.int64), len(names))
+    total = mask_integers(values.totals, values.counts > 0)
+    # Latencies of a response are no part of the wall time.
+    is_part = np.arange(len(names)) <= len(PARTS)
+    shares = compute_ratios(values.totals, np.full(len(names), values.totals[0]))
+    spread = values.make_spread_columns("request")
+    return Table(
+        {
+            "part": np.array(["wall", *PARTS, "ttft", "itl"], object),
+            "count": values.counts,
+            "total_ns": np.where(is_part, total, NULL),
+            "share": np.where(is_part & (values.counts > 0), shares, np.nan),
+            **{f"request_{word}_ns": spread[f"request_{word}_ns"] for word in ("mean", "p50", "p90", "p99", "max")},
+        }
+    )
+
+
+def _count_statuses(status: Int64) -> Table:
+    counts = np.bincount(status, minlength=len(STATUSES))
+    some = np.flatnonzero(counts)
+    return Table({"status": np.array(STATUSES, object)[some], "requests": counts[some]})
+
+
+# ---- requests by the value of a field
+
+
+def _find_field_values(context: Context, events: _Events, walls: _Walls, field: str) -> tuple[NDArray[Any], Int64]:
+    """Return the distinct values of a field, absent last, and the index of each request's, the client's before others.
+
+    Raises:
+        MissingDataError: no range has the field.
+    """
+    trace = context.trace
+    part = context if context.whole is None else Context(trace, context.names)
+    values, code = get_field_values(part, field)
+    own = select_instance_ranges(trace)
+    of_range = np.full(len(trace.ranges), len(values) - 1, np.int64)
+    of_range[own] = code[: len(own)]
+    rows = np.flatnonzero((events.of_range >= 0) & (of_range < len(values) - 1))
+    # The last one that is written stays.
+    is_client = events.client_threads[trace.ranges.thread[rows]]
+    rows = np.concatenate([rows[~is_client][::-1], rows[is_client][::-1]])
+    of_number = np.full(len(events.ids), len(values) - 1, np.int64)
+    of_number[events.of_range[rows]] = of_range[rows]
+    return values, of_number[walls.number]
+
+
+def _group_by_value(
+    rows: dict[str, NDArray[Any]], is_complete: Bool, values: NDArray[Any], code: Int64
+) -> dict[str, NDArray[Any]]:
+    """Return one row a value, that with the most requests first; all but their number is of the complete ones."""
+    counts = np.bincount(code, minlength=len(values))
+    order = np.argsort(-counts, kind="stable")[: int(np.count_nonzero(counts))]
+    columns = {"value": values, "requests": counts, "complete": np.bincount(code[is_complete], minlength=len(values))}
+    for name in ("wall", *PARTS, "ttft"):
+        column = rows[f"{name}_ns"]
+        known = is_complete & (column != NULL)
+        spread = sort_groups(code[known], column[known], len(values)).make_spread_columns(name)
+        words = ("mean", "p50", "p90", "p99", "max") if name in ("wall", "ttft") else ("mean",)
+        columns |= {f"{name}_{word}_ns": spread[f"{name}_{word}_ns"] for word in words}
+    return {name: column[order] for name, column in columns.items()}

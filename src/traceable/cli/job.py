@@ -1,0 +1,323 @@
+"""Run the phases of a job file: start the server, send the load, record the steps, compare the phases.
+
+    traceable job FILE [--set KEY=VALUE] ...
+    traceable job FILE --dry-run
+    traceable job --schema
+
+Each phase (prefill, decode, aggregated) is recorded under its own load, a list of loads is a sweep. The exit code is 1
+if a phase failed or its steps were not all captured; later phases are not run then. See `traceable help jobs`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from traceable.cli import options
+from traceable.cli.console import log, print_command
+from traceable.cli.run import exit_with_status
+from traceable.errors import Message, TraceableError, UsageError
+from traceable.launch import launcher
+from traceable.protocol import redact
+from traceable.units import format_duration
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from traceable.launch.job import JobPlan, Point, PointResult
+    from traceable.launch.load_tools import LoadResults
+    from traceable.recording import Recording
+    from traceable.report.job import PhaseEntry
+
+EXIT_FAILED = 1
+_PACKAGES = ("msgspec", "yaml")
+_LAST_LINES = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help="the job, in YAML")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="settings",
+        action="append",
+        default=[],
+        help="replace a value of the file, as in prefill.concurrency=64; may be repeated",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print every command without running anything")
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of the file, for editors")
+    group = parser.add_argument_group("output")
+    output = group.add_mutually_exclusive_group()
+    output.add_argument(
+        "--json", metavar="=FILE", nargs="?", const=options.STDOUT, help="print job.json on stdout; =FILE writes a file"
+    )
+    group.add_argument("--quiet", action="store_true", help="print only errors, and the output of --json")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the phases, print their comparison, and return the exit code."""
+    try:
+        from traceable.launch import job_file
+        from traceable.launch.job import format_plan, plan_job
+    except ModuleNotFoundError as error:
+        _report_missing_package(error)
+    if arguments.schema:
+        print_command(json.dumps(job_file.make_schema(), indent=2))
+        return 0
+    if arguments.file is None:
+        raise UsageError("no_job_file", "no job file is given", "type `traceable job FILE`")
+    plan = plan_job(
+        job_file.load_job(arguments.file, arguments.settings),
+        ("traceable", *sys.argv[1:]),
+        quiet=arguments.quiet,
+    )
+    if arguments.dry_run:
+        for line in format_plan(plan):
+            print_command(line)
+        return 0
+    format_plan(plan)  # rejects a phase that can't run before the first one runs
+    try:
+        return _run_plan(plan, arguments)
+    except KeyboardInterrupt:
+        words = (
+            f"interrupted while phases were compared; what was recorded is in {launcher.format_path(plan.directory)}"
+        )
+        log(Message("job_interrupted", words))
+        return exit_with_status(signal.SIGINT)
+
+
+def _report_missing_package(error: ModuleNotFoundError) -> NoReturn:
+    """Report a package of the extra `job` that is missing; any other error goes on."""
+    if error.name not in _PACKAGES:
+        raise error
+    raise UsageError(
+        "job_packages_missing",
+        f"traceable job needs {' and '.join(_PACKAGES)}, and {error.name} is not installed for {sys.executable}",
+        f"type `{sys.executable} -m pip install 'traceable[job]'`",
+    ) from None
+
+
+def _run_plan(plan: JobPlan, arguments: argparse.Namespace) -> int:
+    from traceable.launch.job import run_point
+    from traceable.report.job import PhaseEntry
+
+    entries: list[PhaseEntry] = []
+    recordings: list[tuple[Point, Recording | None]] = []
+    interrupted_by = None
+    for number, point in enumerate(plan.points, 1):
+        if not arguments.quiet:
+            sizes = ", ".join(f"{key} {value}" for key, value in point.sizes.items())
+            log(f"phase {point.name} ({number} of {len(plan.points)}): {sizes}")
+        try:
+            result = run_point(point, log)
+        except UsageError as error:
+            if not entries:
+                raise
+            log(error.message)
+            entries.append(PhaseEntry(point.name, _describe_point(plan, point), None, None, [error.message]))
+            recordings.append((point, None))
+            break
+        entry, recording = _conclude_point(plan, result)
+        entries.append(entry)
+        recordings.append((point, recording))
+        interrupted_by = result.serve.interrupted_by
+        if entry.problems or interrupted_by is not None:
+            _report_failure(result, entry)
+            break
+    skipped = [point.name for point in plan.points[len(entries) :]]
+    if skipped:
+        log(Message("phases_skipped", f"not run: {', '.join(skipped)}"))
+    _report_job(plan, entries, recordings, skipped, arguments)
+    if interrupted_by is not None:
+        return exit_with_status(interrupted_by)
+    return EXIT_FAILED if skipped or any(entry.problems for entry in entries) else 0
+
+
+def _conclude_point(plan: JobPlan, result: PointResult) -> tuple[PhaseEntry, Recording | None]:
+    """Return the entry of a point in the report, and its recording, if there is one."""
+    from traceable.launch.job import find_timed_window
+    from traceable.report.job import PhaseEntry
+    from traceable.report.windows import capture_to_dict, format_capture
+
+    point, problems = result.point, list(result.problems)
+    recording, problem = _load_recording(point, is_recorded=plan.job.profiling.type != "none")
+    problems += [problem] if problem is not None else []
+    capture = capture_to_dict(recording.windows) if recording is not None else _evaluate_unrecorded(point)
+    if point.window is not None and (capture is None or not capture["ok"]):
+        lines = format_capture(capture)[:2] if capture is not None else ["nothing was recorded"]
+        problems.append(Message("phase_window_not_filled", f"{point.name}: {'; '.join(lines)}"))
+    if recording is not None and result.load is not None:
+        windows = _list_windows(capture) if point.window is not None else [find_timed_window(plan.job, point)]
+        problems += _check_load_in_windows(point, windows, result.load)
+    values = _describe_point(plan, point, result.files)
+    load = None if result.load is None else _load_to_dict(result.load)
+    return PhaseEntry(point.name, values, capture, load, problems), recording
+
+
+def _describe_point(plan: JobPlan, point: Point, files: Sequence[Path] = ()) -> dict[str, Any]:
+    return {
+        "mode": point.mode,
+        **point.sizes,
+        "start_step": point.window[0] if point.window else None,
+        "stop_step": point.window[1] if point.window else None,
+        "directory": str(point.directory),
+        "files": [str(path.relative_to(plan.directory)) for path in files],
+        "notes": [note.as_dict for note in point.notes],
+    }
+
+
+def _load_recording(point: Point, *, is_recorded: bool) -> tuple[Recording | None, Message | None]:
+    """Return the recording of a point's server, or why there is none; its profile is saved as report.json."""
+    from traceable.launch.job import list_server_runs
+    from traceable.recording import load
+    from traceable.report.document import build_bounded_report, write_report
+
+    if not is_recorded or not list_server_runs(point):
+        return None, None
+    try:
+        recording = load(point.server_directory)
+        write_report(build_bounded_report(recording, ()), point.directory / "report.json")
+    except TraceableError as error:
+        return None, error.cause
+    return recording, None
+
+
+def _evaluate_unrecorded(point: Point) -> dict[str, Any] | None:
+    """Return how much was captured by a server, or its first rank, whose recording can't be read."""
+    from traceable.cli.profile import evaluate_without_recording
+    from traceable.launch.job import list_server_runs
+    from traceable.report.windows import capture_to_dict
+
+    runs = list_server_runs(point)
+    try:
+        return capture_to_dict(evaluate_without_recording(runs[0])) if runs else None
+    except TraceableError:
+        return None
+
+
+def _list_windows(capture: dict[str, Any] | None) -> list[tuple[int, int]]:
+    """Return from when until when each process of the server recorded, in ns of the wall clock."""
+    return [
+        (one["opened_wall_ns"], one["closed_wall_ns"] - (one["close_stall_ns"] or 0))
+        for one in (capture or {"windows": []})["windows"]
+        if one["opened_wall_ns"] and one["closed_wall_ns"]
+    ]
+
+
+def _check_load_in_windows(point: Point, windows: Sequence[tuple[int, int]], load: LoadResults) -> list[Message]:
+    """Return a problem where the records of the load show that it was not steady in a window of the server."""
+    from traceable.launch.job import find_steady_interval
+
+    steady = find_steady_interval(load, point.sizes["concurrency"], open_loop=point.open_loop)
+    if not windows or (steady and steady[0] <= min(windows)[0] and max(end for _, end in windows) <= steady[1]):
+        return []
+    if steady is None:
+        problem = "never reached its concurrency"
+    elif min(windows)[0] < steady[0]:
+        problem = f"was steady only {format_duration(steady[0] - min(windows)[0])} after the window had opened"
+    else:
+        late_ns = max(end for _, end in windows) - steady[1]
+        problem = f"ran out {format_duration(late_ns)} before the end of the window: set `requests` to a larger number"
+    return [Message("load_not_steady", f"{point.name}: the load {problem}")]
+
+
+def _load_to_dict(load: LoadResults) -> dict[str, Any]:
+    """Return the numbers of a load, as job.json has them."""
+    quantiles = {"ttft": load.ttft, "itl": load.itl, "gap": load.gap, "latency": load.latency}
+    return {
+        "requests": len(load.records),
+        "warmup_requests": sum(record.warmup for record in load.records),
+        "completed": load.completed,
+        "errors": load.errors,
+        "damaged_lines": load.damaged_lines,
+        "duration_ns": load.duration_ns,
+        "requests_per_s": load.requests_per_s,
+        "output_tokens_per_s": load.output_tokens_per_s,
+        "input_tokens": list(load.input_tokens),
+        "output_tokens": list(load.output_tokens),
+        **{name: None if value is None else value._asdict() for name, value in quantiles.items()},
+    }
+
+
+def _flatten_load(load: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a load by the names of columns: `ttft_p50_ns` for the median of `ttft`."""
+    quantiles = {
+        f"{name}_{quantile}": value
+        for name in ("ttft", "itl", "latency")
+        for quantile, value in (load[name] or {}).items()
+    }
+    return {**load, "failed": sum(load["errors"].values()), **quantiles}
+
+
+def _report_failure(result: PointResult, entry: PhaseEntry) -> None:
+    """Print what failed in a phase, and the last lines of its server."""
+    for problem in entry.problems:
+        if problem != result.serve.server.problem:  # which was printed when it happened
+            log(problem)
+    output = result.point.request.server.output
+    if result.serve.server.last_lines and result.serve.problem is None and output is not None:
+        log(f"last lines of {launcher.format_path(output)}:")
+        for line in result.serve.server.last_lines[-_LAST_LINES:]:
+            log(f"  {line}")
+    log(f"what was recorded is in {launcher.format_path(result.point.directory)}")
+
+
+def _report_job(
+    plan: JobPlan,
+    entries: Sequence[PhaseEntry],
+    recordings: Sequence[tuple[Point, Recording | None]],
+    skipped: Sequence[str],
+    arguments: argparse.Namespace,
+) -> None:
+    """Print the comparison of the phases, and save it as job.json and job.txt."""
+    from io import StringIO
+
+    from traceable.analysis.phases import PhaseRecording, compare_phases
+    from traceable.cli.profile import write_output
+    from traceable.report.document import write_file, write_report
+    from traceable.report.job import build_job_report, write_phases
+    from traceable.report.json_output import to_json
+
+    table = compare_phases(
+        [
+            PhaseRecording(
+                point.name,
+                None if recording is None else recording.context,
+                point.request.preset.step_range,
+                None if entry.load is None else {**point.sizes, **_flatten_load(entry.load)},
+            )
+            for (point, recording), entry in zip(recordings, entries, strict=True)
+        ]
+    )
+    profiling = plan.job.profiling
+    head = {
+        "name": plan.job.name,
+        "file": str(arguments.file),
+        "settings": redact.redact_command(arguments.settings),
+        "type": profiling.type,
+        "recording_mode": profiling.mode,
+        "directory": str(plan.directory),
+    }
+    document = build_job_report(head, entries, skipped, table)
+    directory = launcher.format_path(plan.directory)
+    title = f"job {plan.job.name} in {directory}"
+    text = StringIO()
+    write_phases(text, title, entries, table)
+    write_report(document, plan.directory / "job.json")
+    write_file(text.getvalue(), plan.directory / "job.txt")
+    if arguments.json is not None:
+        write_output(arguments.json, to_json(document), sys.stdout)
+    if arguments.json != options.STDOUT and not arguments.quiet:
+        write_phases(sys.stdout, title, entries, table)
+    sys.stdout.flush()
+    if not arguments.quiet:
+        for point, recording in recordings:
+            if recording is not None:
+                log(f"next: python -m traceable report {directory}/{point.name}")

@@ -1,0 +1,171 @@
+"""What a job runs, without running it, and what the records of a load say about a window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceable.errors import UsageError
+from traceable.launch.job import JobPlan, find_steady_interval, plan_job
+from traceable.launch.job_file import load_job
+from traceable.launch.load_tools import LoadResults, summarize_records
+from traceable.protocol.load_record import LoadRecord
+
+TEXT = """\
+profiling: {type: recorder, isl: 8, osl: 4, decode: {concurrency: 2, stop_step: 10}}
+server: {command: "sleep {port} --mode {mode} --isl {isl} --config '{\\"a\\": {osl}}'", env: {NUMBER: "{concurrency}"}}
+client: builtin
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def make(*settings: str, text: str = TEXT) -> JobPlan:
+        (tmp_path / "job.yaml").write_text(text)
+        return plan_job(load_job(tmp_path / "job.yaml", settings), ("traceable", "job"))
+
+    return make
+
+
+def get_option(words: tuple[str, ...], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def test_what_is_known_is_filled_in_and_other_braces_stay(plan: Any) -> None:
+    (point,) = plan().points
+    server, client = point.request.sides
+    assert server.command == ("sleep", "{port}", "--mode", "decode", "--isl", "8", "--config", '{"a": 4}')
+    assert server.environment == {"NUMBER": "2"}
+    assert (server.recorded, client.recorded, point.request.steps) == (True, False, "0:10")
+    assert get_option(client.command, "--url") == "http://127.0.0.1:{port}"
+    assert get_option(client.command, "--output") == str(point.directory / "client")
+
+
+def test_warm_up_is_the_concurrency_and_requests_fill_the_window(plan: Any) -> None:
+    (point,) = plan().points
+    # Ten steps are at least those of three requests after one another, of two at once.
+    assert get_option(point.request.client.command, "--requests") == str(2 * (3 + 2))
+    assert (get_option(point.request.client.command, "--warmup-requests"), point.request.warmup_requests) == ("2", 2)
+    (point,) = plan("decode.requests=7", "decode.warmup_requests=5").points
+    assert get_option(point.request.client.command, "--requests") == "7"
+    assert (get_option(point.request.client.command, "--warmup-requests"), point.request.warmup_requests) == ("5", 5)
+
+
+def test_a_sweep_has_a_point_for_each_combination(plan: Any) -> None:
+    points = plan("isl=[8, 16]", "decode.concurrency=[1, 2]", "prefill.concurrency=1").points
+    assert [point.name for point in points] == [
+        *("prefill_i8", "prefill_i16"),
+        *("decode_i8_c1", "decode_i8_c2", "decode_i16_c1", "decode_i16_c2"),
+    ]
+    assert len({point.directory for point in points}) == 6
+
+
+def test_the_output_has_the_name_and_the_time(plan: Any, tmp_path: Path) -> None:
+    directory = plan("name=my-job").directory
+    assert directory.parent == tmp_path / "logs"
+    assert directory.name.startswith("my-job_2")
+
+
+def test_a_server_on_a_socket_gets_its_load_there(plan: Any) -> None:
+    (point,) = plan("server.command=serve --uds {uds}").points
+    assert get_option(point.request.client.command, "--url") == "unix:{uds}"
+
+
+def test_aiperf_skips_steps_in_place_of_its_warm_up(plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aiperf = tmp_path / "aiperf"
+    aiperf.write_text("#!/bin/sh\n")
+    aiperf.chmod(0o755)
+    monkeypatch.setenv("TRACEABLE_AIPERF", str(aiperf))
+    (point,) = plan("client={tool: aiperf, model: m}").points
+    assert get_option(point.request.server.options, "--warmup-steps") == "10"
+    assert point.request.warmup_requests == 0
+    assert [note.code for note in point.notes] == ["steady_by_steps"]
+    assert get_option(point.request.client.command, "--request-count") == str(2 * (5 + 2))
+    with pytest.raises(UsageError) as error:
+        plan("client={tool: aiperf, model: m}", "server.command=serve --uds {uds}")
+    assert error.value.code == "load_tool_without_sockets"
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("server.command=serve", "load_address_unknown"),
+        ("server.preset=vlm", "no_such_preset"),
+        ("server.ready=soon", "ready_invalid"),
+        ("output=.", "job_output_exists"),
+    ],
+)
+def test_what_can_not_run_is_refused(plan: Any, setting: str, code: str) -> None:
+    with pytest.raises(UsageError) as error:
+        plan(setting)
+    assert error.value.code == code
+
+
+def test_ranks_are_recorded_by_a_launcher_in_each(plan: Any) -> None:
+    (point,) = plan("server.command=srun -n 2 serve --port {port} --log {rank}.log").points
+    words = point.request.server.command
+    assert words[:3] == ("srun", "-n", "2") and words[4:7] == ("-m", "traceable", "run")
+    assert (get_option(words, "-o"), get_option(words, "--steps")) == (str(point.server_directory), "0:10")
+    assert words[-5:] == ("serve", "--port", "{port}", "--log", "{rank}.log")
+    assert not point.request.server.recorded
+    (point,) = plan("type=none", "server.command=srun -n 2 serve --port {port}").points
+    assert point.request.server.command == ("srun", "-n", "2", "serve", "--port", "{port}")
+
+
+# ---- the records of a load and a window
+
+
+def load(*times: tuple[int, int, bool]) -> LoadResults:
+    return summarize_records(
+        [LoadRecord(str(i), start, None, end, warmup=warmup) for i, (start, end, warmup) in enumerate(times)]
+    )
+
+
+@st.composite
+def closed_loops(draw: Any) -> tuple[int, int, LoadResults]:
+    """A closed loop: its concurrency, the end of its warm-up, its records."""
+    concurrency, count = draw(st.integers(1, 4)), draw(st.integers(4, 16))
+    warmup = draw(st.integers(0, count - 1))
+    free = [draw(st.integers(0, 3)) for _ in range(concurrency)]
+    times = []
+    for number in range(count):
+        worker = free.index(min(free))
+        end = free[worker] + draw(st.integers(1, 9))
+        times.append((free[worker], end, number < warmup))
+        free[worker] = end
+    return concurrency, max((end for _, end, is_warmup in times if is_warmup), default=0), load(*times)
+
+
+@given(closed_loops())
+def test_a_closed_loop_is_steady_while_all_of_its_workers_have_requests(
+    loop: tuple[int, int, LoadResults],
+) -> None:
+    concurrency, warmup_end, results = loop
+    spans = [(record.start_ns, record.end_ns) for record in results.records]
+    last = max(end for _, end in spans)
+    in_flight = [sum(start <= ns < end for start, end in spans) for ns in range(last)]
+    steady = [ns for ns in range(last) if in_flight[ns] == concurrency and ns >= warmup_end]
+    assert max(in_flight) <= concurrency
+    measured = sum(not record.warmup for record in results.records)
+    interval = find_steady_interval(results, concurrency, open_loop=False)
+    if interval is not None and measured >= concurrency:
+        assert steady and interval == (steady[0], steady[-1] + 1)
+        assert steady == list(range(*interval))
+    elif measured >= concurrency:
+        assert not steady
+
+
+def test_an_open_loop_is_steady_between_its_requests() -> None:
+    results = load((0, 5, True), (1, 9, True), (6, 30, False), (12, 20, False), (25, 26, False))
+    assert find_steady_interval(results, 100, open_loop=True) == (9, 25)
+    assert find_steady_interval(load((0, 5, True)), 1, open_loop=True) is None
+
+
+def test_a_load_that_never_reached_its_concurrency_was_never_steady() -> None:
+    assert find_steady_interval(load((0, 5, False)), 2, open_loop=False) is None

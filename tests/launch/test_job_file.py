@@ -1,0 +1,235 @@
+"""The file of a job: what it means, and every way in which it can be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceable.errors import UsageError
+from traceable.launch.job_file import (
+    Client,
+    Job,
+    fill_placeholders,
+    get_sizes,
+    list_values,
+    load_job,
+    make_schema,
+    merge_server,
+)
+
+VALID = """\
+profiling:
+  type: nsys
+  prefill: {isl: 1024, osl: 128, concurrency: 24, start_step: 0, stop_step: 50}
+  decode:  {isl: 1024, osl: 128, concurrency: 256}
+server: {command: "serve --port {port}", env: {THREADS: 4}}
+"""
+
+SYSTEM_WIDE = VALID.replace("type: nsys", "type: nsys\n  mode: system-wide").replace("start_step: 0, stop_step: 50", "")
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    def read(text: str, *settings: str) -> Job:
+        path = tmp_path / "job.yaml"
+        path.write_text(text)
+        return load_job(path, settings)
+
+    return read
+
+
+def test_a_file_as_srt_slurms_users_write_it_with_its_defaults(load):
+    job = load(VALID)
+    assert (job.name, job.output, list(job.phases)) == ("job", "logs/{name}_{time}", ["prefill", "decode"])
+    assert [(phase.start_step, phase.stop_step) for phase in job.phases.values()] == [(0, 50), (0, 50)]
+    assert get_sizes(job, job.phases["decode"]) == {"isl": 1024, "osl": 128, "concurrency": 256}
+    assert job.client is None and job.profiling.mode == "steps"
+
+
+def test_sizes_of_all_phases_and_a_sweep(load):
+    text = "profiling: {isl: 8, osl: 2, prefill: {concurrency: [1, 4]}, aggregated: {isl: 16, concurrency: 2}}\n"
+    job = load(text + "server: {command: serve}")
+    assert get_sizes(job, job.phases["prefill"]) == {"isl": 8, "osl": 2, "concurrency": [1, 4]}
+    assert get_sizes(job, job.phases["aggregated"]) == {"isl": 16, "osl": 2, "concurrency": 2}
+    assert (list_values([1, 4]), list_values(2)) == ([1, 4], [2])
+
+
+def test_a_phase_replaces_keys_of_the_server_and_joins_its_environment(load):
+    job = load(VALID, "decode.server.env.MODE=fast", "decode.server.preset=vllm", "server.ready_timeout=5")
+    server = merge_server(job, job.phases["decode"])
+    assert (server.command, server.preset, server.ready_timeout) == ("serve --port {port}", "vllm", 5.0)
+    assert server.env == {"THREADS": 4, "MODE": "fast"}
+    assert merge_server(job, job.phases["prefill"]).env == {"THREADS": 4}
+
+
+def test_settings_replace_values_and_are_yaml(load):
+    job = load(VALID, "prefill.concurrency=[1, 2]", "profiling.type=torch", "client={tool: builtin, seed: 3}")
+    assert job.phases["prefill"].concurrency == [1, 2]
+    assert job.profiling.type == "torch"
+    assert isinstance(job.client, Client) and (job.client.tool, job.client.seed) == ("builtin", 3)
+
+
+def test_anchors_and_merged_keys(load):
+    text = VALID.replace("prefill: {", "prefill: &load {") + "  \n"
+    job = load(text.replace("decode:  {isl: 1024, osl: 128, concurrency: 256}", "decode: {<<: *load, isl: 7}"))
+    assert (job.phases["decode"].isl, job.phases["decode"].osl) == (7, 128)
+
+
+def test_a_name_from_a_file_can_be_a_part_of_file_names(tmp_path):
+    path = tmp_path / "my job.v2.yaml"
+    path.write_text(VALID)
+    assert load_job(path).name == "my_job_v2"
+
+
+WRONG = {
+    # text: code, line:column
+    VALID.replace("isl: 1024, ", "", 1): ("job_key_missing", "3:3"),
+    VALID.replace("concurrency: 256", "concurency: 256"): ("job_key_unknown", "4:34"),
+    VALID.replace("stop_step: 50", "stop_step: 0"): ("steps_empty", "3:66"),
+    VALID.replace("start_step: 0, stop_step: 50", "start_step: 50"): ("steps_empty", "3:51"),
+    VALID.replace("type: nsys", "type: nsyss"): ("job_value_unknown", "2:3"),
+    VALID.replace(" 24,", " many,"): ("job_value_invalid", "3:34"),
+    VALID.replace(" 24,", " 0,"): ("job_value_invalid", "3:34"),
+    VALID.replace(" 24,", " true,"): ("job_value_invalid", "3:34"),
+    VALID.replace(" 24,", " [],"): ("job_value_invalid", "3:34"),
+    VALID.replace(" 24,", " [8, 8],"): ("sweep_value_twice", "3:34"),
+    VALID.replace(" 24,", " 24, warmup_requests: 8,"): ("warmup_too_short", "3:51"),
+    VALID.replace("THREADS: 4", "THREADS: 1.5"): ("job_value_invalid", "5:42"),
+    VALID.replace("server: {command: ", "server: {ready: "): ("job_key_missing", "3:3"),
+    VALID.replace("serve --port {port}", "serve 'x"): ("command_not_split", "5:10"),
+    VALID.replace("serve --port {port}", "cd x && serve"): ("command_needs_shell", "5:10"),
+    VALID.replace("serve --port {port}", "A=1 serve"): ("command_needs_shell", "5:10"),
+    VALID.replace("serve --port {port}", " "): ("command_empty", "5:10"),
+    VALID + "resources: {prefill_workers: 2}\n": ("several_workers", "6:13"),
+    VALID + "benchmark: {type: sa-bench}\n": ("benchmark_with_profiling", "6:13"),
+    VALID.replace("nsys", "none") + "benchmark: {type: sa-bench}\n": ("benchmark_unknown", "6:13"),
+    VALID + "name: a.b\n": ("job_name_invalid", "6:1"),
+    VALID + "name: a/b\n": ("job_name_invalid", "6:1"),
+    VALID + "output: logs/{job_id}\n": ("output_invalid", "6:1"),
+    VALID + "client: wrk\n": ("job_value_unknown", "6:1"),
+    VALID + "client: {tool: builtin, command: x}\n": ("client_invalid", "6:1"),
+    VALID + "client: {seed: 1}\n": ("client_invalid", "6:1"),
+    VALID + "client: [1]\n": ("job_value_invalid", "6:1"),
+    VALID + "client: {tool: builtin, rate: .nan}\n": ("job_value_invalid", "6:25"),
+    VALID.replace("type: nsys", "type: nsys\n  delay_s: 3"): ("time_without_system_wide", "3:3"),
+    SYSTEM_WIDE: ("job_key_missing", "3:3"),
+    SYSTEM_WIDE.replace("type: nsys", "type: torch"): ("system_wide_needs_nsys", "3:3"),
+    SYSTEM_WIDE.replace("system-wide", "system-wide\n  duration_s: 5"): ("job_key_missing", "5:3"),
+    SYSTEM_WIDE.replace("system-wide", "system-wide\n  duration_s: 5").replace(
+        "osl:", "requests: 9, stop_step: 9, osl:"
+    ): (
+        "steps_with_system_wide",
+        "5:37",
+    ),
+    "profiling: {}\nserver: {command: x}\n": ("job_without_phases", "1:1"),
+    "server: {command: x}\n": ("job_key_missing", "1:1"),
+    "": ("job_not_a_mapping", "1:1"),
+    "- a": ("job_not_a_mapping", "1:1"),
+    "text": ("job_not_a_mapping", "1:1"),
+    "a: [": ("yaml_invalid", "1:5"),
+    "a:\tb\n\tc: 1": ("yaml_invalid", "1:3"),
+    VALID + "---\nb: 1\n": ("yaml_invalid", "6:1"),
+    VALID + "server: {command: y}\n": ("yaml_key_twice", "6:1"),
+    "? [a]\n: 1": ("yaml_key_invalid", "1:3"),
+    "a: !!python/object/apply:os.system [x]": ("yaml_tag", "1:4"),
+    "a: !mine x": ("yaml_tag", "1:4"),
+    "a: !!int x": ("yaml_invalid", "1:4"),
+    "a: {<<: 3}": ("yaml_merge_invalid", "1:9"),
+    "a: &a [*a]": ("yaml_too_deep", "1:4"),
+    "a: &a {<<: *a}": ("yaml_too_deep", "1:4"),
+    BOMB: ("yaml_too_large", "1:"),
+    "a: " + "[" * 40 + "]" * 40: ("yaml_too_deep", "1:35"),
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=lambda text: WRONG[text][0])
+def test_a_wrong_file_is_refused_with_its_line_and_column(load, tmp_path, text):
+    code, place = WRONG[text]
+    with pytest.raises(UsageError) as error:
+        load(text)
+    assert error.value.code == code
+    assert error.value.problem.startswith(f"{tmp_path}/job.yaml:{place}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_nested_without_end_is_refused(load):
+    with pytest.raises(UsageError) as error:
+        load("[" * 5000)
+    assert error.value.code == "yaml_too_deep"
+
+
+def test_an_unknown_key_names_the_nearest(load):
+    with pytest.raises(UsageError) as error:
+        load(VALID.replace("concurrency: 256", "concurency: 256"))
+    assert "concurrency" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("prefill.concurrency", "setting_invalid"),
+        ("prefill..isl=3", "setting_invalid"),
+        ("prefill.isl.x=3", "setting_of_a_value"),
+        ("prefill.size=3", "job_key_unknown"),
+        ("prefill.isl=many", "job_value_invalid"),
+        ("prefill.isl=[", "yaml_invalid"),
+        ("decode.stop_step=0", "steps_empty"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_option(load, setting, code):
+    with pytest.raises(UsageError) as error:
+        load(VALID, setting)
+    assert error.value.code == code
+    assert error.value.problem.startswith("--set")
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [(b"a: \xff\n", "yaml_invalid"), (b"a: 1\n" * 300_000, "yaml_too_large"), (None, "job_not_read")],
+)
+def test_a_file_that_is_not_text_is_refused(tmp_path, content, code):
+    path = tmp_path / "job.yaml"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UsageError) as error:
+        load_job(path)
+    assert error.value.code == code
+
+
+@given(st.text(max_size=60) | st.text(alphabet="a: &*[]{}!<>|-\n\t'\"#,?%@", max_size=60))
+def test_any_text_is_a_job_or_one_error(tmp_path_factory, text):
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(text, encoding="utf-8", errors="surrogatepass", newline="")
+    with pytest.raises(UsageError):
+        load_job(path)
+
+
+def test_the_schema_is_that_of_what_is_read():
+    schema = make_schema()
+    assert json.loads(json.dumps(schema)) == schema
+    definitions = schema["$defs"]
+    assert set(definitions["Phase"]["properties"]) == {
+        *("isl", "osl", "concurrency", "start_step", "stop_step", "requests", "warmup_requests", "server", "client")
+    }
+    assert definitions["Job"]["additionalProperties"] is False
+    assert definitions["Job"]["required"] == ["profiling"]
+    assert (
+        msgspec.convert({"profiling": {}}, Job).profiling.type
+        == definitions["Profiling"]["properties"]["type"]["default"]
+    )
+
+
+def test_placeholders_leave_other_braces_alone():
+    text = '{mode} {"a": {"b": {isl}}} {} {other} {port}'
+    assert fill_placeholders(text, {"mode": "decode", "isl": 8}) == 'decode {"a": {"b": 8}} {} {other} {port}'
+    assert fill_placeholders("{mode}", {}) == "{mode}"

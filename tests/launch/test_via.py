@@ -456,6 +456,15 @@ def test_a_lost_connection_stops_the_program_and_keeps_its_recording_there(words
     assert not (tmp_path / "out").exists()
 
 
+def test_a_launcher_there_that_is_killed_is_reported(run_via, there, tmp_path):
+    code = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    done = run_via("-c", code)
+    assert done.returncode == -signal.SIGKILL
+    message(done.stderr, "remote_launcher_killed")
+    assert load(tmp_path / "out" / "run.json")["end"] is None
+    assert not list_kept_runs(there) and not list_processes_of(there)
+
+
 @pytest.mark.parametrize("prefix", ["ssh"], indirect=True)
 def test_a_recording_that_does_not_fit_here_is_kept_there(words, environ, there, tmp_path):
     limited = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", *words("app.py")]

@@ -189,11 +189,8 @@ class _Lost:
     """The event that nobody is at the other end any more."""
 
 
-@dataclass(frozen=True)
 class _Exit:
-    """The event that the launcher there has ended, with its wait status."""
-
-    status: int
+    """The event that the launcher of this machine has ended."""
 
 
 class Agent:
@@ -287,7 +284,7 @@ class Agent:
 
     def _await_launcher(self) -> None:
         os.waitid(os.P_PID, self._launcher.pid, os.WEXITED | os.WNOWAIT)
-        self._events.put(_Exit(0))
+        self._events.put(_Exit())
 
     def _relay_events(self) -> int:
         """Return the wait status of the launcher, once it has ended. Without a channel it is stopped."""

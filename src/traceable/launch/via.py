@@ -67,6 +67,9 @@ _OWN_VARIABLES = frozenset({environment.READ_LIMIT, environment.FINISH_SECONDS})
 
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 
+_OUTPUTS = {STDOUT: 1, STDERR: 2}
+"""The descriptors of the outputs."""
+
 _FOUND = "traceable: python"
 _NOT_FOUND = "traceable: no python"
 _ON_TERMINAL = f"{_FOUND} on a terminal"
@@ -297,6 +300,7 @@ class _Session:
                 os.killpg(self._process.pid, number)
 
     def _keep_last_lines(self, piece: bytes) -> None:
+        """Store the last lines of what is neither output nor a frame, for a report of a failure."""
         self._last_lines.extend(line for line in piece.decode("utf-8", "replace").splitlines() if line.strip())
 
     def _log_last_lines(self) -> str:
@@ -325,24 +329,22 @@ class _Session:
 
     def _receive(self) -> None:
         """Report what comes from there, until the program has ended. Its output is written at once."""
+        reason = ""
         try:
-            found = self._await_python()
-            if found is None:
-                return self._events.put(_Lost())
-            self._events.put(found)
-            outputs = {STDOUT: 1, STDERR: 2}
-            while (frame := self._channel.receive()) is not None:
-                if frame.kind in outputs:
-                    self._write_output(frame, outputs[frame.kind])
+            frame = self._await_python()
+            while frame is not None:
+                if frame.kind in _OUTPUTS:
+                    self._write_output(frame)
                 elif frame.kind == "taken":
                     self._stdin_credit.release()
                 else:
                     self._events.put(frame)
-                    if frame.kind in ("exit", "error"):
-                        return None
-            self._events.put(_Lost())
+                if frame.kind in ("exit", "error"):
+                    return
+                frame = self._channel.receive()
         except (ChannelError, OSError, ValueError) as error:
-            self._events.put(_Lost(str(error)))
+            reason = str(error)
+        self._events.put(_Lost(reason))
 
     def _await_python(self) -> Frame | None:
         """Read what the shell there prints, until Python has started or was not found. None for neither."""
@@ -356,9 +358,9 @@ class _Session:
             self._keep_last_lines(line.encode())
         return None
 
-    def _write_output(self, frame: Frame, descriptor: int) -> None:
+    def _write_output(self, frame: Frame) -> None:
         try:
-            agent.write_all(descriptor, frame.content)
+            agent.write_all(_OUTPUTS[frame.kind], frame.content)
         except OSError:  # whoever read it is gone; the program there learns it as it would here
             self._send("closed", stream=frame.kind)
 
@@ -399,7 +401,7 @@ class _Session:
             words=request.words,
             flags=request.flags,
             variables={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
-            merged=_is_same_file(STDOUT_FD, STDERR_FD),
+            merged=_is_same_file(_OUTPUTS[STDOUT], _OUTPUTS[STDERR]),
         )
         started = False
         while True:
@@ -572,9 +574,6 @@ class _Session:
         manifest["argv"] = redact.redact_command(self._request.argv)
         manifest["run_dir"] = str(directory)
         run_dir.write_json(directory / run_dir.MANIFEST, manifest)
-
-
-STDOUT_FD, STDERR_FD = 1, 2
 
 
 @contextlib.contextmanager

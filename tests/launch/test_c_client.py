@@ -66,6 +66,6 @@ def test_the_ids_of_a_c_client_are_those_of_the_steps(
     # The warm-up had ended before the steps were counted, of which each served two requests at most.
     windows = traceable.load(tmp_path / "out" / "server").windows
     assert windows is not None
-    (window,) = windows.windows
+    (window,) = windows.outcomes
     assert window.counted_from is not None
     assert window.counted_from >= WARMUP_REQUESTS / CONNECTIONS

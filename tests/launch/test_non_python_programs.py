@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.c_programs import compile_program
 from tests.printed_messages import message
-from tests.skips import skip_unless_ci
 
 from traceable.launch import target
 
@@ -43,22 +41,9 @@ Timed = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="module")
 def emitter(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A C program that makes ranges for 2.5 s at least."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        skip_unless_ci("a C compiler is missing")
-    assert compiler is not None
-    try:
-        files = importlib.metadata.files("nvidia-nvtx") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    headers = [Path(str(file.locate())).parent.parent for file in files if str(file).endswith("nvtx3/nvToolsExt.h")]
-    if not headers:
-        skip_unless_ci("the package nvidia-nvtx (NVTX headers) is missing")
     folder = tmp_path_factory.mktemp("emitter")
     (folder / "emitter.c").write_text(EMITTER)
-    command = [compiler, f"-I{headers[0]}", "-o", str(folder / "emitter"), str(folder / "emitter.c"), "-ldl"]
-    subprocess.run(command, check=True)
-    return str(folder / "emitter")
+    return compile_program(folder / "emitter.c", folder)
 
 
 @pytest.fixture

@@ -87,6 +87,15 @@ def test_a_directory_of_named_runs_has_sides_of_these_names(tmp_path: Path) -> N
     assert list_sides(tmp_path / "missing") == ()
 
 
+def test_a_side_that_was_not_recorded_is_one_only_where_its_ranks_have_recorded(tmp_path: Path) -> None:
+    sides = [{**side, "recorded": False} for side in _sides("server", "client")]
+    write_sides_manifest(tmp_path, {"sides": sides})
+    (tmp_path / "client").mkdir()
+    assert list_sides(tmp_path) == ()
+    _write_run(tmp_path / "server" / "server_0")
+    assert [side.name for side in list_sides(tmp_path)] == ["server"]
+
+
 def test_the_manifest_of_several_sides_is_not_that_of_a_run(tmp_path: Path) -> None:
     write_sides_manifest(tmp_path, {"sides": _sides("server", "client")})
     with pytest.raises(TraceError) as caught:

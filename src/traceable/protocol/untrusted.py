@@ -479,7 +479,7 @@ SIDES = {
     "argv": _ARGV,
     "stem": FILE_NAME,
     "launcher_pid": PID,
-    "sides!": [{"name!": FILE_NAME, "directory!": FILE_NAME}],
+    "sides!": [{"name!": FILE_NAME, "directory!": FILE_NAME, "recorded": FLAG}],
     "start": {"wall_ns": COUNT},
     "end": {"wall_ns": COUNT},
     "host": _HOST,

@@ -990,9 +990,7 @@ def _make_manifest(request: ServeRequest) -> dict[str, Any]:
     return {
         "argv": redact_serve_command(request.argv),
         "stem": request.name,
-        "sides": [
-            {"name": side.name, "directory": side.name, "recorded": side.recorded} for side in request.sides
-        ],
+        "sides": [{"name": side.name, "directory": side.name, "recorded": side.recorded} for side in request.sides],
         "host": run_dir.describe_host(),
         "launcher_pid": os.getpid(),
         "start": {"wall_ns": time.time_ns()},

@@ -340,9 +340,7 @@ def list_sides(directory: Path) -> tuple[Side, ...]:
         manifest = load_sides_manifest(directory)
         entries = [(one, directory / one["directory"]) for one in (manifest or {}).get("sides", ())]
         # One that serve did not record may have recorded itself, in its ranks.
-        sides = [
-            Side(one["name"], path) for one, path in entries if one.get("recorded", True) or _list_run_dirs(path)
-        ]
+        sides = [Side(one["name"], path) for one, path in entries if one.get("recorded", True) or _list_run_dirs(path)]
         for side in sides:
             if untrusted.exists(side.directory) and not untrusted.is_directory(side.directory):
                 raise TraceError(

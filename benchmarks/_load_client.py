@@ -113,7 +113,7 @@ class Client:
                 begin = time.perf_counter()
                 if begin >= until:
                     return
-                check_response(request, await client.post(*connection, request.prompt))
+                check_response(request, await client.post(*connection, request.prompt, f"{index}-{self.completed}"))
                 self.completed += 1
                 if measured:
                     self.latencies_s.append(time.perf_counter() - begin)

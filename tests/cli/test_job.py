@@ -287,7 +287,7 @@ def test_ranks_are_recorded_behind_their_launcher(tmp_path: Path, job: Job) -> N
     launcher.write_text(SRUN)
     launcher.chmod(0o755)
     server = {"command": f"{launcher} -n 2 {COMMAND} --rank {{rank}}"}
-    write_job(tmp_path, decode={"stop_step": 5, "server": server})
+    write_job(tmp_path, decode={"stop_step": 5, "requests": 1000, "server": server})
     done = job()
     assert done.returncode == 0, done.stderr
     (phase,) = read_document(tmp_path)["phases"]

@@ -284,6 +284,12 @@ def test_requests_that_cross_the_window_are_told_apart() -> None:
     assert answer.others["statuses"].column("requests") == [1, 2, 1, 1]
 
 
+def test_a_recording_without_a_complete_request_says_so() -> None:
+    answer = query(make_trace([request(CLIENT, 0, 60, "x"), step(50, 55, "x")], windows=[(50, 100)]))
+    assert answer.column("status") == ["began_before"]
+    assert codes(answer) == {"requests_began_before", "no_complete_request"}
+
+
 def test_a_cut_to_a_time_clips_requests() -> None:
     ranges = [
         request(SERVER, 0, 50, "a"),

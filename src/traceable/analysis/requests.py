@@ -820,6 +820,9 @@ def _make_notes(status: Int64, events: _Events, sides: _Sides) -> tuple[Message,
         for name, (code, text) in _NOTES.items()
         if counts[STATUSES.index(name)]
     ]
+    if len(status) and not counts[STATUSES.index(COMPLETE)]:
+        text = "no request lies as a whole in the recording, so none has parts: record more steps"
+        notes.append(Message("no_complete_request", text))
     if events.sides_inferred:
         text = "no side of a process is recorded: those that run steps are servers, and all others are clients"
         notes.append(Message("request_sides_inferred", text))

@@ -81,7 +81,7 @@ def load(
         expand: folded names (`layers.*`), or globs over them, whose ranges are not folded.
         name_rules: a TOML file of rules for names, applied before traceable's own.
         clock_offsets: by the name of a side, what to add to its wall clock to get that of the first side, in ns. The
-            offsets of the others are told from the host and from requests.
+            the offsets of the others follow from the host and from requests.
 
     Raises:
         TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces.

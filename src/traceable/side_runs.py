@@ -1,7 +1,7 @@
 """The runs of the sides of one command, server and client for example, joined into one trace on one clock.
 
-docs/sides.md explains it. `recording.load` makes a recording of it; `analysis/clocks.py` tells how far the clocks are
-apart.
+docs/sides.md explains it. `recording.load` makes a recording of it; `analysis/clocks.py` measures how far the clocks
+are apart.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ def load_sides(
         directory: the directory of the run.
         sides: its sides.
         load_run: reads the run of one side, with names as recorded.
-        clock_offsets: by the name of a side, what to add to its wall clock, in ns; others are told from host and
-            requests.
+        clock_offsets: by the name of a side, what to add to its wall clock, in ns; the others follow from host
+            and requests.
 
     Raises:
         TraceableError: no side can be read.
         UsageError: an offset is of no side; or the sides can't be joined: they did not run at the same time, or their
-            clocks or GPUs can't be told apart.
+            clocks or GPUs can't be distinguished.
     """
     if unknown := [name for name in clock_offsets if name not in {side.name for side in sides}]:
         problem = f"{directory} has no side {unknown[0][:80]!r}"

@@ -34,7 +34,7 @@ typedef struct {
 
 static uint32_t hash_text(Span span)
 {
-    /* Where the library is loaded is random, so that nobody can write a recording whose ids all collide. */
+    /* Where the library is loaded is random, so that no one can write a recording whose ids all collide. */
     uint64_t hash = (uint64_t)(uintptr_t)&hash_text * 0x9E3779B97F4A7C15u ^ (uint64_t)span.size;
     const char *p = span.text;
     Py_ssize_t left = span.size;

@@ -96,7 +96,7 @@ class Requests:
 class RequestPairs:
     """Requests that two sides recorded, one row each, in the order in which they began on the first side.
 
-    The ranges of the side that asked are the outer ones; those of the side that answered lie inside of them.
+    The ranges of the client are the outer ones; those of the server lie inside of them.
 
     Attributes:
         first: start, end and first byte of each on the first side, as of `Requests`, by its wall clock.
@@ -111,7 +111,7 @@ class RequestPairs:
 
     @property
     def is_first_longer(self) -> bool:
-        """Whether most of the first side's ranges last longer, as those of the side that asked do."""
+        """Whether most of the first side's ranges last longer, as those of the client do."""
         longer = (self.first[1] - self.first[0]) - (self.second[1] - self.second[0])
         return int(np.sign(longer).sum()) >= 0
 
@@ -123,16 +123,16 @@ class RequestPairs:
         outer one, or up to `LATE_END_NS` later. Where the first number is larger than the second, no offset agrees with
         the requests.
         """
-        (asked, had_all, had_first), (begun, ended, sent_first) = self._orient(is_first_outer, which)
+        (issued, had_all, had_first), (begun, ended, sent_first) = self._orient(is_first_outer, which)
         received = np.where((had_first == NULL) | (sent_first == NULL), had_all, had_first)
         sent = np.where(sent_first == NULL, np.maximum(ended - LATE_END_NS, begun), sent_first)
-        low, high = int((asked - begun).max()), int((received - sent).min())
+        low, high = int((issued - begun).max()), int((received - sent).min())
         return (low, high) if is_first_outer else (-high, -low)
 
     def bound_offset_by_starts(self, is_first_outer: bool, which: slice = _ALL) -> tuple[int, int]:
         """Return the same with nothing assumed but that inner ranges begin inside of the outer ones."""
-        (asked, had_all, _), (begun, _, _) = self._orient(is_first_outer, which)
-        low, high = int((asked - begun).max()), int((had_all - begun).min())
+        (issued, had_all, _), (begun, _, _) = self._orient(is_first_outer, which)
+        low, high = int((issued - begun).max()), int((had_all - begun).min())
         return (low, high) if is_first_outer else (-high, -low)
 
     def measure_contradiction(self, offset_ns: int, is_first_outer: bool) -> int:
@@ -282,8 +282,8 @@ def _align_side(
     if outside_ns > (known_ns or 0):
         text = (
             f"the clocks of {side.name} and {reference.name} are apart by {format_duration(outside_ns)} or more: of "
-            f"{format_count(len(pairs), 'request')} that both recorded, one is served while it is not being asked; "
-            "times between the two sides are wrong by that"
+            f"{format_count(len(pairs), 'request')} that both recorded, one is served outside of its time on the "
+            "client; times between the two sides are wrong by that"
         )
         placed = replace(placed, uncertainty_ns=outside_ns, uncertainty_source=BY_REQUESTS)
         return _add_uncertainty(placed, reference), [Message("requests_contradict_clocks", text)]
@@ -296,7 +296,7 @@ def _align_side(
 
 
 def _add_uncertainty(side: SideClock, reference: SideClock) -> SideClock:
-    """Return a side whose offset was told from another one, with the uncertainty of that one added."""
+    """Return a side whose offset was computed from that of another one, with the uncertainty of that one added."""
     if side.uncertainty_ns is None or reference.uncertainty_ns is None:
         return replace(side, uncertainty_ns=None, uncertainty_source=None)
     return replace(side, uncertainty_ns=side.uncertainty_ns + reference.uncertainty_ns)

@@ -5,8 +5,8 @@ the standard library. It runs `python -m traceable run --record-only` with a run
 the traceable that is installed there, or the one that came with the request.
 
 The two ends talk in frames over the standard streams of the prefix command, each a line of JSON with the frame's kind
-and size, and as many bytes. From here to there: `start`, `stdin`, `stdin_end`, `signal`, `closed` (nobody reads this
-stream any more), `received` (the run directory has arrived). From there to here: `hello`, `started`, `stdout`,
+and size, and as many bytes. From here to there: `start`, `stdin`, `stdin_end`, `signal`, `closed` (the reader of a
+stream is gone), `received` (the run directory has arrived). From there to here: `hello`, `started`, `stdout`,
 `stderr`, `taken` (one `stdin` has reached the program), `exit`, `tar`, `tar_end`, `error`.
 
 The end of the channel is the only sign of a lost launcher. Then the program is stopped and its recording kept.
@@ -186,7 +186,7 @@ class Pump(threading.Thread):
 
 
 class _Lost:
-    """The event that nobody is at the other end any more."""
+    """The event that the other end is gone."""
 
 
 class _Exit:
@@ -322,7 +322,7 @@ class Agent:
             os.kill(pid, signal.SIGKILL)
 
     def _stop_remaining(self) -> None:
-        """Kill the processes that the program has left behind: with a lost channel nobody else knows of them."""
+        """Kill the processes that the program has left behind: with a lost channel no other process knows of them."""
         own = f"TRACEABLE_RUN_DIR={self._find_run()}".encode()
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):

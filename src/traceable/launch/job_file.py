@@ -510,7 +510,7 @@ def _check_system_wide(document: _Document, job: Job) -> None:
             raise UsageError(
                 "job_key_missing",
                 f"{document.get_place('profiling', name)}: mode system-wide needs requests of {name}: without steps "
-                "nothing tells how many last as long as delay_s and duration_s",
+                "it is not known how many last as long as delay_s and duration_s",
                 "add requests",
             )
         for key in ("start_step", "stop_step"):

@@ -259,7 +259,7 @@ def fill_request(request: ServeRequest, uds: str, port: str) -> ServeRequest:
     """Return the request with `{uds}` and `{port}` filled in, and with the preset's conditions where it has none.
 
     Raises:
-        UsageError: nothing tells when the server is ready.
+        UsageError: no condition for the server to be ready.
     """
     values = {"{uds}": uds, "{port}": port}
 
@@ -281,7 +281,7 @@ def fill_request(request: ServeRequest, uds: str, port: str) -> ServeRequest:
     if not ready:
         raise UsageError(
             "ready_unknown",
-            "nothing tells when the server is ready",
+            "no condition for the server to be ready",
             "give --uds, --port or --ready, as in --ready 'line:listening on'",
         )
     ready = tuple(replace(one, value=fill(one.value)) for one in ready)

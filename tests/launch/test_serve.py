@@ -86,6 +86,32 @@ def test_placeholders_are_filled_in_everywhere_and_braces_of_others_are_left_alo
     assert filled.ready == (Ready("http", "http://h:80/"),)
 
 
+def test_a_path_in_a_regular_expression_stands_for_itself(tmp_path: Path) -> None:
+    one = serve.fill_request(request(tmp_path, ("s",), ("c",), "line:^on {uds}:{port}$"), "/a(b+c.sock", "80")
+    assert re.search(one.ready[0].value, "on /a(b+c.sock:80")
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "address"),
+    [
+        ("srv --port 81", "c {port}", ("", "81")),
+        ("srv --uds=a.sock", "c {uds}", ("a.sock", "")),
+        ("vllm serve m", "c {port}", ("", "8000")),
+        ("vllm serve m --port {port}", "c {port}", ("", "{port}")),
+        ("vllm serve m --uds {uds}", "c {uds}", ("{uds}", "")),
+        ("srv unix:{uds}", "c", ("{uds}", "")),
+        ("srv --listen=unix:{uds} --uds old", "c", ("{uds}", "")),
+        ("srv", "c {uds} {port}", ("{uds}", "{port}")),
+    ],
+)
+def test_the_client_gets_the_address_that_the_server_listens_on(
+    tmp_path: Path, server: str, client: str, address: tuple[str, str]
+) -> None:
+    words = tuple(server.split())
+    one = request(tmp_path, words, tuple(client.split()), preset=detect_preset(words))
+    assert serve.find_address(one) == address
+
+
 @pytest.mark.parametrize(
     ("preset", "command", "ready"),
     [

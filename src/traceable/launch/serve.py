@@ -263,9 +263,9 @@ def fill_request(request: ServeRequest, uds: str, port: str) -> ServeRequest:
     """
     values = {"{uds}": uds, "{port}": port}
 
-    def fill(text: str) -> str:
+    def fill(text: str, escape: Callable[[str], str] = str) -> str:
         for name, value in values.items():
-            text = text.replace(name, value)
+            text = text.replace(name, escape(value))
         return text
 
     def fill_side(side: SideRequest) -> SideRequest:
@@ -284,21 +284,33 @@ def fill_request(request: ServeRequest, uds: str, port: str) -> ServeRequest:
             "no condition for the server to be ready",
             "give --uds, --port or --ready, as in --ready 'line:listening on'",
         )
-    ready = tuple(replace(one, value=fill(one.value)) for one in ready)
+    # In a regular expression a path stands for itself.
+    ready = tuple(replace(one, value=fill(one.value, re.escape if one.kind == "line" else str)) for one in ready)
     return replace(request, server=fill_side(request.server), client=fill_side(request.client), ready=ready)
 
 
 def find_address(request: ServeRequest) -> tuple[str, str]:
-    """Return the Unix socket and the port of the server; empty for none, `{uds}` and `{port}` for one to be chosen."""
-    texts = [
-        *(word for side in request.sides for word in (*side.command, *side.options, *side.environment.values())),
+    """Return the Unix socket and the port of the server; empty for none, `{uds}` and `{port}` for one to be chosen.
+
+    One is chosen only where the server can learn of it: else its own option or default is what others connect to.
+    """
+    side = request.server
+    of_server = (*side.command, *side.options, *side.environment.values())
+    client = request.client
+    of_others = [
+        *(*client.command, *client.options, *client.environment.values()),
         *(one.value for one in request.ready),
     ]
-    uses_uds, uses_port = (any(name in text for text in texts) for name in ("{uds}", "{port}"))
-    uds = str(request.uds) if request.uds else "{uds}" if uses_uds else _find_option(request.server.command, "--uds")
-    port = str(request.port or "") or ("{port}" if uses_port else _find_option(request.server.command, "--port"))
-    if not uds and not port and request.preset.default_port:
-        port = str(request.preset.default_port)
+
+    def find(placeholder: str, option: str, default: str) -> str:
+        if any(placeholder in text for text in of_server):
+            return placeholder
+        is_used = any(placeholder in text for text in of_others)
+        return _find_option(side.command, option) or default or (placeholder if is_used else "")
+
+    uds = str(request.uds) if request.uds else find("{uds}", "--uds", "")
+    default_port = "" if uds else str(request.preset.default_port or "")
+    port = str(request.port or "") or find("{port}", "--port", default_port)
     return uds, port
 
 

@@ -68,6 +68,11 @@ def test_conditions_are_parsed(text: str, ready: Ready) -> None:
     [
         *((text, "ready_invalid") for text in ("", "8000", "uds:", "ftp://x", "http:x", "pid:3")),
         *((text, "port_invalid") for text in ("tcp:x", "tcp:0", "tcp:65536", "tcp:host")),
+        *(
+            (text, "ready_invalid")
+            for text in ("http://", "http://:80/", "http://h:x/", "http://h:99999/", "http://[::1")
+        ),
+        *((text, "ready_invalid") for text in ("http://h/a b", "http://h/é")),
         ("line:(", "regex_invalid"),
     ],
 )

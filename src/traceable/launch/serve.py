@@ -111,6 +111,7 @@ def parse_ready(text: str) -> Ready:
     """
     kind, colon, value = text.partition(":")
     if kind in ("http", "https") and value.startswith("//"):
+        _check_url(text)
         return Ready("http", text)
     if not colon or kind not in ("uds", "tcp", "line") or not value:
         remedy = "write uds:PATH, tcp:HOST:PORT, http://HOST:PORT/PATH or line:REGEX"
@@ -126,6 +127,23 @@ def parse_ready(text: str) -> Ready:
             raise UsageError("port_invalid", f"{port[:20]!r} in --ready {text[:80]!r} is not a port", "use 1 to 65535")
         value = f"{host or '127.0.0.1'}:{port}"
     return Ready(kind, value)
+
+
+def _check_url(text: str) -> None:
+    """Reject a URL that can't be requested: the server would be awaited in vain.
+
+    Raises:
+        UsageError: it has no host, or no valid port.
+    """
+    try:
+        url = urllib.parse.urlsplit(text.replace("{port}", "1"))
+        is_plain = (url.path + url.query).isascii() and text.isprintable() and " " not in text
+        is_valid = bool(url.hostname) and url.port != 0 and is_plain
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        problem = f"{text[:80]!r} is not a URL that can be requested"
+        raise UsageError("ready_invalid", problem, "write it as in http://127.0.0.1:8000/health")
 
 
 def _is_port(text: str) -> bool:
@@ -372,6 +390,7 @@ def format_command_lines(request: ServeRequest) -> list[str]:
 
 def _check_request(request: ServeRequest) -> None:
     """Reject a request that can't run, creating nothing."""
+    launcher.check_name(request.name)
     for side in request.sides:
         if not side.command:
             raise UsageError("no_program", f"the command of the {side.name} is empty", f"give one with --{side.name}")

@@ -320,6 +320,18 @@ def test_a_socket_that_can_not_be_made_is_rejected(tmp_path: Path) -> None:
         assert find_rejection(request(tmp_path, ("true",), ("true",), uds=path)) == code
 
 
+def test_a_socket_that_can_not_be_removed_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # that of another user in /tmp
+    assert find_rejection(request(tmp_path, ("true",), ("true",), uds=path)) == "uds_unusable"
+
+
 def test_a_socket_that_was_left_over_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as listener:

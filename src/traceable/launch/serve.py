@@ -436,12 +436,16 @@ def _check_socket(path: Path, log: Callable[[str], None]) -> None:
     if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
         problem = f"{path} is longer than the {_LONGEST_SOCKET_PATH} bytes that the path of a socket may have"
         raise UsageError("uds_too_long", problem, "give a shorter one")
-    if not path.parent.is_dir():
-        raise UsageError("uds_without_directory", f"no such directory: {path.parent}", "create it, or correct --uds")
     try:
+        if not path.parent.is_dir():
+            problem = f"no such directory: {path.parent}"
+            raise UsageError("uds_without_directory", problem, "create it, or correct --uds")
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
+    except OSError as error:  # a directory that this user may not search
+        problem = f"{path} can't be accessed ({error.strerror})"
+        raise UsageError("uds_unusable", problem, "give another --uds") from None
     if not stat.S_ISSOCK(mode):
         raise UsageError("uds_not_a_socket", f"{path} exists and is not a socket", "remove it, or give another --uds")
     with socket.socket(socket.AF_UNIX) as other:
@@ -449,7 +453,11 @@ def _check_socket(path: Path, log: Callable[[str], None]) -> None:
         try:
             other.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:
+                problem = f"{path} was left over by a server that has ended, and can't be removed ({error.strerror})"
+                raise UsageError("uds_unusable", problem, "remove it, or give another --uds") from None
             log(Message("stale_socket_removed", f"{path} was left over by a server that has ended; it is removed"))
             return
         except OSError as error:

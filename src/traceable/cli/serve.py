@@ -259,7 +259,7 @@ def _print_profile(directory: Path, arguments: argparse.Namespace) -> None:
                 profile.report_capture(capture, log)
             profile.report_losses(complete, log)
         if not arguments.quiet:
-            log(f"next: python -m traceable report {path} --view requests")
+            log(f"next: python -m traceable report {path}, with --view requests if requests carry an id")
     except TraceableError as error:
         log(error.message)
     except BrokenPipeError:

@@ -423,6 +423,7 @@ def test_both_sides_end_and_keep_their_recordings_where_serve_itself_is_killed(t
         (("--server", "true", "--client", "true", "--server-options", "--expect forward"), "profile_needed"),
         (("--server", "true", "--client", "true", "--client-options", "--json"), "profile_needed"),
         (("--server", "true", "--client", "true", "--port", "1", "--name", "a/b"), "name_invalid"),
+        (("--server", "true", "--client", "true", "--port", "1", "--name", "a" * 201), "name_invalid"),
         (("--server", "true", "--client", "true", "--port", "1", "--via", "ssh 'a"), "via_invalid"),
         (("--server", "true", "--client", "true"), "ready_unknown"),
         (("--server", "true"), "arguments_invalid"),

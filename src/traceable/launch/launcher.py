@@ -278,14 +278,20 @@ class _Run:
         self.save()
 
 
+_LONGEST_NAME = 200
+"""The bytes of a name of a run: a file name has 255, and files of a run have endings."""
+
+
 def check_name(name: str) -> None:
     """Reject a name of a run that its files can't have.
 
     Raises:
         UsageError: it is invalid.
     """
-    if name.startswith(".") or not all(c.isalnum() or c in "._-" for c in name) or not name:
-        raise UsageError("name_invalid", f"invalid --name {name!r}", "use letters, digits, `.`, `_` and `-`")
+    is_valid = name and not name.startswith(".") and all(c.isalnum() or c in "._-" for c in name)
+    if not is_valid or len(os.fsencode(name)) > _LONGEST_NAME:
+        remedy = f"use letters, digits, `.`, `_` and `-`, {_LONGEST_NAME} bytes at most"
+        raise UsageError("name_invalid", f"invalid --name {name!r}", remedy)
 
 
 def check_run_request(request: RunRequest) -> None:

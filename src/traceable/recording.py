@@ -81,7 +81,7 @@ def load(
         expand: folded names (`layers.*`), or globs over them, whose ranges are not folded.
         name_rules: a TOML file of rules for names, applied before traceable's own.
         clock_offsets: by the name of a side, what to add to its wall clock to get that of the first side, in ns. The
-            the offsets of the others follow from the host and from requests.
+            offsets of the others follow from the host and from requests.
 
     Raises:
         TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces.
@@ -143,9 +143,10 @@ def _load_raw(
         from traceable.launch import ranks
         from traceable.protocol.run_dir import list_sides
 
-        if runs := ranks.list_rank_runs(path):
+        runs = ranks.list_rank_runs(path)
+        if runs and not clock_offsets:
             return _load_ranks(path, runs, progress)
-        if sides := list_sides(path):
+        if not runs and (sides := list_sides(path)):
             return _load_sides(path, sides, progress, clock_offsets)
     if clock_offsets:
         problem = f"{path} is not a run with several sides: it has one clock"

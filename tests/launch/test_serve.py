@@ -68,6 +68,11 @@ def test_conditions_are_parsed(text: str, ready: Ready) -> None:
     [
         *((text, "ready_invalid") for text in ("", "8000", "uds:", "ftp://x", "http:x", "pid:3")),
         *((text, "port_invalid") for text in ("tcp:x", "tcp:0", "tcp:65536", "tcp:host")),
+        *(
+            (text, "ready_invalid")
+            for text in ("http://", "http://:80/", "http://h:x/", "http://h:99999/", "http://[::1")
+        ),
+        *((text, "ready_invalid") for text in ("http://h/a b", "http://h/é")),
         ("line:(", "regex_invalid"),
     ],
 )
@@ -84,6 +89,32 @@ def test_placeholders_are_filled_in_everywhere_and_braces_of_others_are_left_alo
     assert filled.server.command == ("s", "--uds=/a b", '{"a": 1}')
     assert filled.client.command == ("c", "80", "{other}")
     assert filled.ready == (Ready("http", "http://h:80/"),)
+
+
+def test_a_path_in_a_regular_expression_stands_for_itself(tmp_path: Path) -> None:
+    one = serve.fill_request(request(tmp_path, ("s",), ("c",), "line:^on {uds}:{port}$"), "/a(b+c.sock", "80")
+    assert re.search(one.ready[0].value, "on /a(b+c.sock:80")
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "address"),
+    [
+        ("srv --port 81", "c {port}", ("", "81")),
+        ("srv --uds=a.sock", "c {uds}", ("a.sock", "")),
+        ("vllm serve m", "c {port}", ("", "8000")),
+        ("vllm serve m --port {port}", "c {port}", ("", "{port}")),
+        ("vllm serve m --uds {uds}", "c {uds}", ("{uds}", "")),
+        ("srv unix:{uds}", "c", ("{uds}", "")),
+        ("srv --listen=unix:{uds} --uds old", "c", ("{uds}", "")),
+        ("srv", "c {uds} {port}", ("{uds}", "{port}")),
+    ],
+)
+def test_the_client_gets_the_address_that_the_server_listens_on(
+    tmp_path: Path, server: str, client: str, address: tuple[str, str]
+) -> None:
+    words = tuple(server.split())
+    one = request(tmp_path, words, tuple(client.split()), preset=detect_preset(words))
+    assert serve.find_address(one) == address
 
 
 @pytest.mark.parametrize(
@@ -287,6 +318,18 @@ def test_a_file_in_the_place_of_a_socket_is_rejected(tmp_path: Path) -> None:
 def test_a_socket_that_can_not_be_made_is_rejected(tmp_path: Path) -> None:
     for path, code in ((tmp_path / "none" / "a", "uds_without_directory"), (tmp_path / ("a" * 108), "uds_too_long")):
         assert find_rejection(request(tmp_path, ("true",), ("true",), uds=path)) == code
+
+
+def test_a_socket_that_can_not_be_removed_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # that of another user in /tmp
+    assert find_rejection(request(tmp_path, ("true",), ("true",), uds=path)) == "uds_unusable"
 
 
 def test_a_socket_that_was_left_over_is_removed(tmp_path: Path) -> None:

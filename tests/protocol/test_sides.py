@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+import traceable
 from traceable.errors import TraceError, UsageError
 from traceable.protocol import run_dir
-from traceable.protocol.run_dir import Side, list_sides, load_sides_manifest, write_sides_manifest
+from traceable.protocol.run_dir import Side, list_runs, list_sides, load_sides_manifest, write_sides_manifest
 
 
 def _write_run(directory: Path, **content: Any) -> Path:
@@ -94,6 +95,21 @@ def test_a_side_that_was_not_recorded_is_one_only_where_its_ranks_have_recorded(
     assert list_sides(tmp_path) == ()
     _write_run(tmp_path / "server" / "server_0")
     assert [side.name for side in list_sides(tmp_path)] == ["server"]
+
+
+def test_sides_that_have_recorded_nothing_are_no_runs(tmp_path: Path) -> None:
+    assert list_runs(tmp_path) == (tmp_path,)
+    write_sides_manifest(tmp_path, {"sides": _sides("server", "client")})
+    assert list_runs(tmp_path) == ()
+    _write_run(tmp_path / "client")
+    assert list_runs(tmp_path) == (tmp_path / "client",)
+
+
+def test_the_clock_of_ranks_takes_no_offset(tmp_path: Path) -> None:
+    _write_run(tmp_path / "decode_0", rank={"rank": 0, "grouped": True})
+    with pytest.raises(UsageError) as caught:
+        traceable.load(tmp_path, clock_offsets={"decode_0": 1})
+    assert caught.value.code == "clock_offset_without_sides"
 
 
 def test_the_manifest_of_several_sides_is_not_that_of_a_run(tmp_path: Path) -> None:

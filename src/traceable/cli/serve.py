@@ -31,6 +31,7 @@ from traceable.launch.serve import (
     run_sides,
 )
 from traceable.launch.worker import Worker, WorkerDiedError
+from traceable.report import OUTPUTS
 
 EXIT_FAILED = 2
 """The exit code where the client did not run, or was stopped because its server had ended."""
@@ -159,6 +160,9 @@ def _make_request(arguments: argparse.Namespace) -> ServeRequest:
         _check_run_options(further, f"--{side}-options")
         prefix = getattr(arguments, f"{side}_via") or arguments.via
         if prefix is not None:
+            from traceable.launch.via import parse_prefix  # with what else it needs takes longer to import than serve
+
+            parse_prefix(prefix)
             further = ("--via", prefix, *further)
         sides[side] = SideRequest(
             side,
@@ -189,7 +193,7 @@ def _check_run_options(words: Sequence[str], option: str) -> None:
     """Reject options that `traceable run` would reject, before anything is started.
 
     Raises:
-        UsageError: one of them is not an option of `run`, or is malformed.
+        UsageError: one of them is not an option of `run`, is malformed, or is not for a side.
     """
     parser = Parser(prog=f"traceable serve {option}")
     run_command.add_arguments(parser)
@@ -197,7 +201,17 @@ def _check_run_options(words: Sequence[str], option: str) -> None:
     if rest:
         problem = f"{rest[0]!r} in {option} is not an option"
         raise UsageError("not_an_option", problem, "put arguments of the program into its command")
-    parser.parse_args(ours)
+    parsed = parser.parse_args(ours)
+    if parsed.output is not None or parsed.dry_run:
+        problem = f"{'--dry-run' if parsed.dry_run else '-o'} in {option} can't be of one side"
+        raise UsageError("option_of_both_sides", problem, "give it to `traceable serve` itself")
+    needs_profile = parsed.expect or parsed.strict or parsed.measure_overhead
+    if needs_profile or any(getattr(parsed, name) is not None for name in OUTPUTS):
+        raise UsageError(
+            "profile_needed",
+            f"{option}: a side only records, but --strict, --expect, --measure-overhead and outputs need its profile",
+            "give them to `traceable report DIR` afterwards",
+        )
 
 
 def _report_result(request: ServeRequest, result: ServeResult) -> None:
@@ -245,7 +259,7 @@ def _print_profile(directory: Path, arguments: argparse.Namespace) -> None:
                 profile.report_capture(capture, log)
             profile.report_losses(complete, log)
         if not arguments.quiet:
-            log(f"next: python -m traceable report {path} --view requests")
+            log(f"next: python -m traceable report {path}, with --view requests if requests carry an id")
     except TraceableError as error:
         log(error.message)
     except BrokenPipeError:

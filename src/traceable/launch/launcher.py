@@ -278,16 +278,30 @@ class _Run:
         self.save()
 
 
+_LONGEST_NAME = 200
+"""The bytes of a name of a run: a file name has 255, and files of a run have endings."""
+
+
+def check_name(name: str) -> None:
+    """Reject a name of a run that its files can't have.
+
+    Raises:
+        UsageError: it is invalid.
+    """
+    is_valid = name and not name.startswith(".") and all(c.isalnum() or c in "._-" for c in name)
+    if not is_valid or len(os.fsencode(name)) > _LONGEST_NAME:
+        remedy = f"use letters, digits, `.`, `_` and `-`, {_LONGEST_NAME} bytes at most"
+        raise UsageError("name_invalid", f"invalid --name {name!r}", remedy)
+
+
 def check_run_request(request: RunRequest) -> None:
     """Reject a request that can't run, creating nothing.
 
     Raises:
         UsageError: the program, the name or the directory is invalid.
     """
-    if request.name is not None and (
-        request.name.startswith(".") or not all(c.isalnum() or c in "._-" for c in request.name) or not request.name
-    ):
-        raise UsageError("name_invalid", f"invalid --name {request.name!r}", "use letters, digits, `.`, `_` and `-`")
+    if request.name is not None:
+        check_name(request.name)
     target.check_target(request.target, target.get_interpreter_flags())
     run_dir.check_run_dir(request.directory, request.stem, force=request.force)
 

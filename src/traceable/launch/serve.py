@@ -111,6 +111,7 @@ def parse_ready(text: str) -> Ready:
     """
     kind, colon, value = text.partition(":")
     if kind in ("http", "https") and value.startswith("//"):
+        _check_url(text)
         return Ready("http", text)
     if not colon or kind not in ("uds", "tcp", "line") or not value:
         remedy = "write uds:PATH, tcp:HOST:PORT, http://HOST:PORT/PATH or line:REGEX"
@@ -126,6 +127,23 @@ def parse_ready(text: str) -> Ready:
             raise UsageError("port_invalid", f"{port[:20]!r} in --ready {text[:80]!r} is not a port", "use 1 to 65535")
         value = f"{host or '127.0.0.1'}:{port}"
     return Ready(kind, value)
+
+
+def _check_url(text: str) -> None:
+    """Reject a URL that can't be requested: the server would be awaited in vain.
+
+    Raises:
+        UsageError: it has no host, or no valid port.
+    """
+    try:
+        url = urllib.parse.urlsplit(text.replace("{port}", "1"))
+        is_plain = (url.path + url.query).isascii() and text.isprintable() and " " not in text
+        is_valid = bool(url.hostname) and url.port != 0 and is_plain
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        problem = f"{text[:80]!r} is not a URL that can be requested"
+        raise UsageError("ready_invalid", problem, "write it as in http://127.0.0.1:8000/health")
 
 
 def _is_port(text: str) -> bool:
@@ -263,9 +281,9 @@ def fill_request(request: ServeRequest, uds: str, port: str) -> ServeRequest:
     """
     values = {"{uds}": uds, "{port}": port}
 
-    def fill(text: str) -> str:
+    def fill(text: str, escape: Callable[[str], str] = str) -> str:
         for name, value in values.items():
-            text = text.replace(name, value)
+            text = text.replace(name, escape(value))
         return text
 
     def fill_side(side: SideRequest) -> SideRequest:
@@ -284,21 +302,33 @@ def fill_request(request: ServeRequest, uds: str, port: str) -> ServeRequest:
             "no condition for the server to be ready",
             "give --uds, --port or --ready, as in --ready 'line:listening on'",
         )
-    ready = tuple(replace(one, value=fill(one.value)) for one in ready)
+    # In a regular expression a path stands for itself.
+    ready = tuple(replace(one, value=fill(one.value, re.escape if one.kind == "line" else str)) for one in ready)
     return replace(request, server=fill_side(request.server), client=fill_side(request.client), ready=ready)
 
 
 def find_address(request: ServeRequest) -> tuple[str, str]:
-    """Return the Unix socket and the port of the server; empty for none, `{uds}` and `{port}` for one to be chosen."""
-    texts = [
-        *(word for side in request.sides for word in (*side.command, *side.options, *side.environment.values())),
+    """Return the Unix socket and the port of the server; empty for none, `{uds}` and `{port}` for one to be chosen.
+
+    One is chosen only where the server can learn of it: else its own option or default is what others connect to.
+    """
+    side = request.server
+    of_server = (*side.command, *side.options, *side.environment.values())
+    client = request.client
+    of_others = [
+        *(*client.command, *client.options, *client.environment.values()),
         *(one.value for one in request.ready),
     ]
-    uses_uds, uses_port = (any(name in text for text in texts) for name in ("{uds}", "{port}"))
-    uds = str(request.uds) if request.uds else "{uds}" if uses_uds else _find_option(request.server.command, "--uds")
-    port = str(request.port or "") or ("{port}" if uses_port else _find_option(request.server.command, "--port"))
-    if not uds and not port and request.preset.default_port:
-        port = str(request.preset.default_port)
+
+    def find(placeholder: str, option: str, default: str) -> str:
+        if any(placeholder in text for text in of_server):
+            return placeholder
+        is_used = any(placeholder in text for text in of_others)
+        return _find_option(side.command, option) or default or (placeholder if is_used else "")
+
+    uds = str(request.uds) if request.uds else find("{uds}", "--uds", "")
+    default_port = "" if uds else str(request.preset.default_port or "")
+    port = str(request.port or "") or find("{port}", "--port", default_port)
     return uds, port
 
 
@@ -360,6 +390,7 @@ def format_command_lines(request: ServeRequest) -> list[str]:
 
 def _check_request(request: ServeRequest) -> None:
     """Reject a request that can't run, creating nothing."""
+    launcher.check_name(request.name)
     for side in request.sides:
         if not side.command:
             raise UsageError("no_program", f"the command of the {side.name} is empty", f"give one with --{side.name}")
@@ -405,12 +436,16 @@ def _check_socket(path: Path, log: Callable[[str], None]) -> None:
     if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
         problem = f"{path} is longer than the {_LONGEST_SOCKET_PATH} bytes that the path of a socket may have"
         raise UsageError("uds_too_long", problem, "give a shorter one")
-    if not path.parent.is_dir():
-        raise UsageError("uds_without_directory", f"no such directory: {path.parent}", "create it, or correct --uds")
     try:
+        if not path.parent.is_dir():
+            problem = f"no such directory: {path.parent}"
+            raise UsageError("uds_without_directory", problem, "create it, or correct --uds")
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
+    except OSError as error:  # a directory that this user may not search
+        problem = f"{path} can't be accessed ({error.strerror})"
+        raise UsageError("uds_unusable", problem, "give another --uds") from None
     if not stat.S_ISSOCK(mode):
         raise UsageError("uds_not_a_socket", f"{path} exists and is not a socket", "remove it, or give another --uds")
     with socket.socket(socket.AF_UNIX) as other:
@@ -418,7 +453,11 @@ def _check_socket(path: Path, log: Callable[[str], None]) -> None:
         try:
             other.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:
+                problem = f"{path} was left over by a server that has ended, and can't be removed ({error.strerror})"
+                raise UsageError("uds_unusable", problem, "remove it, or give another --uds") from None
             log(Message("stale_socket_removed", f"{path} was left over by a server that has ended; it is removed"))
             return
         except OSError as error:

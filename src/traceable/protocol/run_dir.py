@@ -358,8 +358,9 @@ def list_runs(directory: Path) -> tuple[Path, ...]:
     Raises:
         TraceError: as for `list_sides`.
     """
-    existing = [side.directory for side in list_sides(directory) if untrusted.is_directory(side.directory)]
-    return tuple(existing) or (directory,)
+    if not (sides := list_sides(directory)):
+        return (directory,)
+    return tuple(side.directory for side in sides if untrusted.is_directory(side.directory))
 
 
 def _list_named_runs(directory: Path) -> list[Path]:

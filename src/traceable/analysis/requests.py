@@ -779,8 +779,9 @@ def _find_status(
         after |= is_missed & (walls.end_ns > ranges.end_ns[of_server].max())
     failed = np.zeros(len(walls), np.bool_)
     if records is not None:
-        failed[walls.row_of_number[events.of_record[[error is not None for error in records.errors]]]] = True
-        failed &= walls.origin == _FROM_RECORD
+        row, some = _find_records(events, walls)
+        has_error = np.array([error is not None for error in records.errors], np.bool_)
+        failed[row[has_error[some]]] = True
     reasons = {
         "duplicate_id": walls.repeated,
         "no_range": ~has_wall,

@@ -12,7 +12,7 @@ import os
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate, mark
 from traceable.annotation.resumable import Block
-from traceable.capture.warmup import make_warmup
+from traceable.capture.warmup import OpenRequest, make_warmup
 from traceable.protocol import environment
 
 TYPE_CHECKING = False
@@ -69,17 +69,17 @@ class Request:
         id: of the request.
     """
 
-    __slots__ = ("_block", "_counts", "_fields", "id")
+    __slots__ = ("_block", "_counted", "_fields", "id")
 
     def __init__(self, request_id: str, fields: dict[str, Any] | None = None) -> None:
         self.id = request_id
         self._fields = fields
         self._block: Block | None = None
-        self._counts = False
+        self._counted: OpenRequest | None = None
 
     def __enter__(self) -> Self:
         if _warmup is not None:
-            self._counts = _warmup.begin_request()
+            self._counted = _warmup.begin_request()
         self.start()
         return self
 
@@ -88,8 +88,8 @@ class Request:
     ) -> None:
         self.end()
         self.leave_context()
-        if self._counts and _warmup is not None:
-            _warmup.end_request()
+        if self._counted is not None and _warmup is not None:
+            _warmup.end_request(self._counted)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

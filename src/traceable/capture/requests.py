@@ -59,7 +59,9 @@ def request(request_id: Any = None, /, **fields: Any) -> Request:
         >>> headers
         {'x-request-id': '7f3a'}
     """
-    return Request(clean_id(request_id) or make_id(), fields)
+    # A field of that name is the id too: headers, marks and the range have to agree.
+    named = fields.pop(REQUEST_ID, None)
+    return Request(clean_id(named if request_id is None else request_id) or make_id(), fields)
 
 
 class Request:
@@ -148,7 +150,13 @@ def clean_id(value: Any) -> str:
     """
     if value is None:
         return ""
-    text = str(value).strip()[:ID_MAX]
+    try:
+        # Cut at a space, it is what remains of it in a header.
+        text = str(value).strip()[:ID_MAX].rstrip()
+    except Exception as error:  # noqa: BLE001 - an object without text, a number that is too long
+        message = f"an id of a request is replaced by a new one: {type(error).__name__}: {error}"
+        environment.warn_once("request_id_replaced", message)
+        return ""
     if len(text) == 55 and is_traceparent(text):
         return text[3:52]
     if not (text.isascii() and text.isprintable()):

@@ -240,6 +240,14 @@ def test_a_failed_record_with_the_id_of_another_fails_no_other_request() -> None
     ]
 
 
+def test_a_record_that_was_cut_off_is_none_of_the_other_with_its_id() -> None:
+    part = Recording(make_trace([request(SERVER, 10, 90), step(20, 80, "a"), request(SERVER, 310, 390)]))
+    records = make_records([("a", 5, 50, 95), ("a", 300, 350, 395)])
+    part.client_records = replace(records, errors=(None, "http_503"))
+    (row,) = part.select(time_ns=(0, 200)).requests().rows()
+    assert (row["status"], row["ttft_ns"]) == ("complete", 45)
+
+
 def test_requests_are_selected_by_their_fields() -> None:
     recording = Recording(make_trace(make_load(9)))
     assert sorted(recording.select(where="tenant=odd").requests().column("request_id")) == ["1", "3", "5", "7"]

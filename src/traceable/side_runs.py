@@ -130,7 +130,9 @@ def load_sides(
     trace = join_sides([(one.side.name, one.recording.trace) for one in loaded], [clock.offset_ns for clock in clocks])
     source = replace(trace.source, path=str(directory), notes=(*trace.source.notes, *notes, *contradictions))
     load_file = find_load_file(directory)
-    offsets = {one.side.directory: clock.offset_ns for one, clock in zip(loaded, clocks, strict=True)}
+    # A given one also of a side that is excluded: it may have the file.
+    offsets = {side.directory: clock_offsets[side.name] for side in sides if side.name in clock_offsets}
+    offsets |= {one.side.directory: clock.offset_ns for one, clock in zip(loaded, clocks, strict=True)}
     offset_ns = next((offset for folder, offset in offsets.items() if load_file and folder in load_file.parents), 0)
     trace, client_records = add_client_records(replace(trace, source=source), directory, offset_ns)
     return JoinedSides(

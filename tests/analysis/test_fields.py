@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.analysis.fields import FIELDS_MAX, TEXT_MAX, VALUES_MAX, summarize_fields
+from traceable.analysis.fields import DEPTH_MAX, FIELDS_MAX, TEXT_MAX, VALUES_MAX, summarize_fields
 
 values = st.one_of(
     st.integers(-(1 << 63), (1 << 63) - 1),
@@ -90,6 +90,15 @@ def test_what_no_annotation_wrote_is_no_field_that_breaks_the_report(text: str) 
     (result,) = sum_fields([(0, text)], 1)
     json.dumps(result, allow_nan=False)
     assert result is None or list(result) == ["a"]
+
+
+def test_fields_are_read_up_to_a_depth_whatever_the_stack() -> None:
+    """Of deeper ones it depends on the stack whether they can be read, and then be written."""
+    for depth in range(1, 1100):
+        (result,) = sum_fields([(0, '{"a":' + "[" * depth + "]" * depth + "}")], 1)
+        assert (result is not None) == (depth < DEPTH_MAX)
+    (result,) = sum_fields([(0, json.dumps({"a": "[" * 99, "b": [[]] * 99}))], 1)
+    assert list(result) == ["a", "b"]
 
 
 def test_numbers_that_json_can_not_say_are_no_numbers() -> None:

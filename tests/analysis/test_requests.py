@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -226,6 +227,25 @@ def test_the_records_of_a_load_generator_are_the_client() -> None:
     answer = query(make_trace(server), client_records=make_records([("a", 5, 50, 95)], "http_503"))
     assert {row["request_id"]: row["status"] for row in answer.rows()} == {"a": "failed", "b": "no_client"}
     assert "requests_failed" in codes(answer)
+
+
+def test_a_failed_record_with_the_id_of_another_fails_no_other_request() -> None:
+    server = [request(SERVER, 110, 190, "b"), step(120, 180, "b")]
+    records = make_records([("a", 5, 20, 30), ("a", 40, 50, 60), ("b", 100, 150, 195)])
+    answer = query(make_trace(server), client_records=replace(records, errors=("http_503", None, None)))
+    assert [(row["request_id"], row["status"]) for row in answer.rows()] == [
+        ("b", "complete"),
+        ("a", "duplicate_id"),
+        ("a", "duplicate_id"),
+    ]
+
+
+def test_a_record_that_was_cut_off_is_none_of_the_other_with_its_id() -> None:
+    part = Recording(make_trace([request(SERVER, 10, 90), step(20, 80, "a"), request(SERVER, 310, 390)]))
+    records = make_records([("a", 5, 50, 95), ("a", 300, 350, 395)])
+    part.client_records = replace(records, errors=(None, "http_503"))
+    (row,) = part.select(time_ns=(0, 200)).requests().rows()
+    assert (row["status"], row["ttft_ns"]) == ("complete", 45)
 
 
 def test_requests_are_selected_by_their_fields() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -215,3 +216,38 @@ def test_legacy_writes_and_lengths_of_wsgi_stay() -> None:
     assert (len(body), list(body), written) == (2, [b"b", b"c"], [b"a"])
     assert heads == [("200 OK", [("x-request-id", "a_b")])]
     body.close()
+
+
+def test_headers_of_an_asgi_response_may_be_read_once_and_stay() -> None:
+    from traceable.capture.http_requests import run_asgi_request
+
+    heads: list[Any] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        heads.append(list(message["headers"]))
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        for own in ([(b"a", b"1"), (b"b", b"2")], [(b"a", b"1"), (b"X-Request-ID", b"own"), (b"b", b"2")]):
+            await send({"type": "http.response.start", "status": 200, "headers": iter(own)})
+
+    asyncio.run(run_asgi_request(app, {"headers": [(b"x-request-id", b"mine")]}, None, send))
+    assert heads == [
+        [(b"a", b"1"), (b"b", b"2"), (b"x-request-id", b"mine")],
+        [(b"a", b"1"), (b"X-Request-ID", b"own"), (b"b", b"2")],
+    ]
+
+
+def test_an_error_of_wsgi_may_be_given_by_name() -> None:
+    from traceable.capture.http_requests import run_wsgi_request
+
+    def start_response(status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], None]:
+        heads.append((status, headers, exc_info))
+        return lambda chunk: None
+
+    def app(_environ: Any, start: Any) -> list[bytes]:
+        start("500 Error", [], exc_info=("kind", "error", "traceback"))
+        return []
+
+    heads: list[Any] = []
+    assert list(run_wsgi_request(app, {"HTTP_X_REQUEST_ID": "a"}, start_response)) == []
+    assert heads == [("500 Error", [("x-request-id", "a")], ("kind", "error", "traceback"))]

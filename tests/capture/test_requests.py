@@ -100,10 +100,33 @@ def test_an_id_is_known_without_a_profiler() -> None:
         (TRACEPARENT.replace("-b7", "-B7"), TRACEPARENT.replace("-b7", "-B7")),
         ("ff" + TRACEPARENT[2:], "ff" + TRACEPARENT[2:]),
         (12, "12"),
+        ("x" * 127 + " y", "x" * 127),
     ],
 )
 def test_ids_are_printable_and_short(given: Any, clean: str) -> None:
     assert clean_id(given) == clean
+    assert clean_id(clean) == clean  # as the other side reads it in a header
+
+
+class NoText:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("given", [NoText(), 10**5000], ids=["error", "long"])
+def test_an_id_without_text_is_replaced(
+    given: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environment, "_printed_warnings", set())
+    assert len(traceable.request(given).id) == 32
+    assert "[request_id_replaced]" in capfd.readouterr().err
+
+
+def test_the_id_may_be_given_by_name() -> None:
+    """The range, its marks and the headers have the same one."""
+    assert traceable.request(request_id="a\nb").id == "a_b"
+    both = traceable.request("a", request_id="b", model="tiny")
+    assert (both.id, both._fields) == ("a", {"model": "tiny"})
 
 
 def test_the_id_of_headers_is_the_first_that_they_have() -> None:

@@ -64,6 +64,23 @@ print(seen, os.path.exists(path))
     assert client(code, in_run=True) == f"{[False] * 5} True\n"
 
 
+def test_requests_that_other_threads_end_are_counted(client: Callable[..., str]) -> None:
+    """Those that begin in the context after them are not within them; what is begun within an open one is."""
+    code = """
+import threading
+def end(one):
+    thread = threading.Thread(target=one.__exit__, args=[None, None, None])
+    thread.start(); thread.join()
+for number in range(5):
+    one = traceable.request(number).__enter__()
+    with traceable.request("within"): pass
+    print(os.path.exists(path))
+    end(one)
+print(os.path.exists(path))
+"""
+    assert client(code, in_run=False) == "False\n" * 5 + "True\n"
+
+
 WORKERS = """
 children = []
 for worker in range(3):

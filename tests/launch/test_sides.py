@@ -16,6 +16,7 @@ import pytest
 import traceable
 from traceable._native import find_recorder_library
 from traceable.errors import MissingDataError, TraceError, UsageError
+from traceable.protocol.load_record import FILE_NAME, LoadRecord, LoadRecordWriter
 from traceable.protocol.run_dir import load_manifest, write_json, write_sides_manifest
 from traceable.recording import Recording
 
@@ -283,6 +284,21 @@ def test_an_offset_that_is_given_counts(copied: Path) -> None:
     with pytest.raises(UsageError) as caught:
         traceable.load(copied / "server", clock_offsets={"server": 0})
     assert caught.value.code == "clock_offset_without_sides"
+
+
+def test_an_offset_that_is_given_counts_for_the_records_of_a_side_that_is_excluded(copied: Path) -> None:
+    (copied / "client" / "client.sqlite").unlink()
+    shutil.rmtree(copied / "client" / "recording")
+    start_ns = load_manifest(copied / "server")["start"]["wall_ns"]
+    writer = LoadRecordWriter(copied / "client" / FILE_NAME)
+    writer.write(LoadRecord("r7", start_ns, None, start_ns + S))
+    writer.close()
+    starts = []
+    for offset_ns in (0, 3 * S):
+        records = traceable.load(copied, clock_offsets={"client": offset_ns}).client_records
+        assert records is not None
+        starts.append(int(records.start_ns[0]))
+    assert starts[1] - starts[0] == 3 * S
 
 
 def test_hosts_without_requests_in_common_are_refused(copied: Path) -> None:

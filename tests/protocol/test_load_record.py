@@ -186,6 +186,15 @@ def test_errors_of_aiperf_have_the_names_of_ours(tmp_path: Path, changes: dict[s
     assert read_load_file(tmp_path / AIPERF_FILE_NAME).records == (LoadRecord("a", 1, None, 2, error=error),)
 
 
+@pytest.mark.parametrize("gaps_ms", [[], [1e308, 1e308], [1e308, 1e308, -1e308]])
+def test_a_time_of_aiperf_that_overflows_is_a_damaged_line(tmp_path: Path, gaps_ms: list[float]) -> None:
+    metadata = {"x_request_id": "a", "benchmark_phase": "profiling", "request_start_ns": 1, "request_end_ns": 2}
+    metrics = {"time_to_first_token": {"value": 1 if gaps_ms else 1e308}, "inter_chunk_latency": {"value": gaps_ms}}
+    lines = [json.dumps({"metadata": metadata, "metrics": metrics}), json.dumps({"metadata": metadata})]
+    (tmp_path / AIPERF_FILE_NAME).write_text("\n".join(lines))
+    assert read_load_file(tmp_path / AIPERF_FILE_NAME) == ((LoadRecord("a", 1, None, 2),), 1)
+
+
 @given(
     line=st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(),

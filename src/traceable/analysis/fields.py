@@ -31,6 +31,10 @@ VALUES_MAX = 10
 TEXT_MAX = 200
 """The limits of a row: the number of fields, of values of each, and of characters of each. Most common first."""
 
+DEPTH_MAX = 64
+"""How deep lists and objects are nested in fields that are read. Whether much deeper ones can be read, and written
+again, depends on how deep the stack of the caller is."""
+
 SHOWN_MAX = 20
 """How many fields or values an error lists."""
 
@@ -450,7 +454,19 @@ def _parse_fields(text: str) -> dict[str, Any]:
         fields, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return {}
-    return fields if isinstance(fields, dict) and end == len(text) else {}
+    if not isinstance(fields, dict) or end != len(text):
+        return {}
+    # Brackets in texts and one after another count too, and are rare.
+    return {} if text.count("[") + text.count("{") > DEPTH_MAX and _is_too_deep(fields) else fields
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Whether a value is nested deeper than DEPTH_MAX."""
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [one for several in inner for one in several]
+    return any(isinstance(one, dict | list) for one in level)
 
 
 class _ValueCounts:

@@ -779,8 +779,9 @@ def _find_status(
         after |= is_missed & (walls.end_ns > ranges.end_ns[of_server].max())
     failed = np.zeros(len(walls), np.bool_)
     if records is not None:
-        failed[walls.row_of_number[events.of_record[[error is not None for error in records.errors]]]] = True
-        failed &= walls.origin == _FROM_RECORD
+        row, some = _find_records(events, walls, records)
+        has_error = np.array([error is not None for error in records.errors], np.bool_)
+        failed[row[has_error[some]]] = True
     reasons = {
         "duplicate_id": walls.repeated,
         "no_range": ~has_wall,
@@ -907,7 +908,7 @@ def _make_response_columns(
     first_of = {is_client: _find_first_bytes(events, walls, is_client) for is_client in (True, False)}
     recorded = np.full(len(walls), NULL)
     if records is not None:
-        row, some = _find_records(events, walls)
+        row, some = _find_records(events, walls, records)
         recorded[row] = records.first_token_ns[some]
         recorded = np.where((recorded >= walls.start_ns) & (recorded <= walls.end_ns), recorded, NULL)
     sources = {"client": first_of[True], "record": recorded, "server": first_of[False]}
@@ -922,10 +923,12 @@ def _make_response_columns(
     }
 
 
-def _find_records(events: _Events, walls: _Walls) -> tuple[Int64, Int64]:
+def _find_records(events: _Events, walls: _Walls, records: ClientRecords) -> tuple[Int64, Int64]:
     """Return the requests whose wall time is from a record, and that record."""
     row = walls.row_of_number[events.of_record]
-    some = np.flatnonzero((row >= 0) & (walls.origin[row] == _FROM_RECORD))
+    # Another one with this id may lie in the time that was cut off.
+    is_there = (records.start_ns <= walls.end_ns[row]) & (records.end_ns >= walls.start_ns[row])
+    some = np.flatnonzero((row >= 0) & (walls.origin[row] == _FROM_RECORD) & is_there)
     return row[some], some
 
 
@@ -956,7 +959,7 @@ def _make_token_columns(
     """Return the gaps between the tokens of a request, the first byte included, of the client if it recorded any."""
     rows, times = [], []
     if records is not None:
-        row, some = _find_records(events, walls)
+        row, some = _find_records(events, walls, records)
         counts = np.diff(records.token_bounds)[some]
         time_ns = records.token_ns[expand_slices(records.token_bounds[some], counts)]
         row = np.repeat(row, counts)

@@ -30,9 +30,10 @@ async def run_asgi_request(app: Any, scope: dict[str, Any], receive: Any, send: 
         kind = message["type"]
         is_file = kind == "http.response.pathsend"
         if kind == "http.response.start":
-            own = message.get("headers", ())
+            own = [*message.get("headers", ())]  # any iterable, which may be one that is read once
             if not any(name.lower() == _HEADER_BYTES for name, _ in own):
-                message = {**message, "headers": [*own, (_HEADER_BYTES, request.id.encode())]}
+                own.append((_HEADER_BYTES, request.id.encode()))
+            message = {**message, "headers": own}
         elif not has_body and (is_file or (kind == "http.response.body" and message.get("body"))):
             has_body = True
             request.mark_first_byte()
@@ -73,11 +74,13 @@ class _WSGIResponse:
         self._start_response = start_response
         self._has_body = False
 
-    def start(self, status: str, headers: list[tuple[str, str]], *error: Any) -> Callable[[bytes], object]:
+    def start(
+        self, status: str, headers: list[tuple[str, str]], *error: Any, **named: Any
+    ) -> Callable[[bytes], object]:
         """Begin the response, as `start_response`."""
         if not any(name.lower() == _HEADER for name, _ in headers):
             headers = [*headers, (_HEADER, self.request.id)]
-        write: Callable[[bytes], object] = self._start_response(status, headers, *error)
+        write: Callable[[bytes], object] = self._start_response(status, headers, *error, **named)
 
         def write_in_request(chunk: bytes) -> object:
             self.note_chunk(chunk)

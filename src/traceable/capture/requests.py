@@ -12,7 +12,7 @@ import os
 from traceable.annotation import engine
 from traceable.annotation.ranges import annotate, mark
 from traceable.annotation.resumable import Block
-from traceable.capture.warmup import make_warmup
+from traceable.capture.warmup import OpenRequest, make_warmup
 from traceable.protocol import environment
 
 TYPE_CHECKING = False
@@ -59,7 +59,9 @@ def request(request_id: Any = None, /, **fields: Any) -> Request:
         >>> headers
         {'x-request-id': '7f3a'}
     """
-    return Request(clean_id(request_id) or make_id(), fields)
+    # A field of that name is the id too: headers, marks and the range have to agree.
+    named = fields.pop(REQUEST_ID, None)
+    return Request(clean_id(named if request_id is None else request_id) or make_id(), fields)
 
 
 class Request:
@@ -69,17 +71,17 @@ class Request:
         id: of the request.
     """
 
-    __slots__ = ("_block", "_counts", "_fields", "id")
+    __slots__ = ("_block", "_counted", "_fields", "id")
 
     def __init__(self, request_id: str, fields: dict[str, Any] | None = None) -> None:
         self.id = request_id
         self._fields = fields
         self._block: Block | None = None
-        self._counts = False
+        self._counted: OpenRequest | None = None
 
     def __enter__(self) -> Self:
         if _warmup is not None:
-            self._counts = _warmup.begin_request()
+            self._counted = _warmup.begin_request()
         self.start()
         return self
 
@@ -88,8 +90,8 @@ class Request:
     ) -> None:
         self.end()
         self.leave_context()
-        if self._counts and _warmup is not None:
-            _warmup.end_request()
+        if self._counted is not None and _warmup is not None:
+            _warmup.end_request(self._counted)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -148,7 +150,13 @@ def clean_id(value: Any) -> str:
     """
     if value is None:
         return ""
-    text = str(value).strip()[:ID_MAX]
+    try:
+        # Cut at a space, it is what remains of it in a header.
+        text = str(value).strip()[:ID_MAX].rstrip()
+    except Exception as error:  # noqa: BLE001 - an object without text, a number that is too long
+        message = f"an id of a request is replaced by a new one: {type(error).__name__}: {error}"
+        environment.warn_once("request_id_replaced", message)
+        return ""
     if len(text) == 55 and is_traceparent(text):
         return text[3:52]
     if not (text.isascii() and text.isprintable()):

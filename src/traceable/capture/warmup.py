@@ -19,7 +19,17 @@ from traceable.protocol.start_conditions import parse_count
 COUNT_FILE = "warmup.count"
 """The name of the file in the run directory."""
 
-_is_in_request: ContextVar[bool] = ContextVar("traceable_in_request", default=False)
+
+class OpenRequest:
+    """A request that counts. Another context may end it, so that its own learns of that only through this object."""
+
+    __slots__ = ("is_open",)
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+
+_outer: ContextVar[OpenRequest | None] = ContextVar("traceable_warmup_request", default=None)
 
 
 class Warmup:
@@ -40,16 +50,18 @@ class Warmup:
         if not requests:
             self._finish()
 
-    def begin_request(self) -> bool:
-        """Return whether a request that begins in this context counts; `end_request` is to be called if it does."""
-        if self._is_over or _is_in_request.get():
-            return False
-        _is_in_request.set(True)
-        return True
+    def begin_request(self) -> OpenRequest | None:
+        """Return the request that begins in this context, for `end_request`; None if it does not count."""
+        outer = _outer.get()
+        if self._is_over or (outer is not None and outer.is_open):
+            return None
+        request = OpenRequest()
+        _outer.set(request)
+        return request
 
-    def end_request(self) -> None:
-        """Count a request, and create the file after the last one of the warm-up."""
-        _is_in_request.set(False)
+    def end_request(self, request: OpenRequest) -> None:
+        """Count a request, from any context, and create the file after the last one of the warm-up."""
+        request.is_open = False
         try:
             if not self._is_over and self._add_request() >= self._requests:
                 self._finish()

@@ -162,7 +162,7 @@ def _parse_lines(lines: Iterator[bytes], parse: Callable[[Any], LoadRecord]) -> 
     for line in lines:
         try:
             records.append(parse(untrusted.parse_json(line)))
-        except ValueError:  # noqa: PERF203 - a damaged line must not hide the others
+        except (ValueError, OverflowError):  # noqa: PERF203 - a damaged line must not hide the others
             damaged += 1
     return LoadFile(tuple(records), damaged)
 

@@ -132,6 +132,25 @@ def test_an_open_loop_with_a_concurrency_has_no_more_in_flight(stub: Stub, tmp_p
     assert len(read_records(tmp_path / "load")) == 30
 
 
+def test_requests_that_wait_for_the_concurrency_keep_their_place(stub: Stub, tmp_path: Path) -> None:
+    sent = threading.Barrier(2, timeout=TIMEOUT_S)
+
+    def respond(handler: Handler, number: int, request: Received) -> None:
+        if number <= 2:  # by then all others wait for these two
+            sent.wait()
+        respond_well(handler, number, request)
+
+    stub.respond = respond
+    options = ("--rate", "1000000", "--concurrency", "2", "--requests", "10", "--warmup-requests", "4")
+    environ = {"TRACEABLE_WARMUP_FILE": str(tmp_path / "warm")}
+    done = generate(tmp_path / "load", "--url", stub.url, *options, "--isl", "9", "--osl", "1", environ=environ)
+    assert done.returncode == 0, done.stderr
+    in_order = sorted(read_records(tmp_path / "load"), key=lambda record: record.start_ns)
+    assert [record.warmup for record in in_order] == [True] * 4 + [False] * 10
+    assert len({one.body["prompt"] for one in stub.received}) == 14
+    assert (tmp_path / "warm").exists()
+
+
 @pytest.mark.parametrize(
     "words", [("--endpoint", "chat"), ("--no-streaming",), ("--endpoint", "chat", "--no-streaming")]
 )

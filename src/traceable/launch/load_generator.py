@@ -153,7 +153,7 @@ class LoadGenerator:
     async def _run_closed_loop(self, session: aiohttp.ClientSession, model: str, concurrency: int) -> None:
         async def send_in_sequence() -> None:
             while self._has_next():
-                await self._send_request(session, model)
+                await self._send_request(session, model, self._sent - 1)
 
         for _ in range(concurrency):
             self._start_task(send_in_sequence())
@@ -162,15 +162,15 @@ class LoadGenerator:
     async def _run_open_loop(self, session: aiohttp.ClientSession, model: str, rate: float) -> None:
         limit = asyncio.Semaphore(self._load.concurrency) if self._load.concurrency else contextlib.nullcontext()
 
-        async def send_within_limit() -> None:
+        async def send_within_limit(index: int) -> None:
             async with limit:
-                await self._send_request(session, model)
+                await self._send_request(session, model, index)
 
         async def send_by_arrival() -> None:
             arrivals = random.Random(self._load.seed)
             due_s = time.monotonic()
             while self._has_next():
-                self._start_task(send_within_limit())
+                self._start_task(send_within_limit(self._sent - 1))
                 due_s += arrivals.expovariate(rate) if self._load.arrival == "poisson" else 1 / rate
                 # At least once to the event loop, also when the arrivals are late.
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
@@ -208,8 +208,7 @@ class LoadGenerator:
         self._sent += 1
         return True
 
-    async def _send_request(self, session: aiohttp.ClientSession, model: str) -> None:
-        index = self._sent - 1
+    async def _send_request(self, session: aiohttp.ClientSession, model: str, index: int) -> None:
         request_id = uuid.uuid4().hex
         headers = {"x-request-id": request_id, "traceparent": f"00-{request_id}-{request_id[:16]}-01"}
         body = make_body(self._load, model, make_prompt(self._load, self._words, index))

@@ -253,6 +253,23 @@ def test_a_signal_leaves_the_records_so_far(stub: Stub, tmp_path: Path, number: 
     assert Counter(record.error for record in read_records(tmp_path / "load")) == {None: 4, "canceled": 2}
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_wait_for_the_names_of_models(tmp_path: Path, number: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", MODULE, "--url", url, "--output", str(tmp_path / "load")]
+        with subprocess.Popen(
+            [*command, "--concurrency", "1", "--requests", "1"], stderr=subprocess.PIPE, text=True
+        ) as process:
+            silent.settimeout(TIMEOUT_S)
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(number)
+                _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

@@ -114,7 +114,7 @@ class LoadGenerator:
         self._failed_connections = 0
         self._deadline_s: float | None = None
         self._stopping = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
 
     async def run(self) -> None:
@@ -132,7 +132,9 @@ class LoadGenerator:
         base = "http://localhost" if is_unix else self._load.url
         timeout = aiohttp.ClientTimeout(total=self._load.timeout_s)
         async with aiohttp.ClientSession(base, connector=connector, timeout=timeout) as session:
-            model = self._load.model or await _find_model(session)
+            model = self._load.model or await self._find_model(session)
+            if model is None:
+                return
             if self._load.rate is None:
                 await self._run_closed_loop(session, model, self._load.concurrency or 1)
             else:
@@ -177,6 +179,21 @@ class LoadGenerator:
 
         self._start_task(send_by_arrival())
         await self._wait_for_tasks()
+
+    async def _find_model(self, session: aiohttp.ClientSession) -> str | None:
+        """Return the first model that the server lists; None if `stop` was called before.
+
+        Raises:
+            UsageError: it lists none.
+        """
+        task = asyncio.ensure_future(_find_model(session))
+        self._tasks.add(task)  # `stop` cancels it
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+        finally:
+            self._tasks.discard(task)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -274,7 +274,10 @@ def test_a_signal_ends_the_wait_for_the_names_of_models(tmp_path: Path, number: 
     ("words", "code"),
     [
         (("--url", "http://x", "--requests", "1"), "load_undefined"),
-        (("--url", "ftp://x", "--requests", "1", "--concurrency", "1"), "url_invalid"),
+        *(
+            (("--url", url, "--requests", "1", "--concurrency", "1"), "url_invalid")
+            for url in ("ftp://x", "http://", "http://x:99999", "http://x:0", "http://[::", "http://x/v1", "unix:")
+        ),
         (
             ("--url", "http://x", "--requests", "1", "--concurrency", "1", "--tokenizer", "absent"),
             "tokenizer_unreadable",
@@ -289,6 +292,13 @@ def test_options_that_make_no_load_are_rejected(tmp_path: Path, words: tuple[str
     assert f"[{code}]" in done.stderr or not code
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "load").exists()
+
+
+def test_a_variable_that_is_no_number_is_an_error_of_usage(tmp_path: Path) -> None:
+    options = ("--url", "http://x", "--requests", "1", "--concurrency", "1")
+    done = generate(tmp_path / "load", *options, environ={"TRACEABLE_WARMUP_REQUESTS": "many"})
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
 
 
 def test_records_of_an_earlier_load_are_kept(stub: Stub, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import traceable
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
@@ -502,7 +503,7 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
     parser.add_argument(
         "--warmup-requests",
         type=_parse_whole,
-        default=_parse_whole(os.environ.get(environment.WARMUP_REQUESTS) or "0"),
+        default=os.environ.get(environment.WARMUP_REQUESTS) or "0",  # argparse parses it, and reports an error
         metavar="N",
         help="requests before the load is steady (default: that of TRACEABLE_WARMUP_REQUESTS)",
     )
@@ -517,8 +518,9 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
     if options.concurrency is None and options.rate is None:
         raise UsageError("load_undefined", "the load is not given", "add --concurrency N or --rate R")
     url = f"{_UNIX}{options.uds}" if options.uds else options.url
-    if not url.startswith((_UNIX, "http://", "https://")):
-        raise UsageError("url_invalid", f"{url!r} is not a URL", "give http://HOST:PORT or unix:PATH")
+    if not _is_address(url):
+        problem = f"{url!r} is not the address of a server"
+        raise UsageError("url_invalid", problem, "give http://HOST:PORT without a path, or unix:PATH")
     load = LoadRequest(
         tool="builtin",
         url=url,
@@ -538,6 +540,19 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
         timeout_s=options.timeout,
     )
     return load, options.output
+
+
+def _is_address(url: str) -> bool:
+    """Whether it is the socket or the origin of a server: the paths of requests are those of OpenAI."""
+    if url.startswith(_UNIX):
+        return url != _UNIX
+    try:
+        parts = urlsplit(url)
+        is_port_valid = parts.port != 0  # of one above 65535 urllib raises the error
+    except ValueError:
+        return False
+    is_origin = bool(parts.hostname) and parts.path in ("", "/") and not parts.query and not parts.fragment
+    return parts.scheme in ("http", "https") and is_origin and is_port_valid
 
 
 def _parse_whole(text: str) -> int:

@@ -125,6 +125,14 @@ def test_an_open_loop_sends_on_while_nothing_is_answered(stub: Stub, tmp_path: P
     assert [record.error for record in read_records(tmp_path / "load")] == [None] * 12
 
 
+def test_an_open_loop_ends_with_its_last_request(stub: Stub, tmp_path: Path) -> None:
+    # The next one would be due in a day: a test that waits for it ends by its time limit.
+    options = ("--rate", "0.00001", "--arrival", "constant", "--isl", "1", "--osl", "1")
+    for name, end in (("a", "--requests"), ("b", "--duration")):
+        assert generate(tmp_path / name, "--url", stub.url, *options, end, "1").returncode == 0
+        assert len(read_records(tmp_path / name)) == 1
+
+
 def test_an_open_loop_with_a_concurrency_has_no_more_in_flight(stub: Stub, tmp_path: Path) -> None:
     options = ("--rate", "1000", "--concurrency", "3", "--requests", "30", "--osl", "2", "--isl", "3")
     assert generate(tmp_path / "load", "--url", stub.url, *options).returncode == 0
@@ -212,6 +220,36 @@ def test_errors_are_counted_by_kind(stub: Stub, tmp_path: Path) -> None:
     assert results.errors == {**dict.fromkeys(kinds, 1), "response_invalid": 2}
     assert results.completed == 2
     assert "first server_error: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "content", "error"),
+    [
+        (("--no-streaming",), '{"error": {"message": "out of memory"}}', "server_error"),
+        (("--no-streaming",), "{}", "response_invalid"),
+        (("--no-streaming",), "<html>", "response_invalid"),
+        ((), None, "response_invalid"),
+    ],
+)
+def test_a_response_with_status_200_may_be_no_completion(
+    stub: Stub, tmp_path: Path, words: tuple[str, ...], content: str | None, error: str
+) -> None:
+    def respond(handler: Handler, number: int, request: Received) -> None:
+        if content is None:
+            handler.begin_stream()
+            handler.end_stream()
+            return
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content.encode())
+
+    stub.respond = respond
+    options = ("--concurrency", "1", "--requests", "1", "--isl", "1", "--osl", "1")
+    done = generate(tmp_path / "load", "--url", stub.url, *options, *words)
+    assert done.returncode == 1
+    results = read_load_results("builtin", tmp_path / "load")
+    assert (results.completed, results.errors) == (0, {error: 1})
 
 
 def test_a_server_that_is_not_there_fails_every_request_soon(tmp_path: Path) -> None:

@@ -175,6 +175,8 @@ class LoadGenerator:
             while self._has_next():
                 self._start_task(send_within_limit(self._sent - 1))
                 due_s += arrivals.expovariate(rate) if self._load.arrival == "poisson" else 1 / rate
+                if self._is_over(due_s):
+                    return
                 # At least once to the event loop, also when the arrivals are late.
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
@@ -218,13 +220,18 @@ class LoadGenerator:
         load = self._load
         if self._sent == load.warmup_requests and load.duration_s is not None:
             self._deadline_s = time.monotonic() + load.duration_s
-        is_over = (load.requests is not None and self._sent >= load.warmup_requests + load.requests) or (
-            self._deadline_s is not None and time.monotonic() >= self._deadline_s
-        )
+        is_over = self._is_over(time.monotonic())
         if self._stopping or is_over or self._failed_connections >= _FAILED_CONNECTIONS_MAX:
             return False
         self._sent += 1
         return True
+
+    def _is_over(self, now_s: float) -> bool:
+        """Whether the number of requests or the duration is reached at a time."""
+        load = self._load
+        return (load.requests is not None and self._sent >= load.warmup_requests + load.requests) or (
+            self._deadline_s is not None and now_s >= self._deadline_s
+        )
 
     async def _send_request(self, session: aiohttp.ClientSession, model: str, index: int) -> None:
         request_id = uuid.uuid4().hex
@@ -253,7 +260,7 @@ class LoadGenerator:
                 mark_first_byte()
                 if self._load.streaming:
                     return await self._read_stream(reply, headers["x-request-id"])
-                return _read_usage(await reply.json())
+                return _read_completion(await reply.json(content_type=None))
         except asyncio.TimeoutError:
             return Response(error="timed_out", detail=f"no complete response within {self._load.timeout_s:g} s")
         except aiohttp.ClientConnectorError as error:
@@ -286,6 +293,8 @@ class LoadGenerator:
             if content.get("usage"):
                 response = _read_usage(content)
         error = None if is_done else "stream_ended_early"
+        if is_done and not token_ns and not response.output_tokens:
+            return Response(error="response_invalid", detail="the stream has no token")
         return response._replace(token_ns=tuple(token_ns), error=error)
 
     def _record_response(self, index: int, request_id: str, start_ns: int, response: Response) -> None:
@@ -424,14 +433,23 @@ def _has_token(content: dict[str, Any]) -> bool:
     return False
 
 
-def _read_usage(content: Any) -> Response:
-    """Return a response with the lengths that the server reports.
+def _read_completion(content: Any) -> Response:
+    """Return a whole response.
 
     Raises:
         ValueError: it is not a completion.
     """
     if not isinstance(content, dict):
         raise ValueError("the response is not a JSON object")
+    if content.get("error"):  # some servers send it with status 200
+        return Response(error="server_error", detail=str(content["error"])[:200])
+    if not content.get("choices"):
+        raise ValueError("the response has no `choices`")
+    return _read_usage(content)
+
+
+def _read_usage(content: dict[str, Any]) -> Response:
+    """Return a response with the lengths that the server reports."""
     usage = content.get("usage")
     prompt, completion = (
         count if isinstance(usage, dict) and type(count := usage.get(name)) is int and count >= 0 else None

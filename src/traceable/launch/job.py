@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -430,7 +431,7 @@ def run_point(point: Point, log: Callable[[str], None]) -> PointResult:
             load = read_load_results(point.tool, point.directory / CLIENT)
         except TraceError as error:
             problems.append(error.cause)
-    files = _publish_files(point)
+    files = publish_files(point)
     return PointResult(point, result, load, files, tuple(dict.fromkeys(problems)))
 
 
@@ -474,12 +475,13 @@ def list_server_runs(point: Point) -> tuple[Path, ...]:
     return ranks.list_rank_runs(directory)
 
 
-def _publish_files(point: Point) -> tuple[Path, ...]:
+def publish_files(point: Point) -> tuple[Path, ...]:
     """Give what was recorded its name with phase and rank below the output directory, and return these files."""
     profiles = point.directory.parent / PROFILES
     files: list[Path] = []
     for run in list_server_runs(point):
-        with contextlib.suppress(OSError, TraceError):  # a disk that is full: all is in the run directory
+        # A disk that is full, a trace that is cut: all is in the run directory.
+        with contextlib.suppress(OSError, TraceError, EOFError, zlib.error):
             rank = get_rank_number(run_dir.load_manifest(run)) or 0
             traces = sorted(run.glob(f"*/*{_KINETO_SUFFIX}"))
             reports = [one for one in sorted(run.iterdir()) if one.suffix in run_dir.NSYS_REPORT_SUFFIXES]
@@ -505,6 +507,10 @@ def _link_file(path: Path, target: Path) -> Path:
 
 
 def _unpack_file(path: Path, target: Path) -> Path:
-    with gzip.open(path) as source, target.open("wb") as file:
-        shutil.copyfileobj(source, file)
+    try:
+        with gzip.open(path) as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+    except (OSError, EOFError, zlib.error):
+        target.unlink(missing_ok=True)
+        raise
     return target

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ from traceable.launch.serve import (
 )
 from traceable.launch.server_presets import detect_preset, find_preset
 from traceable.protocol import run_dir, untrusted
-from traceable.protocol.ranks import get_rank_number
+from traceable.protocol.ranks import RANK_KEY, get_rank_number
 
 NO_PROFILING = "none"
 PROFILES = "profiles"
@@ -482,7 +482,7 @@ def publish_files(point: Point) -> tuple[Path, ...]:
     for run in list_server_runs(point):
         # A disk that is full, a trace that is cut: all is in the run directory.
         with contextlib.suppress(OSError, TraceError, EOFError, zlib.error):
-            rank = get_rank_number(run_dir.load_manifest(run)) or 0
+            rank = _format_rank(run_dir.load_manifest(run))
             traces = sorted(run.glob(f"*/*{_KINETO_SUFFIX}"))
             reports = [one for one in sorted(run.iterdir()) if one.suffix in run_dir.NSYS_REPORT_SUFFIXES]
             recorded = reports or ([] if traces else sorted(run.glob("*.sqlite")))
@@ -497,10 +497,22 @@ def publish_files(point: Point) -> tuple[Path, ...]:
     return tuple(files)
 
 
+def _format_rank(manifest: Mapping[str, Any]) -> str:
+    """Return the number of a run's rank for the names of files; torchrun may have restarted it."""
+    restarts = (manifest.get(RANK_KEY) or {}).get("restarts")
+    return f"{get_rank_number(manifest) or 0}" + (f"-restart{restarts}" if restarts else "")
+
+
 def _link_file(path: Path, target: Path) -> Path:
-    """Give a file a second name; where that is impossible copy it."""
+    """Give a file a second name; where that is impossible copy it.
+
+    Raises:
+        OSError: the name is taken, or the disk is full.
+    """
     try:
         os.link(path, target)
+    except FileExistsError:
+        raise  # a copy would overwrite the other file, which may be the recording of another run
     except OSError:
         shutil.copyfile(path, target)
     return target

@@ -98,6 +98,28 @@ def test_a_closed_loop_keeps_its_concurrency_and_records_each_request(stub: Stub
     assert (results.completed, results.errors, results.input_tokens, results.output_tokens) == (20, {}, (17,), (6,))
 
 
+def test_the_load_is_steady_after_the_requests_of_the_warm_up_and_not_as_many_others(
+    stub: Stub, tmp_path: Path
+) -> None:
+    warmup_file = tmp_path / "warm"
+    existed = []
+
+    def respond(handler: Handler, number: int, request: Received) -> None:
+        if number == 1:  # as many others as the warm-up has end before
+            stub.wait_for_received(6)
+        if number <= 6:
+            existed.append(warmup_file.exists())
+        respond_well(handler, number, request)
+
+    stub.respond = respond
+    options = ("--concurrency", "2", "--requests", "10", "--isl", "1", "--osl", "1")
+    # As `serve` and `job` set them.
+    environ = {"TRACEABLE_WARMUP_REQUESTS": "3", "TRACEABLE_WARMUP_FILE": str(warmup_file)}
+    assert generate(tmp_path / "load", "--url", stub.url, *options, environ=environ).returncode == 0
+    assert existed == [False] * 6
+    assert warmup_file.exists()
+
+
 def test_prompts_follow_from_the_seed(stub: Stub, tmp_path: Path) -> None:
     prompts = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):

@@ -242,10 +242,14 @@ class LoadGenerator:
         self._mark_steady()
         start_ns = self._read_clock_ns()
         response = Response(error="canceled")
+        request = traceable.request(request_id)
+        # Not `async with`, which would end the warm-up after as many requests as it has, whichever they are.
+        request.start()
         try:
-            async with traceable.request(request_id) as request:
-                response = await self._exchange(session, body, headers, request.mark_first_byte)
+            response = await self._exchange(session, body, headers, request.mark_first_byte)
         finally:
+            request.end()
+            request.leave_context()
             self._in_flight -= 1
             self._record_response(index, request_id, start_ns, response)
 

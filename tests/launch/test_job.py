@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traceable.errors import UsageError
-from traceable.launch.job import JobPlan, find_steady_interval, plan_job
+from traceable.launch.job import JobPlan, find_steady_interval, plan_job, publish_files
 from traceable.launch.job_file import load_job
 from traceable.launch.load_tools import LoadResults, summarize_records
+from traceable.launch.ranks import make_rank_entry
+from traceable.protocol import run_dir
 from traceable.protocol.load_record import LoadRecord
+from traceable.protocol.ranks import RANK_KEY, Rank
 
 TEXT = """\
 profiling: {type: recorder, isl: 8, osl: 4, decode: {concurrency: 2, stop_step: 10}}
@@ -120,6 +124,35 @@ def test_ranks_are_recorded_by_a_launcher_in_each(plan: Any) -> None:
     assert not point.request.server.recorded
     (point,) = plan("type=none", "server.command=srun -n 2 serve --port {port}").points
     assert point.request.server.command == ("srun", "-n", "2", "serve", "--port", "{port}")
+
+
+def test_a_trace_that_is_cut_does_not_hide_the_result_of_its_phase(plan: Any) -> None:
+    (point,) = plan("type=torch").points
+    folder = point.server_directory / "traces"
+    folder.mkdir(parents=True)
+    run_dir.write_json(point.server_directory / run_dir.MANIFEST, {"schema": run_dir.SCHEMA})
+    (folder / "a.pt.trace.json.gz").write_bytes(gzip.compress(bytes(range(256)) * 64)[:-20])
+    assert publish_files(point) == ()
+    assert list((point.directory.parent / "profiles").glob("*/*")) == []
+    (folder / "a.pt.trace.json.gz").write_bytes(gzip.compress(b"{}"))
+    (path,) = publish_files(point)
+    assert path.read_bytes() == b"{}"
+
+
+def test_a_rank_that_was_restarted_overwrites_no_recording(plan: Any) -> None:
+    (point,) = plan().points
+    for restarts, name in enumerate(("server_0", "server_0-restart1")):
+        run = point.server_directory / name
+        run.mkdir(parents=True)
+        entry = make_rank_entry(Rank(0, 0, 1, "torchrun", restarts=restarts), grouped=True)
+        manifest = {"schema": run_dir.SCHEMA, "run_dir": str(run), RANK_KEY: entry}
+        run_dir.write_json(run / run_dir.MANIFEST, manifest)
+        (run / "a.sqlite").write_text(name)
+    files = publish_files(point)
+    assert [path.name for path in files] == ["decode_0.sqlite", "decode_0-restart1.sqlite"]
+    assert [path.read_text() for path in files] == ["server_0", "server_0-restart1"]
+    assert publish_files(point) == ()
+    assert [path.read_text() for path in files] == ["server_0", "server_0-restart1"]
 
 
 # ---- the records of a load and a window

@@ -105,6 +105,8 @@ WRONG = {
     VALID.replace("THREADS: 4", "THREADS: 1.5"): ("job_value_invalid", "5:42"),
     VALID.replace("server: {command: ", "server: {ready: "): ("job_key_missing", "3:3"),
     VALID.replace("serve --port {port}", "serve 'x"): ("command_not_split", "5:10"),
+    VALID.replace("env: {THREADS: 4}", "options: --name 'x"): ("command_not_split", "5:42"),
+    VALID.replace("THREADS: 4", "A=B: 4"): ("variable_invalid", "5:48"),
     VALID.replace("serve --port {port}", "cd x && serve"): ("command_needs_shell", "5:10"),
     VALID.replace("serve --port {port}", "A=1 serve"): ("command_needs_shell", "5:10"),
     VALID.replace("serve --port {port}", " "): ("command_empty", "5:10"),

@@ -98,6 +98,28 @@ def test_a_closed_loop_keeps_its_concurrency_and_records_each_request(stub: Stub
     assert (results.completed, results.errors, results.input_tokens, results.output_tokens) == (20, {}, (17,), (6,))
 
 
+def test_the_load_is_steady_after_the_requests_of_the_warm_up_and_not_as_many_others(
+    stub: Stub, tmp_path: Path
+) -> None:
+    warmup_file = tmp_path / "warm"
+    existed = []
+
+    def respond(handler: Handler, number: int, request: Received) -> None:
+        if number == 1:  # as many others as the warm-up has end before
+            stub.wait_for_received(6)
+        if number <= 6:
+            existed.append(warmup_file.exists())
+        respond_well(handler, number, request)
+
+    stub.respond = respond
+    options = ("--concurrency", "2", "--requests", "10", "--isl", "1", "--osl", "1")
+    # As `serve` and `job` set them.
+    environ = {"TRACEABLE_WARMUP_REQUESTS": "3", "TRACEABLE_WARMUP_FILE": str(warmup_file)}
+    assert generate(tmp_path / "load", "--url", stub.url, *options, environ=environ).returncode == 0
+    assert existed == [False] * 6
+    assert warmup_file.exists()
+
+
 def test_prompts_follow_from_the_seed(stub: Stub, tmp_path: Path) -> None:
     prompts = []
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
@@ -125,11 +147,38 @@ def test_an_open_loop_sends_on_while_nothing_is_answered(stub: Stub, tmp_path: P
     assert [record.error for record in read_records(tmp_path / "load")] == [None] * 12
 
 
+def test_an_open_loop_ends_with_its_last_request(stub: Stub, tmp_path: Path) -> None:
+    # The next one would be due in a day: a test that waits for it ends by its time limit.
+    options = ("--rate", "0.00001", "--arrival", "constant", "--isl", "1", "--osl", "1")
+    for name, end in (("a", "--requests"), ("b", "--duration")):
+        assert generate(tmp_path / name, "--url", stub.url, *options, end, "1").returncode == 0
+        assert len(read_records(tmp_path / name)) == 1
+
+
 def test_an_open_loop_with_a_concurrency_has_no_more_in_flight(stub: Stub, tmp_path: Path) -> None:
     options = ("--rate", "1000", "--concurrency", "3", "--requests", "30", "--osl", "2", "--isl", "3")
     assert generate(tmp_path / "load", "--url", stub.url, *options).returncode == 0
     assert stub.most_in_flight <= 3
     assert len(read_records(tmp_path / "load")) == 30
+
+
+def test_requests_that_wait_for_the_concurrency_keep_their_place(stub: Stub, tmp_path: Path) -> None:
+    sent = threading.Barrier(2, timeout=TIMEOUT_S)
+
+    def respond(handler: Handler, number: int, request: Received) -> None:
+        if number <= 2:  # by then all others wait for these two
+            sent.wait()
+        respond_well(handler, number, request)
+
+    stub.respond = respond
+    options = ("--rate", "1000000", "--concurrency", "2", "--requests", "10", "--warmup-requests", "4")
+    environ = {"TRACEABLE_WARMUP_FILE": str(tmp_path / "warm")}
+    done = generate(tmp_path / "load", "--url", stub.url, *options, "--isl", "9", "--osl", "1", environ=environ)
+    assert done.returncode == 0, done.stderr
+    in_order = sorted(read_records(tmp_path / "load"), key=lambda record: record.start_ns)
+    assert [record.warmup for record in in_order] == [True] * 4 + [False] * 10
+    assert len({one.body["prompt"] for one in stub.received}) == 14
+    assert (tmp_path / "warm").exists()
 
 
 @pytest.mark.parametrize(
@@ -195,6 +244,36 @@ def test_errors_are_counted_by_kind(stub: Stub, tmp_path: Path) -> None:
     assert "first server_error: " in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "content", "error"),
+    [
+        (("--no-streaming",), '{"error": {"message": "out of memory"}}', "server_error"),
+        (("--no-streaming",), "{}", "response_invalid"),
+        (("--no-streaming",), "<html>", "response_invalid"),
+        ((), None, "response_invalid"),
+    ],
+)
+def test_a_response_with_status_200_may_be_no_completion(
+    stub: Stub, tmp_path: Path, words: tuple[str, ...], content: str | None, error: str
+) -> None:
+    def respond(handler: Handler, number: int, request: Received) -> None:
+        if content is None:
+            handler.begin_stream()
+            handler.end_stream()
+            return
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content.encode())
+
+    stub.respond = respond
+    options = ("--concurrency", "1", "--requests", "1", "--isl", "1", "--osl", "1")
+    done = generate(tmp_path / "load", "--url", stub.url, *options, *words)
+    assert done.returncode == 1
+    results = read_load_results("builtin", tmp_path / "load")
+    assert (results.completed, results.errors) == (0, {error: 1})
+
+
 def test_a_server_that_is_not_there_fails_every_request_soon(tmp_path: Path) -> None:
     with socket.socket() as taken:  # bound, and never listening
         taken.bind(("127.0.0.1", 0))
@@ -234,11 +313,31 @@ def test_a_signal_leaves_the_records_so_far(stub: Stub, tmp_path: Path, number: 
     assert Counter(record.error for record in read_records(tmp_path / "load")) == {None: 4, "canceled": 2}
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_wait_for_the_names_of_models(tmp_path: Path, number: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", MODULE, "--url", url, "--output", str(tmp_path / "load")]
+        with subprocess.Popen(
+            [*command, "--concurrency", "1", "--requests", "1"], stderr=subprocess.PIPE, text=True
+        ) as process:
+            silent.settimeout(TIMEOUT_S)
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(number)
+                _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
         (("--url", "http://x", "--requests", "1"), "load_undefined"),
-        (("--url", "ftp://x", "--requests", "1", "--concurrency", "1"), "url_invalid"),
+        *(
+            (("--url", url, "--requests", "1", "--concurrency", "1"), "url_invalid")
+            for url in ("ftp://x", "http://", "http://x:99999", "http://x:0", "http://[::", "http://x/v1", "unix:")
+        ),
         (
             ("--url", "http://x", "--requests", "1", "--concurrency", "1", "--tokenizer", "absent"),
             "tokenizer_unreadable",
@@ -253,6 +352,13 @@ def test_options_that_make_no_load_are_rejected(tmp_path: Path, words: tuple[str
     assert f"[{code}]" in done.stderr or not code
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "load").exists()
+
+
+def test_a_variable_that_is_no_number_is_an_error_of_usage(tmp_path: Path) -> None:
+    options = ("--url", "http://x", "--requests", "1", "--concurrency", "1")
+    done = generate(tmp_path / "load", *options, environ={"TRACEABLE_WARMUP_REQUESTS": "many"})
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
 
 
 def test_records_of_an_earlier_load_are_kept(stub: Stub, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ from traceable.launch.serve import (
 )
 from traceable.launch.server_presets import detect_preset, find_preset
 from traceable.protocol import run_dir, untrusted
-from traceable.protocol.ranks import get_rank_number
+from traceable.protocol.ranks import RANK_KEY, get_rank_number
 
 NO_PROFILING = "none"
 PROFILES = "profiles"
@@ -430,7 +431,7 @@ def run_point(point: Point, log: Callable[[str], None]) -> PointResult:
             load = read_load_results(point.tool, point.directory / CLIENT)
         except TraceError as error:
             problems.append(error.cause)
-    files = _publish_files(point)
+    files = publish_files(point)
     return PointResult(point, result, load, files, tuple(dict.fromkeys(problems)))
 
 
@@ -474,13 +475,14 @@ def list_server_runs(point: Point) -> tuple[Path, ...]:
     return ranks.list_rank_runs(directory)
 
 
-def _publish_files(point: Point) -> tuple[Path, ...]:
+def publish_files(point: Point) -> tuple[Path, ...]:
     """Give what was recorded its name with phase and rank below the output directory, and return these files."""
     profiles = point.directory.parent / PROFILES
     files: list[Path] = []
     for run in list_server_runs(point):
-        with contextlib.suppress(OSError, TraceError):  # a disk that is full: all is in the run directory
-            rank = get_rank_number(run_dir.load_manifest(run)) or 0
+        # A disk that is full, a trace that is cut: all is in the run directory.
+        with contextlib.suppress(OSError, TraceError, EOFError, zlib.error):
+            rank = _format_rank(run_dir.load_manifest(run))
             traces = sorted(run.glob(f"*/*{_KINETO_SUFFIX}"))
             reports = [one for one in sorted(run.iterdir()) if one.suffix in run_dir.NSYS_REPORT_SUFFIXES]
             recorded = reports or ([] if traces else sorted(run.glob("*.sqlite")))
@@ -495,16 +497,32 @@ def _publish_files(point: Point) -> tuple[Path, ...]:
     return tuple(files)
 
 
+def _format_rank(manifest: Mapping[str, Any]) -> str:
+    """Return the number of a run's rank for the names of files; torchrun may have restarted it."""
+    restarts = (manifest.get(RANK_KEY) or {}).get("restarts")
+    return f"{get_rank_number(manifest) or 0}" + (f"-restart{restarts}" if restarts else "")
+
+
 def _link_file(path: Path, target: Path) -> Path:
-    """Give a file a second name; where that is impossible copy it."""
+    """Give a file a second name; where that is impossible copy it.
+
+    Raises:
+        OSError: the name is taken, or the disk is full.
+    """
     try:
         os.link(path, target)
+    except FileExistsError:
+        raise  # a copy would overwrite the other file, which may be the recording of another run
     except OSError:
         shutil.copyfile(path, target)
     return target
 
 
 def _unpack_file(path: Path, target: Path) -> Path:
-    with gzip.open(path) as source, target.open("wb") as file:
-        shutil.copyfileobj(source, file)
+    try:
+        with gzip.open(path) as source, target.open("wb") as file:
+            shutil.copyfileobj(source, file)
+    except (OSError, EOFError, zlib.error):
+        target.unlink(missing_ok=True)
+        raise
     return target

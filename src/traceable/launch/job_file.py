@@ -480,7 +480,7 @@ def _check_job(document: _Document, job: Job) -> None:
                 "write 1; ranks of one worker are all recorded",
             )
     _check_system_wide(document, job)
-    _check_command(document, job.server.command, "server", "command")
+    _check_server(document, job.server, "server")
     _check_client(document, job.client, "client")
     for name, phase in job.phases.items():
         _check_phase(document, job, name, phase)
@@ -531,7 +531,31 @@ def _check_client(document: _Document, client: ClientChoice | None, *path: str) 
     if client.rate is not None and not math.isfinite(client.rate):
         place = document.get_place(*path, "rate")
         raise UsageError("job_value_invalid", f"{place}: the rate {client.rate} is not finite", "correct the value")
+    _check_environment(document, client.env, *path, "env")
     _check_command(document, client.command, *path, "command")
+
+
+def _check_server(document: _Document, server: Server, *path: str) -> None:
+    _check_environment(document, server.env, *path, "env")
+    _check_command(document, server.command, *path, "command")
+    _split_words(document, server.options or "", *path, "options")
+
+
+def _check_environment(document: _Document, env: Mapping[str, str | int], *path: str) -> None:
+    """Reject variables with which no process can be started."""
+    for key, value in env.items():
+        if not key or "=" in key or "\0" in f"{key}{value}":
+            problem = f"{document.get_place(*path, key)}: {key[:40]!r} can't be an environment variable"
+            raise UsageError("variable_invalid", problem, "write a name without =, and a value without null bytes")
+
+
+def _split_words(document: _Document, text: str, *path: str) -> list[str]:
+    """Return the words of a command or of options, as a shell splits them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        problem = f"{document.get_place(*path)}: {str(error).lower()} in the {path[-1]}"
+        raise UsageError("command_not_split", problem, "close it") from None
 
 
 def _check_command(document: _Document, command: str | None, *path: str) -> None:
@@ -539,10 +563,7 @@ def _check_command(document: _Document, command: str | None, *path: str) -> None
     if command is None:
         return
     place = document.get_place(*path)
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UsageError("command_not_split", f"{place}: {str(error).lower()} in the command", "close it") from None
+    words = _split_words(document, command, *path)
     if not words:
         raise UsageError("command_empty", f"{place}: the command is empty", "give the words of a command")
     operator = next((word for word in words if word in _OPERATORS), None)
@@ -594,7 +615,7 @@ def _check_phase(document: _Document, job: Job, name: str, phase: Phase) -> None
         )
     _check_client(document, phase.client, *path, "client")
     if phase.server is not None:
-        _check_command(document, phase.server.command, *path, "server", "command")
+        _check_server(document, phase.server, *path, "server")
 
 
 def get_sizes(job: Job, phase: Phase) -> dict[str, int | list[int]]:

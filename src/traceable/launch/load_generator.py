@@ -25,6 +25,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import traceable
 from traceable.errors import Message, TraceableError, UsageError, format_one_line
@@ -114,7 +115,7 @@ class LoadGenerator:
         self._failed_connections = 0
         self._deadline_s: float | None = None
         self._stopping = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
 
     async def run(self) -> None:
@@ -132,7 +133,9 @@ class LoadGenerator:
         base = "http://localhost" if is_unix else self._load.url
         timeout = aiohttp.ClientTimeout(total=self._load.timeout_s)
         async with aiohttp.ClientSession(base, connector=connector, timeout=timeout) as session:
-            model = self._load.model or await _find_model(session)
+            model = self._load.model or await self._find_model(session)
+            if model is None:
+                return
             if self._load.rate is None:
                 await self._run_closed_loop(session, model, self._load.concurrency or 1)
             else:
@@ -153,7 +156,7 @@ class LoadGenerator:
     async def _run_closed_loop(self, session: aiohttp.ClientSession, model: str, concurrency: int) -> None:
         async def send_in_sequence() -> None:
             while self._has_next():
-                await self._send_request(session, model)
+                await self._send_request(session, model, self._sent - 1)
 
         for _ in range(concurrency):
             self._start_task(send_in_sequence())
@@ -162,21 +165,38 @@ class LoadGenerator:
     async def _run_open_loop(self, session: aiohttp.ClientSession, model: str, rate: float) -> None:
         limit = asyncio.Semaphore(self._load.concurrency) if self._load.concurrency else contextlib.nullcontext()
 
-        async def send_within_limit() -> None:
+        async def send_within_limit(index: int) -> None:
             async with limit:
-                await self._send_request(session, model)
+                await self._send_request(session, model, index)
 
         async def send_by_arrival() -> None:
             arrivals = random.Random(self._load.seed)
             due_s = time.monotonic()
             while self._has_next():
-                self._start_task(send_within_limit())
+                self._start_task(send_within_limit(self._sent - 1))
                 due_s += arrivals.expovariate(rate) if self._load.arrival == "poisson" else 1 / rate
+                if self._is_over(due_s):
+                    return
                 # At least once to the event loop, also when the arrivals are late.
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
         self._start_task(send_by_arrival())
         await self._wait_for_tasks()
+
+    async def _find_model(self, session: aiohttp.ClientSession) -> str | None:
+        """Return the first model that the server lists; None if `stop` was called before.
+
+        Raises:
+            UsageError: it lists none.
+        """
+        task = asyncio.ensure_future(_find_model(session))
+        self._tasks.add(task)  # `stop` cancels it
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+        finally:
+            self._tasks.discard(task)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -200,16 +220,20 @@ class LoadGenerator:
         load = self._load
         if self._sent == load.warmup_requests and load.duration_s is not None:
             self._deadline_s = time.monotonic() + load.duration_s
-        is_over = (load.requests is not None and self._sent >= load.warmup_requests + load.requests) or (
-            self._deadline_s is not None and time.monotonic() >= self._deadline_s
-        )
+        is_over = self._is_over(time.monotonic())
         if self._stopping or is_over or self._failed_connections >= _FAILED_CONNECTIONS_MAX:
             return False
         self._sent += 1
         return True
 
-    async def _send_request(self, session: aiohttp.ClientSession, model: str) -> None:
-        index = self._sent - 1
+    def _is_over(self, now_s: float) -> bool:
+        """Whether the number of requests or the duration is reached at a time."""
+        load = self._load
+        return (load.requests is not None and self._sent >= load.warmup_requests + load.requests) or (
+            self._deadline_s is not None and now_s >= self._deadline_s
+        )
+
+    async def _send_request(self, session: aiohttp.ClientSession, model: str, index: int) -> None:
         request_id = uuid.uuid4().hex
         headers = {"x-request-id": request_id, "traceparent": f"00-{request_id}-{request_id[:16]}-01"}
         body = make_body(self._load, model, make_prompt(self._load, self._words, index))
@@ -218,10 +242,14 @@ class LoadGenerator:
         self._mark_steady()
         start_ns = self._read_clock_ns()
         response = Response(error="canceled")
+        request = traceable.request(request_id)
+        # Not `async with`, which would end the warm-up after as many requests as it has, whichever they are.
+        request.start()
         try:
-            async with traceable.request(request_id) as request:
-                response = await self._exchange(session, body, headers, request.mark_first_byte)
+            response = await self._exchange(session, body, headers, request.mark_first_byte)
         finally:
+            request.end()
+            request.leave_context()
             self._in_flight -= 1
             self._record_response(index, request_id, start_ns, response)
 
@@ -236,7 +264,7 @@ class LoadGenerator:
                 mark_first_byte()
                 if self._load.streaming:
                     return await self._read_stream(reply, headers["x-request-id"])
-                return _read_usage(await reply.json())
+                return _read_completion(await reply.json(content_type=None))
         except asyncio.TimeoutError:
             return Response(error="timed_out", detail=f"no complete response within {self._load.timeout_s:g} s")
         except aiohttp.ClientConnectorError as error:
@@ -269,6 +297,8 @@ class LoadGenerator:
             if content.get("usage"):
                 response = _read_usage(content)
         error = None if is_done else "stream_ended_early"
+        if is_done and not token_ns and not response.output_tokens:
+            return Response(error="response_invalid", detail="the stream has no token")
         return response._replace(token_ns=tuple(token_ns), error=error)
 
     def _record_response(self, index: int, request_id: str, start_ns: int, response: Response) -> None:
@@ -407,14 +437,23 @@ def _has_token(content: dict[str, Any]) -> bool:
     return False
 
 
-def _read_usage(content: Any) -> Response:
-    """Return a response with the lengths that the server reports.
+def _read_completion(content: Any) -> Response:
+    """Return a whole response.
 
     Raises:
         ValueError: it is not a completion.
     """
     if not isinstance(content, dict):
         raise ValueError("the response is not a JSON object")
+    if content.get("error"):  # some servers send it with status 200
+        return Response(error="server_error", detail=str(content["error"])[:200])
+    if not content.get("choices"):
+        raise ValueError("the response has no `choices`")
+    return _read_usage(content)
+
+
+def _read_usage(content: dict[str, Any]) -> Response:
+    """Return a response with the lengths that the server reports."""
     usage = content.get("usage")
     prompt, completion = (
         count if isinstance(usage, dict) and type(count := usage.get(name)) is int and count >= 0 else None
@@ -486,7 +525,7 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
     parser.add_argument(
         "--warmup-requests",
         type=_parse_whole,
-        default=_parse_whole(os.environ.get(environment.WARMUP_REQUESTS) or "0"),
+        default=os.environ.get(environment.WARMUP_REQUESTS) or "0",  # argparse parses it, and reports an error
         metavar="N",
         help="requests before the load is steady (default: that of TRACEABLE_WARMUP_REQUESTS)",
     )
@@ -501,8 +540,9 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
     if options.concurrency is None and options.rate is None:
         raise UsageError("load_undefined", "the load is not given", "add --concurrency N or --rate R")
     url = f"{_UNIX}{options.uds}" if options.uds else options.url
-    if not url.startswith((_UNIX, "http://", "https://")):
-        raise UsageError("url_invalid", f"{url!r} is not a URL", "give http://HOST:PORT or unix:PATH")
+    if not _is_address(url):
+        problem = f"{url!r} is not the address of a server"
+        raise UsageError("url_invalid", problem, "give http://HOST:PORT without a path, or unix:PATH")
     load = LoadRequest(
         tool="builtin",
         url=url,
@@ -522,6 +562,19 @@ def _parse_arguments(words: Sequence[str] | None) -> tuple[LoadRequest, Path]:
         timeout_s=options.timeout,
     )
     return load, options.output
+
+
+def _is_address(url: str) -> bool:
+    """Whether it is the socket or the origin of a server: the paths of requests are those of OpenAI."""
+    if url.startswith(_UNIX):
+        return url != _UNIX
+    try:
+        parts = urlsplit(url)
+        is_port_valid = parts.port != 0  # of one above 65535 urllib raises the error
+    except ValueError:
+        return False
+    is_origin = bool(parts.hostname) and parts.path in ("", "/") and not parts.query and not parts.fragment
+    return parts.scheme in ("http", "https") and is_origin and is_port_valid
 
 
 def _parse_whole(text: str) -> int:

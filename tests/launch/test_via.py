@@ -205,6 +205,16 @@ def test_a_program_whose_reader_is_gone_gets_sigpipe(words, start):
         assert process.wait() == -signal.SIGPIPE
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_standard_stream_that_is_closed_here_is_no_other_one(words, environ, tmp_path, closed):
+    program = ("-c", "import os; print('out', flush=True); os.write(2, b'err'); os._exit(6)")
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *words("--quiet", *program)]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 6
+    assert done.stdout == ("" if " >&-" in f" {closed}" else "out\n")
+    assert ("err" in done.stderr) == ("2>&-" not in closed)
+
+
 def test_a_daemon_that_holds_the_output_open_is_not_waited_for(run_via, tmp_path):
     os.mkfifo(tmp_path / "go")
     code = f"import subprocess\nprint(subprocess.Popen(['cat', {str(tmp_path / 'go')!r}]).pid)"

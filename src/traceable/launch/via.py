@@ -176,8 +176,18 @@ def run_program(request: ViaRequest, log: Callable[[str], None], worker: Worker)
         LostChannelError: the connection was lost while the program ran.
     """
     run_dir.check_run_dir(request.directory, request.stem, force=request.force)
+    _open_closed_descriptors()
     with finalize_progress.FinalizeSignals(log) as finalize_signals:
         return _Session(request, log).run(finalize_signals, worker)
+
+
+def _open_closed_descriptors() -> None:
+    """Open those of stdin, stdout and stderr that are closed on /dev/null: a pipe of ours would get their numbers."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # noqa: PERF203 - three times
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
 
 
 class _Lost:

@@ -103,12 +103,15 @@ def test_the_load_is_steady_after_the_requests_of_the_warm_up_and_not_as_many_ot
 ) -> None:
     warmup_file = tmp_path / "warm"
     existed = []
+    sixth = threading.Event()
 
     def respond(handler: Handler, number: int, request: Received) -> None:
         if number == 1:  # as many others as the warm-up has end before
-            stub.wait_for_received(6)
+            assert sixth.wait(TIMEOUT_S)
         if number <= 6:
             existed.append(warmup_file.exists())
+        if number == 6:
+            sixth.set()
         respond_well(handler, number, request)
 
     stub.respond = respond

@@ -221,6 +221,14 @@ def test_command_lines_without_values(words, written):
     assert redact.redact_command(written) == written
 
 
+def test_commands_in_the_values_of_our_options_are_written_without_secrets() -> None:
+    words = ["traceable", "serve", "--server", "s --api-key abc", "--client=c  --token=xyz", "--uds", "a  b"]
+    assert redact.redact_nested_commands([*words, "--via", "kubectl exec -i p --token abc --"]) == [
+        *("traceable", "serve", "--server", "s --api-key '***'", "--client=c  --token=***", "--uds", "a  b"),
+        *("--via", "kubectl exec -i p --token '***' --"),
+    ]
+
+
 def test_the_recorder_hides_what_the_manifest_hides(command, environ, tmp_path):
     """All of the command lines above in one; an empty word ends what an option before it may say of the next."""
     words = [

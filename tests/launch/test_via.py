@@ -342,6 +342,35 @@ def test_options_of_the_recording_are_for_the_launcher_there_and_those_of_the_pr
     assert load(tmp_path / "out" / "run.json")["stem"] == "mine"
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--no-profile", "--strict"), "profile_needed"),
+        (("--no-profile", "--json"), "profile_needed"),
+        (("--collector", "none", "--expect", "a"), "expectation_without_recording"),
+        (("--measure-overhead",), "overhead_with_via"),
+    ],
+)
+def test_options_that_exclude_each_other_are_rejected_here_too(run_via, tmp_path, options, code):
+    done = run_via(*options, "-c", "pass")
+    assert done.returncode == 2
+    assert message(done.stderr, code)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_of_the_recording_with_two_names_comes_twice(run_via, tmp_path):
+    code = """
+import os, traceable
+folder = os.environ["TRACEABLE_RUN_DIR"]
+with open(folder + "/first", "w") as file: file.write("once")
+os.link(folder + "/first", folder + "/second")
+with traceable.annotate("a"): pass
+"""
+    done = run_via("--quiet", "-c", code)
+    assert done.returncode == 0
+    assert [(tmp_path / "out" / name).read_text() for name in ("first", "second")] == ["once", "once"]
+
+
 def test_dry_run_prints_the_prefix_command_and_runs_nothing(run_via, prefix, tmp_path):
     done = run_via("--dry-run", "app.py")
     assert (done.returncode, done.stdout) == (0, f"{prefix} sh\n")
@@ -380,6 +409,31 @@ def test_a_prefix_command_that_fails_is_reported_with_its_last_lines(run_via, ss
     message(done.stderr, code)
     assert line is None or line in done.stderr
     assert_nothing_is_left(there, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        '{"kind": "hello", "size": Infinity}',
+        '{"kind": "hello", "size": -1}',
+        '{"kind": "hello", "size": 0}',
+        '{"kind": "started", "size": 0, "directory": "/"}',
+        '{"kind": "exit", "size": 0, "status": 127, "recorded": true}',
+        '{"kind": "error", "size": 0}',
+        '{"kind": "error", "size": 0, "code": "a_code", "text": "a reason"}',
+        "[" * 5000,
+    ],
+)
+def test_another_end_that_talks_nonsense_is_reported(run_via, there, tmp_path, frames):
+    (there / "frames").write_text(f"traceable: python\n{frames}\n")
+    nonsense = there / "nonsense"
+    nonsense.write_text(f"#!/bin/sh\ncat '{there}/frames'\nexec cat >/dev/null\n")
+    nonsense.chmod(0o755)
+    done = run_via("--", "true", via=str(nonsense))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("traceable: ")]) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_machine_without_python_is_reported(run_via, there, tmp_path):

@@ -226,13 +226,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"every rank would write {options.find_output_file(arguments)}",
             "run without it, then `traceable report --json=FILE`",
         )
-    _check_profile(arguments, request)
-    if not is_recording(arguments.collector) and (request.expect or arguments.strict):
-        raise UsageError(
-            "expectation_without_recording",
-            "expectations need a recording",
-            "use another --collector than none",
-        )
+    _check_assertions(arguments)
     options.check_reachable(targets, request.target.make_command(target.get_interpreter_flags()))
     first_run = None
     if arguments.measure_overhead:
@@ -258,18 +252,23 @@ def run(arguments: argparse.Namespace) -> int:
     return exit_with_status(result.status) or strict
 
 
-def _check_profile(arguments: argparse.Namespace, request: launcher.RunRequest) -> None:
-    """Reject --no-profile together with what needs a profile.
+def _check_assertions(arguments: argparse.Namespace) -> None:
+    """Reject assertions and outputs without a profile or a recording that they need.
 
     Raises:
         UsageError: an assertion or an output needs it.
     """
-    if not arguments.no_profile:
-        return
+    is_asserted = arguments.expect or arguments.strict
     has_output = any(getattr(arguments, name) is not None for name in OUTPUTS)
-    if request.expect or arguments.strict or has_output or arguments.measure_overhead:
+    if arguments.no_profile and (is_asserted or has_output or arguments.measure_overhead):
         problem = "--no-profile makes none, but --strict, --expect, --measure-overhead and outputs need one"
         raise UsageError("profile_needed", problem, "leave --no-profile out")
+    if is_asserted and not is_recording(arguments.collector):
+        raise UsageError(
+            "expectation_without_recording",
+            "expectations need a recording",
+            "use another --collector than none",
+        )
 
 
 def _make_request(
@@ -903,6 +902,13 @@ def run_via(arguments: argparse.Namespace) -> int:
     """
     from traceable.launch import via
 
+    _check_assertions(arguments)
+    if arguments.measure_overhead:
+        raise UsageError(
+            "overhead_with_via",
+            "--measure-overhead runs the program twice, but the stdin of --via is a pipe, which can be read only once",
+            "run `traceable run --measure-overhead` there",
+        )
     request = via.ViaRequest(
         prefix=via.parse_prefix(arguments.via),
         python=arguments.via_python,

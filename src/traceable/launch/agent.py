@@ -15,6 +15,7 @@ The end of the channel is the only sign of a lost launcher. Then the program is 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import json
@@ -29,6 +30,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import termios
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
@@ -112,7 +114,7 @@ class Channel:
         try:
             header = json.loads(line)
             kind, size = str(header.pop("kind")), int(header.pop("size"))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError):
             raise ChannelError(f"{line[:80]!r} is not a frame") from None
         if not 0 <= size <= CONTENT_BYTES:
             raise ChannelError(f"a frame of {size} bytes")
@@ -157,12 +159,16 @@ class Pump(threading.Thread):
 
     def run(self) -> None:
         """Read and pass on."""
+        rest: int | None = None
         while True:
             try:
-                is_stopped = self._woken in select.select([self._descriptor, self._woken], [], [])[0]
-                if is_stopped and not (self._drains and select.select([self._descriptor], [], [], 0)[0]):
+                if rest is None and self._woken in select.select([self._descriptor, self._woken], [], [])[0]:
+                    # Not more than this: a process that outlives the program may write for ever.
+                    rest = _count_unread_bytes(self._descriptor) if self._drains else 0
+                if rest == 0:
                     return
-                piece = os.read(self._descriptor, PIECE_BYTES)
+                piece = os.read(self._descriptor, PIECE_BYTES if rest is None else min(PIECE_BYTES, rest))
+                rest = None if rest is None else rest - len(piece)
             except BlockingIOError:
                 continue
             except (OSError, ValueError):  # it was closed from the start, or its terminal has gone away
@@ -171,15 +177,20 @@ class Pump(threading.Thread):
                 return self._at_end()
             self._pass_on(piece)
 
-    def stop(self, *, drain: bool = True) -> None:
+    def stop(self, *, drain: bool = True, wait: bool = False) -> None:
         """End.
 
         Args:
             drain: pass on what is there first.
+            wait: however long it takes, since whoever it is passed on to may be slow.
         """
         self._drains = drain
         os.write(self._wake, b"1")
-        self.join(DRAIN_SECONDS)
+        self.join(None if wait else DRAIN_SECONDS)
+
+
+def _count_unread_bytes(descriptor: int) -> int:
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 # ---- the other machine
@@ -229,7 +240,7 @@ class Agent:
             threading.Thread(target=work, daemon=True).start()
         status = self._relay_events()
         for _, pump in self._outputs.values():
-            pump.stop()
+            pump.stop(wait=not self._is_lost)
         recorded = self._find_run()
         if self._is_lost:
             self._stop_remaining()
@@ -342,7 +353,8 @@ class Agent:
         files = 0
         stream = _TarStream(self._channel)
         try:
-            with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+            # A second name of one file is a file: as a link it would be rejected.
+            with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, dereference=True) as archive:
                 for path in sorted(directory.rglob("*")):
                     name = str(path.relative_to(directory))
                     try:

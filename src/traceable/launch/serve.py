@@ -1027,7 +1027,7 @@ class _Session:
 def _make_manifest(request: ServeRequest) -> dict[str, Any]:
     """Return the manifest at the start; `serve` in it is completed at the end."""
     return {
-        "argv": redact_serve_command(request.argv),
+        "argv": redact.redact_nested_commands(request.argv),
         "stem": request.name,
         "sides": [{"name": side.name, "directory": side.name, "recorded": side.recorded} for side in request.sides],
         "host": run_dir.describe_host(),
@@ -1043,19 +1043,6 @@ def _make_manifest(request: ServeRequest) -> dict[str, Any]:
             "warmup_requests": request.warmup_requests,
         },
     }
-
-
-def redact_serve_command(words: Sequence[str]) -> list[str]:
-    """Return our own command line without secrets, also in the commands that are the values of options."""
-    redacted = []
-    for word in redact.redact_command(words):
-        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        with contextlib.suppress(ValueError):  # not a command
-            parts = shlex.split(value)
-            if len(parts) > 1:
-                value = shlex.join(redact.redact_command(parts))
-        redacted.append(f"{option}{equals}{value}")
-    return redacted
 
 
 def _describe_result(result: ServeResult) -> dict[str, Any]:

@@ -30,13 +30,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traceable.errors import Message, TraceableError, UsageError
 from traceable.launch import agent, finalize_progress, launcher, supervisor
 from traceable.launch.agent import STDERR, STDOUT, Channel, ChannelError, Frame, Pump
 from traceable.launch.worker import Worker
-from traceable.protocol import environment, redact, run_dir
+from traceable.protocol import environment, redact, run_dir, untrusted
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SHELL = "sh"
 """What the prefix command is given to run."""
@@ -197,6 +200,45 @@ class _Lost:
         self.reason = reason
 
 
+_SHAPES: dict[str, dict[str, Any]] = {
+    "hello": {
+        "versions!": dict.fromkeys(("traceable?", "nvtx?", "wrapt?"), untrusted.TEXT),
+        **dict.fromkeys(("python!", "executable!", "platform!", "host!"), untrusted.TEXT),
+        **dict.fromkeys(("abi?", "libc?"), untrusted.TEXT),
+    },
+    "started": {"directory!": untrusted.TEXT},
+    "exit": {"status!": untrusted.COUNT, "recorded!": untrusted.FLAG},
+    "error": {"code!": untrusted.TEXT, "text!": untrusted.TEXT},
+    "tar_end": {
+        **dict.fromkeys(("bytes!", "files!"), untrusted.COUNT),
+        "sha256!": untrusted.TEXT,
+        "skipped!": [untrusted.TEXT],
+    },
+}
+"""The values of the frames that come from there."""
+
+
+def _check_frame(frame: Frame | None) -> Frame | None:
+    """Return the frame.
+
+    Raises:
+        ChannelError: its values are not those of its kind.
+    """
+    if frame is not None and frame.kind in _SHAPES:
+        try:
+            fields = untrusted.validate_shape(dict(frame.fields), _SHAPES[frame.kind])
+        except ValueError as error:
+            raise ChannelError(f"a frame {frame.kind}: {error}") from None
+        if frame.kind == "exit" and not _is_end(fields["status"]):
+            raise ChannelError(f"a program's end with status {fields['status']}")
+    return frame
+
+
+def _is_end(status: int) -> bool:
+    """Whether a wait status is that of a program that has ended."""
+    return status <= 0xFFFF and (os.WIFEXITED(status) or os.WIFSIGNALED(status))
+
+
 _Event = Frame | int | _Lost
 """A frame, the number of a signal to this process, or the end of the channel."""
 
@@ -351,7 +393,7 @@ class _Session:
                     self._events.put(frame)
                 if frame.kind in ("exit", "error"):
                     return
-                frame = self._channel.receive()
+                frame = _check_frame(self._channel.receive())
         except (ChannelError, OSError, ValueError) as error:
             reason = str(error)
         self._events.put(_Lost(reason))
@@ -399,6 +441,10 @@ class _Session:
                 return event
             if isinstance(event, _Lost):
                 raise self._make_lost_error(event.reason, started=False)
+            if event.kind == "error":
+                raise self._make_start_error(event)
+            if event.kind != expected:
+                raise self._make_lost_error(f"{event.kind} came first", started=False)
             if expected == "python":
                 self._check_python(event)
                 self._unsent.put(b"%d\n" % len(source) + source)
@@ -417,16 +463,13 @@ class _Session:
         while True:
             event = self._events.get()
             if isinstance(event, int):
+                if not started:  # the other end may never start anything that could receive it
+                    return event
                 self._send("signal", name=signal.Signals(event).name)
             elif isinstance(event, _Lost):
                 raise self._make_lost_error(event.reason, started=started)
             elif event.kind == "error":
-                self._log_last_lines()
-                raise UsageError(
-                    event.fields["code"],
-                    f"--via can't start on {self._machine['host']}: {event.fields['text']}",
-                    "correct it there",
-                )
+                raise self._make_start_error(event)
             elif event.kind == "started":
                 started = True
                 self._directory = str(event.fields["directory"])
@@ -435,6 +478,13 @@ class _Session:
                 self._input.start()
             elif event.kind == "exit":
                 return event
+
+    def _make_start_error(self, event: Frame) -> UsageError:
+        self._log_last_lines()
+        host = self._machine.get("host", "the other machine")
+        return UsageError(
+            event.fields["code"], f"--via can't start on {host}: {event.fields['text']}", "correct it there"
+        )
 
     def _check_python(self, found: Frame) -> None:
         """Reject a machine without Python, and a channel that changes what passes through it.
@@ -547,9 +597,9 @@ class _Session:
         try:
             source = _TarSource(self._channel)
             try:
-                with tarfile.open(fileobj=source, mode="r|") as archive:
+                with tarfile.open(fileobj=source, mode="r|", tarinfo=Member) as archive:
                     files = extract_regular(archive, staging)
-            except tarfile.TarError as error:
+            except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
                 raise FetchError(f"what came is not an archive ({error})") from None
             end = source.read_to_end()
             if (source.received_bytes, source.digest.hexdigest(), files) != (end["bytes"], end["sha256"], end["files"]):
@@ -581,7 +631,7 @@ class _Session:
                 f"collector {collector.get('name')} ({collector.get('reason')}); run directory "
                 f"{launcher.format_path(directory)}"
             )
-        manifest["argv"] = redact.redact_command(self._request.argv)
+        manifest["argv"] = redact.redact_nested_commands(self._request.argv)
         manifest["run_dir"] = str(directory)
         run_dir.write_json(directory / run_dir.MANIFEST, manifest)
 
@@ -615,6 +665,17 @@ def _is_same_file(first: int, second: int) -> bool:
 # ---- the archive
 
 
+class Member(tarfile.TarInfo):
+    """A member of the archive. One that is no file has little data, since tarfile reads them into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if not member.isreg() and member.size > agent.HEADER_BYTES:
+            raise FetchError(f"the archive has a header of {member.size} bytes")
+        return member
+
+
 class _TarSource(io.RawIOBase):
     """The archive as it comes in frames, with the size and digest of what came."""
 
@@ -641,7 +702,7 @@ class _TarSource(io.RawIOBase):
         return dict(self._end.fields)
 
     def _receive(self) -> None:
-        frame = self._channel.receive()
+        frame = _check_frame(self._channel.receive())
         if frame is None:
             raise FetchError("the connection was lost")
         if frame.kind == "error":

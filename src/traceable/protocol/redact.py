@@ -63,6 +63,23 @@ def redact_command(words: Iterable[str]) -> list[str]:
     return redacted
 
 
+def redact_nested_commands(words: Iterable[str]) -> list[str]:
+    """Return a command line of ours without secrets, also in options whose values are commands (`--via 'ssh host'`)."""
+    import shlex
+
+    redacted = []
+    for word in redact_command(words):
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        try:
+            nested = shlex.split(value)
+        except ValueError:  # not a command
+            nested = []
+        if len(nested) > 1 and (clean := redact_command(nested)) != nested:
+            word = f"{option}{equals}{shlex.join(clean)}"
+        redacted.append(word)
+    return redacted
+
+
 def find_secret_spans(words: Iterable[str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield each word of a command line with the spans of its secrets, in order, none empty, none adjacent.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.skips import skip_unless_ci
 
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.protocol import environment
@@ -115,7 +116,7 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
         pytest.importorskip("uvicorn")
     collector = RecorderCollector()
     if not (availability := collector.check_availability()).available:
-        pytest.skip(availability.reason)
+        skip_unless_ci(availability.reason)
     started = []
 
     def start(recorded: bool = True) -> Server:
@@ -199,7 +200,7 @@ def test_without_a_profiler_requests_and_responses_are_untouched(serve: Callable
 
 def test_legacy_writes_and_lengths_of_wsgi_stay() -> None:
     """`write` of `start_response`, and the number of chunks, from which a server takes the Content-Length."""
-    from traceable.capture.http_requests import run_wsgi_request
+    from traceable.capture.middleware import run_wsgi_request
 
     written: list[bytes] = []
     heads: list[Any] = []
@@ -219,7 +220,7 @@ def test_legacy_writes_and_lengths_of_wsgi_stay() -> None:
 
 
 def test_headers_of_an_asgi_response_may_be_read_once_and_stay() -> None:
-    from traceable.capture.http_requests import run_asgi_request
+    from traceable.capture.middleware import run_asgi_request
 
     heads: list[Any] = []
 
@@ -238,7 +239,7 @@ def test_headers_of_an_asgi_response_may_be_read_once_and_stay() -> None:
 
 
 def test_an_error_of_wsgi_may_be_given_by_name() -> None:
-    from traceable.capture.http_requests import run_wsgi_request
+    from traceable.capture.middleware import run_wsgi_request
 
     def start_response(status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], None]:
         heads.append((status, headers, exc_info))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.skips import skip_unless_ci
 
 import traceable
 from traceable._native import find_recorder_library
@@ -51,7 +52,7 @@ with socket.socket(socket.AF_UNIX) as channel:
 def record(directory: Path, collectors: dict[str, str], *server_options: str) -> Path:
     """Record a server and its client into `directory`, which contains their runs by name."""
     if find_recorder_library() is None:
-        pytest.skip("the embedded recorder was not built")
+        skip_unless_ci("the embedded recorder was not built")
     directory.mkdir()
     (directory / "server.py").write_text(SERVER)
     (directory / "client.py").write_text(CLIENT)

@@ -117,7 +117,7 @@ CONDITIONS = (WARMUP_STEPS, DELAY, IDLE, DURATION, START_FILE)
 """The variables of `protocol/start_conditions.py`."""
 
 WARMUP_REQUESTS = "TRACEABLE_WARMUP_REQUESTS"
-"""How many requests of a client are its warm-up, after which it creates the file below (`capture/warmup.py`)."""
+"""How many requests of a client are its warm-up, after which it creates the file below (`capture/requests.py`)."""
 
 WARMUP_FILE = "TRACEABLE_WARMUP_FILE"
 """Path of the file that a client creates after its warm-up: the server's `TRACEABLE_START_FILE`. A client that does not

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
@@ -29,7 +28,7 @@ from traceable.cli.options import (
     parse_positive_int,
     parse_row_filter,
 )
-from traceable.errors import Message, MissingDataError, TraceError, UsageError
+from traceable.errors import MissingDataError, TraceError, UsageError
 from traceable.launch import memory
 from traceable.launch.ranks import check_ranks_option
 from traceable.report import Content
@@ -70,20 +69,6 @@ _NAMES = ("demangled", "short", "base")
 _FOR_ONE_TABLE = frozenset({"by", "slowest", "names", "domain", "match", "sort", "table"})
 """Those of them that apply to one table, and so not to all views."""
 
-COMPARE_GROUPINGS = ("path", "name")
-MAX_COMPARED = 26
-"""One letter each."""
-
-_OF_ONE = {
-    "names": "--names",
-    "families": "--families",
-    "threshold": "--threshold",
-    "slowest": "--slowest",
-    "expect": "--expect",
-    "strict": "--strict",
-}
-"""Options that apply to one recording alone, by the name of their value."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `report` takes."""
@@ -93,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace (default: the latest run in "
-        "traceable-runs); several are compared",
+        "traceable-runs)",
     )
     parser.add_argument(
         "--allow-unrelated",
@@ -188,7 +173,11 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.paths = [find_latest_run()]
     memory.check_memory_limit(arguments.paths[0])
     if len(arguments.paths) > 1:
-        return _run_comparison(arguments)
+        raise UsageError(
+            "several_recordings",
+            f"report reads one recording, and {len(arguments.paths)} paths are given",
+            "give one PATH, or compare them: `traceable compare BASELINE CANDIDATE`",
+        )
     path: Path = arguments.paths[0]
     check_output_files(arguments)
     views = resolve_views(arguments)
@@ -601,132 +590,3 @@ def _print_tables(
         else:
             write_view(page, view, result, choices[view], TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
     write_notes(page, report)
-
-
-# ---- comparison of several recordings
-
-
-def _run_comparison(arguments: argparse.Namespace) -> int:
-    """Print a comparison of the recordings at `arguments.paths`; return the exit code.
-
-    Raises:
-        UsageError: an option that does not apply to several recordings.
-        TraceableError: one of them can't be read.
-    """
-    by = _resolve_comparison_grouping(arguments)
-    check_output_files(arguments)
-    # numpy takes a tenth of a second to import: invalid options are rejected before.
-    rules = resolve_name_rules(arguments)
-    from traceable.analysis.clocks import parse_clock_offset
-    from traceable.cli.progress import Progress
-    from traceable.launch.memory import keep_freed_memory
-    from traceable.recording import load, normalize_names
-    from traceable.report.compare import build_comparison, write_comparison
-    from traceable.report.document import build_header
-    from traceable.report.page import Page
-
-    keep_freed_memory()
-    with Progress() as progress:
-        recordings = [
-            load(
-                path,
-                progress=progress,
-                allow_unrelated=arguments.allow_unrelated,
-                raw_names=True,
-                clock_offsets=dict(map(parse_clock_offset, arguments.clock_offset)),
-            )
-            for path in arguments.paths
-        ]
-        if rules is not None:
-            # Together, so that what is folded in one of them is in the others.
-            normalize_names(recordings, rules, arguments.expand or ())
-        recordings = [select_requested_part(recording, arguments) for recording in recordings]
-        if arguments.range_name is not None:
-            recordings = [recording.with_names_matching(arguments.range_name) for recording in recordings]
-        table = _build_comparison_table(recordings, by, arguments)
-        heads = [build_header(recording) for recording in recordings]
-    choice = dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
-    content = Content(
-        lambda: build_comparison(heads, by, table, choice),
-        lambda: _select_comparison_table(table, choice, arguments),
-        arguments.raw,
-    )
-    profile.write_content(content, arguments, sys.stdout)
-    if has_table_output(arguments):
-        shown = dataclasses.replace(choice.apply_terminal_defaults(profile.TERMINAL_ROWS), fold=False)
-        write_comparison(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
-    sys.stdout.flush()
-    for path, recording in zip(arguments.paths, recordings, strict=True):
-        met = recording.windows is None or recording.windows.ok
-        if not met if arguments.quiet else has_stdout_output(arguments):
-            profile.report_capture(recording.windows, partial(_log_for, path))
-    return 0
-
-
-def _log_for(path: Path, line: str) -> None:
-    words = f"{path}: {line}"
-    log(Message(line.code, words) if isinstance(line, Message) else words)
-
-
-def _resolve_comparison_grouping(arguments: argparse.Namespace) -> str:
-    """Return what a row is about, after rejecting options of one recording."""
-    if arguments.view != RANGES.name:
-        raise UsageError(
-            "view_of_one_recording",
-            f"--view {arguments.view} needs one recording; a comparison has ranges and steps",
-            "leave --view out, or give one PATH",
-        )
-    for name, flag in _OF_ONE.items():
-        if getattr(arguments, name):
-            raise UsageError("option_of_one_recording", f"{flag} needs one recording", "leave it out, or give one PATH")
-    if arguments.by not in (None, *COMPARE_GROUPINGS):
-        raise UsageError(
-            "no_such_grouping",
-            f"a comparison has no --by {arguments.by}",
-            f"use {' or '.join(COMPARE_GROUPINGS)}",
-        )
-    if arguments.table is not None and not arguments.csv:
-        raise UsageError(
-            "table_needs_csv", "--table has no effect without --csv", "add --csv; without it all tables are printed"
-        )
-    if len(arguments.paths) > MAX_COMPARED:
-        raise UsageError(
-            "too_many_recordings",
-            f"{len(arguments.paths)} are too many recordings to compare",
-            f"give up to {MAX_COMPARED}",
-        )
-    return arguments.by or COMPARE_GROUPINGS[0]
-
-
-def _build_comparison_table(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
-    """Return the ranges of all recordings, with their steps and notes."""
-    from traceable.analysis.compare import LETTERS, compare_ranges, compare_step_summaries
-
-    steps_query = ("steps", {"range_name": arguments.step_range, "step_kernel": arguments.step_kernel})
-    steps = [recording.query_all([steps_query])[0] for recording in recordings]
-    summaries = [None if isinstance(result, MissingDataError) else result.others["summary"] for result in steps]
-    notes = [
-        Message("steps_not_shown", f"{letter} has no steps to show: {result.message}")
-        for letter, result in zip(LETTERS, steps, strict=False)
-        if isinstance(result, MissingDataError)
-    ]
-    ranges = [recording.profile.names if by == "name" else recording.profile.ranges for recording in recordings]
-    return dataclasses.replace(
-        compare_ranges(ranges), others={"steps": compare_step_summaries(summaries)}, notes=tuple(notes)
-    )
-
-
-def _select_comparison_table(
-    table: Table, choice: RowFilter, arguments: argparse.Namespace
-) -> tuple[list[Row], Sequence[str]]:
-    """Return the rows and columns of the table that --table names, that of the ranges by default."""
-    other = arguments.table
-    if other is None:
-        return choice.select_rows(table), table.columns
-    if other in table.others:
-        return list(table.others[other].rows()), table.others[other].columns
-    raise UsageError(
-        "no_such_table",
-        f"a comparison has no table {other!r}",
-        f"it has {', '.join(table.others)}",
-    )

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from traceable.analysis.range_names import NameRules
     from traceable.analysis.table import Table
     from traceable.recording import Recording
+    from traceable.report.page import Page
 
 ViewResult: TypeAlias = Union["Table", MissingDataError]
 """The table of a view, or why there is none."""
@@ -194,6 +195,7 @@ def run(arguments: argparse.Namespace) -> int:
     from traceable.recording import load, normalize_names
     from traceable.report.document import build_header, build_report
     from traceable.report.overhead import format_overhead as overhead_lines
+    from traceable.report.page import Page
 
     keep_freed_memory()
     with Progress() as progress:
@@ -243,11 +245,12 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments,
             ),
             lambda: _select_table(next(iter(answers.values())), arguments),
+            lambda page: _write_tables(page, recording, ranges, answers, arguments),
             arguments.raw,
         )
         profile.write_content(content, arguments, sys.stdout)
         if has_table_output(arguments):
-            _print_tables(recording, ranges, answers, arguments)
+            content.text(Page(sys.stdout))
     sys.stdout.flush()
     met = whole.windows is None or whole.windows.ok
     if not met if arguments.quiet else has_stdout_output(arguments):
@@ -559,12 +562,15 @@ def _select_table(result: ViewResult, arguments: argparse.Namespace) -> tuple[li
     return build_row_filter(arguments, table).select_rows(table), table.columns
 
 
-def _print_tables(
-    recording: Recording, ranges: RowFilter | None, answers: Mapping[View, ViewResult], arguments: argparse.Namespace
+def _write_tables(
+    page: Page,
+    recording: Recording,
+    ranges: RowFilter | None,
+    answers: Mapping[View, ViewResult],
+    arguments: argparse.Namespace,
 ) -> None:
     """Print the ranges, where they are requested, and the other views."""
     from traceable.report.document import build_header
-    from traceable.report.page import Page
     from traceable.report.terminal import write_header, write_notes, write_ranges, write_view
 
     many = ranges is not None
@@ -576,7 +582,6 @@ def _print_tables(
         view: dataclasses.replace(build_row_filter(arguments, result).apply_terminal_defaults(rows), fold=False)
         for view, result in tables.items()
     }
-    page = Page(sys.stdout)
     write_header(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
     if ranges is not None:
         shown = ranges.apply_terminal_defaults(rows)

@@ -24,22 +24,27 @@ from traceable.cli.options import (
     check_output_files,
     has_stdout_output,
     has_table_output,
-    parse_non_negative_int,
     parse_positive_int,
     parse_row_filter,
 )
+from traceable.cli.selection import (
+    add_filter_arguments,
+    add_name_arguments,
+    add_step_arguments,
+    resolve_name_rules,
+    select_requested_part,
+)
 from traceable.errors import MissingDataError, TraceError, UsageError
 from traceable.launch import memory
-from traceable.launch.ranks import check_ranks_option
 from traceable.report import Content
-from traceable.report.row_filter import Row, RowFilter, find_name_column, resolve_column
+from traceable.report.row_filter import Row, RowFilter
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.range_names import NameRules
     from traceable.analysis.table import Table
     from traceable.recording import Recording
+    from traceable.report.page import Page
 
 ViewResult: TypeAlias = Union["Table", MissingDataError]
 """The table of a view, or why there is none."""
@@ -126,47 +131,15 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the N slowest requests, or instances of --range (default: of the outermost ranges) and the ranges "
         "inside them",
     )
-    group.add_argument(
-        "--expand",
-        metavar="NAME",
-        action="append",
-        help="keep apart the ranges folded into this name, as in 'layers.*' (traceable help names); repeatable",
-    )
-    group.add_argument("--raw-names", action="store_true", help="group ranges by their names as recorded")
-    group.add_argument(
-        "--name-rules", metavar="FILE", type=Path, help="your own rules for range names (traceable help names)"
-    )
+    add_name_arguments(group)
     group.add_argument(
         "--threshold",
         metavar="RULE.NAME=VALUE",
         action="append",
         help="threshold of a finding (traceable help findings); repeatable",
     )
-    step = group.add_mutually_exclusive_group()
-    step.add_argument("--step-range", metavar="NAME", help="a step is a range of this name")
-    step.add_argument("--step-kernel", metavar="GLOB", help="a step ends where a kernel of such a name does")
-    part = parser.add_argument_group("filters")
-    part.add_argument(
-        "--process", metavar="P", action="append", help="only this process: its pid or a glob over its name; repeatable"
-    )
-    part.add_argument(
-        "--side", metavar="NAME", action="append", help="only this side of a run with several, as in server; repeatable"
-    )
-    part.add_argument(
-        "--ranks", metavar="LIST", type=check_ranks_option, help="only these ranks: 0,3 or 0-3, or !1 to exclude one"
-    )
-    part.add_argument(
-        "--device", metavar="N", action="append", type=parse_non_negative_int, help="only this GPU; repeatable"
-    )
-    part.add_argument("--time", metavar="A:B", help="only this time since the start, as in 1.5s:2s, 2s: or :500us")
-    part.add_argument("--steady", action="store_true", help="only the steps after the warm-up")
-    part.add_argument(
-        "--where",
-        metavar="NAME=VALUE",
-        action="append",
-        help="only ranges with this value of a field, their own or that of the range around them, and what they "
-        "launched, as in phase=decode,mixed or phase!=prefill; repeatable, all must be met",
-    )
+    add_step_arguments(group)
+    add_filter_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -198,6 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
     from traceable.recording import load, normalize_names
     from traceable.report.document import build_header, build_report
     from traceable.report.overhead import format_overhead as overhead_lines
+    from traceable.report.page import Page
 
     keep_freed_memory()
     with Progress() as progress:
@@ -233,7 +207,7 @@ def run(arguments: argparse.Namespace) -> int:
     ranges = None
     if has_document:
         table = recording.profile.names if by == "name" else recording.profile.ranges
-        ranges = dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
+        ranges = dataclasses.replace(parse_row_filter(arguments).resolve(table), name=arguments.range_name)
     if ranges is not None and not answers:
         title = f"profile of {path}"
         profile.print_ranges(
@@ -247,11 +221,12 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments,
             ),
             lambda: _select_table(next(iter(answers.values())), arguments),
+            lambda page: _write_tables(page, recording, ranges, answers, arguments),
             arguments.raw,
         )
         profile.write_content(content, arguments, sys.stdout)
         if has_table_output(arguments):
-            _print_tables(recording, ranges, answers, arguments)
+            content.text(Page(sys.stdout))
     sys.stdout.flush()
     met = whole.windows is None or whole.windows.ok
     if not met if arguments.quiet else has_stdout_output(arguments):
@@ -312,23 +287,6 @@ def resolve_views(arguments: argparse.Namespace) -> list[View]:
             f"use {' or '.join(_list_groupings(views[0]))}",
         )
     return views
-
-
-def resolve_name_rules(arguments: argparse.Namespace) -> NameRules | None:
-    """Return the rules that the options give for the names of ranges; None for names as recorded.
-
-    Raises:
-        UsageError: --raw-names together with what normalizes names.
-        TraceableError: the file of rules can't be read, or holds anything but rules.
-    """
-    from traceable.analysis.range_names import load_name_rules
-
-    if not arguments.raw_names:
-        return load_name_rules(arguments.name_rules)
-    if arguments.expand or arguments.name_rules:
-        flag = "--expand" if arguments.expand else "--name-rules"
-        raise UsageError("raw_names_conflict", f"{flag} has no effect on --raw-names", "leave one of them out")
-    return None
 
 
 def has_range_report(views: Sequence[View], arguments: argparse.Namespace) -> bool:
@@ -396,57 +354,6 @@ def get_view_options(view: View, arguments: argparse.Namespace) -> dict[str, Any
 
         keywords_given["peaks"] = load_peaks(keywords_given["peaks"])
     return keywords_given
-
-
-def select_requested_part(recording: Recording, arguments: argparse.Namespace) -> Recording:
-    """Return the part of the recording that the options select.
-
-    Raises:
-        UsageError: --time or --where is invalid.
-        MissingDataError: the recording has no such part.
-    """
-    narrowing = (
-        arguments.side,
-        arguments.process,
-        arguments.ranks,
-        arguments.device,
-        arguments.time,
-        arguments.where,
-    )
-    if all(option is None for option in narrowing) and not arguments.steady:
-        return recording
-    from traceable.analysis.select import parse_time_span
-
-    return recording.select(
-        process=arguments.process,
-        ranks=arguments.ranks,
-        device=arguments.device,
-        time_ns=None if arguments.time is None else parse_time_span(arguments.time),
-        steady=arguments.steady,
-        step_range=arguments.step_range,
-        step_kernel=arguments.step_kernel,
-        side=arguments.side,
-        where=arguments.where,
-    )
-
-
-def build_row_filter(arguments: argparse.Namespace, table: Table) -> RowFilter:
-    """Return the row filter of the options for a table.
-
-    Raises:
-        UsageError: the table has no such column.
-    """
-    choice = parse_row_filter(arguments)
-    if choice.match is not None and find_name_column(table.columns) is None:
-        raise UsageError("rows_without_names", "the rows of this table have no names to --match", "leave --match out")
-    if choice.sort is None:
-        return choice
-    column = resolve_column(choice.sort, table.columns)
-    if column is None:
-        raise UsageError(
-            "no_such_column", f"the table has no column {choice.sort!r}", f"it has {', '.join(table.columns)}"
-        )
-    return dataclasses.replace(choice, sort=column)
 
 
 def _check_output(arguments: argparse.Namespace, every: bool) -> None:
@@ -551,7 +458,7 @@ def _add_answers(
         if isinstance(result, MissingDataError):
             report[key] = missing_data_to_dict(result)
         else:
-            report[key] = table_to_dict(result, build_row_filter(arguments, result))
+            report[key] = table_to_dict(result, parse_row_filter(arguments).resolve(result))
     return report
 
 
@@ -564,15 +471,18 @@ def _select_table(result: ViewResult, arguments: argparse.Namespace) -> tuple[li
             there = f"it has {', '.join(result.others)}" if result.others else "it has no further tables"
             raise UsageError("no_such_table", f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = result.others[arguments.table]
-    return build_row_filter(arguments, table).select_rows(table), table.columns
+    return parse_row_filter(arguments).resolve(table).select_rows(table), table.columns
 
 
-def _print_tables(
-    recording: Recording, ranges: RowFilter | None, answers: Mapping[View, ViewResult], arguments: argparse.Namespace
+def _write_tables(
+    page: Page,
+    recording: Recording,
+    ranges: RowFilter | None,
+    answers: Mapping[View, ViewResult],
+    arguments: argparse.Namespace,
 ) -> None:
     """Print the ranges, where they are requested, and the other views."""
     from traceable.report.document import build_header
-    from traceable.report.page import Page
     from traceable.report.terminal import write_header, write_notes, write_ranges, write_view
 
     many = ranges is not None
@@ -581,10 +491,9 @@ def _print_tables(
     tables = {view: result for view, result in answers.items() if not isinstance(result, MissingDataError)}
     # Invalid options are rejected before anything is printed.
     choices = {
-        view: dataclasses.replace(build_row_filter(arguments, result).apply_terminal_defaults(rows), fold=False)
+        view: dataclasses.replace(parse_row_filter(arguments).resolve(result).apply_terminal_defaults(rows), fold=False)
         for view, result in tables.items()
     }
-    page = Page(sys.stdout)
     write_header(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
     if ranges is not None:
         shown = ranges.apply_terminal_defaults(rows)

@@ -545,12 +545,13 @@ def _check_kernel_latency(kernels: Table, within: float) -> Check:
     state = FAILED if failed else UNKNOWN if unclear else PASSED
     change, ratio, name, _ = max(failed or unclear or slow, key=lambda one: one[0])
     if failed:
-        text = f"{len(failed)} of {len(slow)} kernels differ by more than {format_percent(within)}, the most {name!r}"
+        text = f"{len(failed)} of {len(slow)} kernels differ by more than {format_percent(within)}, the most "
+        text += extract_base_name(name or "one without a name")
     elif unclear:
         text = f"{len(unclear)} of {len(slow)} kernels differ by more than {format_percent(within)}, within the noise"
     else:
         text = f"all of {len(slow)} kernels within {format_percent(within)}"
-    text += f": x{ratio:.3f}" if failed or unclear else ""
+    text += f" (x{ratio:.3f})" if failed or unclear else ""
     return Check("kernel_latency", state, change, within, Message("kernel_latency", text))
 
 

@@ -234,7 +234,7 @@ def _build_sequence(
         depth: how many names of their paths are those of the selected range and of what is around it.
     """
     trace, ranges = context.trace, context.instances
-    kernels = kernels[_order_by_launch(context, kernels)]
+    kernels = kernels[order_by_launch(context, kernels)]
     own = trace.kernels
     label, first = number_groups(own.name[kernels])
     names = [trace.names[name] if name >= 0 else None for name in own.name[kernels[first]].tolist()]
@@ -273,7 +273,7 @@ def _build_sequence(
     )
 
 
-def _order_by_launch(context: Context, kernels: Int64) -> Int64:
+def order_by_launch(context: Context, kernels: Int64) -> Int64:
     """Return the order of some kernels by process, GPU, start of the launch call and start."""
     own, launches = context.trace.kernels, context.launches
     start = own.start_ns[kernels]

@@ -188,11 +188,7 @@ def steps(
         MissingDataError: nothing has that name, or no steps are found; or fields are to select or to group steps that
             are not ranges.
     """
-    if range_name is None and step_kernel is None:
-        steps, work = infer_steps(context)
-    else:
-        steps = detect_steps(context, range_name, step_kernel)
-        work = collect_step_operations(context, steps)
+    steps, work = _find_steps(context, range_name, step_kernel)
     field = get_grouping_field(by)
     if (field is not None or context.selection is not None) and steps.kind != RANGE:
         raise MissingDataError(
@@ -202,12 +198,11 @@ def steps(
         )
     columns = measure_steps(context, steps, work)
     phases = _find_phases(context, steps, work, columns["allocations"])
-    steady = ~phases.warm_up & ~phases.other & ~steps.clipped
+    steady = phases.find_steady(steps)
     reasons = np.array([None, "warm-up", "other phase", "edge of the capture"], object)
     excluded = reasons[np.select([steps.clipped, phases.warm_up, phases.other], [3, 1, 2], 0)]
-    first = np.flatnonzero(np.diff(steps.lane, prepend=-1))
     table = {
-        "step": np.arange(len(steps)) - np.repeat(first, np.diff(np.append(first, len(steps)))),
+        "step": number_steps(steps),
         "index": _read_program_index(context, steps),
         **_make_process_columns(context, steps, steps.lane),
         **_make_device_columns(context, steps, work),
@@ -342,9 +337,34 @@ class _Phases:
     in_range: Bool
     other: Bool
 
+    def find_steady(self, steps: Steps) -> Bool:
+        """Return which steps are of the steady state."""
+        return ~self.warm_up & ~self.other & ~steps.clipped
+
     def take(self, selected: Bool) -> _Phases:
         """Return the same of some of the steps."""
         return _Phases(self.warm_up[selected], self.in_range[selected], self.other[selected])
+
+
+def number_steps(steps: Steps) -> Int64:
+    """Return the number of each step within its process (and device), from 0."""
+    first = np.flatnonzero(np.diff(steps.lane, prepend=-1))
+    return np.arange(len(steps)) - np.repeat(first, np.diff(np.append(first, len(steps))))
+
+
+def find_steady_steps(
+    context: Context, range_name: str | None = None, step_kernel: str | None = None
+) -> tuple[Steps, Bool]:
+    """Return the steps, and which of them are of the steady state; arguments and errors as of `steps`."""
+    steps, work = _find_steps(context, range_name, step_kernel)
+    return steps, _find_phases(context, steps, work, _count_allocations(context, steps)).find_steady(steps)
+
+
+def _find_steps(context: Context, range_name: str | None, step_kernel: str | None) -> tuple[Steps, StepOperations]:
+    if range_name is None and step_kernel is None:
+        return infer_steps(context)
+    steps = detect_steps(context, range_name, step_kernel)
+    return steps, collect_step_operations(context, steps)
 
 
 def _find_phases(context: Context, steps: Steps, work: StepOperations, allocations: Int64) -> _Phases:

@@ -48,9 +48,9 @@ from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, fi
 GIVEN_TOKENS = "given"
 """Source of a number of tokens: the user."""
 
-OVERLAP, OTHER_GAP = "overlap", "gap_other"
-"""Parts of a GPU span: the time in which operations overlap, which is negative; and idle time that is no gap of the one
-GPU that the range used: that GPU worked for other ranges, or the range used several."""
+OVERLAP, OTHER_WORK, SEVERAL_GPUS = "overlap", "other_work", "gap_several_gpus"
+"""Parts of a GPU span: the time in which operations overlap, which is negative; the time in which its GPU worked for
+other ranges alone (or the recording was off); and the idle time of ranges that used several GPUs."""
 
 OUTSIDE = -1
 """The row of parts that are of the steps, and of no range."""
@@ -508,14 +508,17 @@ def _add_gpu_parts(parts: _Parts, context: Context, measured: _MeasuredInstances
     sampled = np.flatnonzero(measured.is_gpu_sample)
     of_row = measured.row[sampled]
     parts.add(GPU_SPAN, np.arange(rows), OVERLAP, sum_groups(of_row, (work.busy_ns - work.sum_ns)[sampled], rows))
-    rest = sum_groups(of_row, (work.span_ns - work.busy_ns)[sampled], rows)
-    for cause, idle_ns in _sum_idle_by_cause(context, measured, np.where(lowest == highest, lowest, -1)).items():
-        parts.add(GPU_SPAN, np.arange(rows), f"gap_{cause}", idle_ns)
-        rest -= idle_ns
-    parts.add(GPU_SPAN, np.arange(rows), OTHER_GAP, rest)
+    idle_ns = (work.span_ns - work.busy_ns)[sampled]
+    is_alone = lowest[sampled] == highest[sampled]
+    parts.add(GPU_SPAN, np.arange(rows), SEVERAL_GPUS, sum_groups(of_row[~is_alone], idle_ns[~is_alone], rows))
+    rest = sum_groups(of_row[is_alone], idle_ns[is_alone], rows)
+    for cause, gap_ns in _sum_gaps_by_cause(context, measured, np.where(lowest == highest, lowest, -1)).items():
+        parts.add(GPU_SPAN, np.arange(rows), f"gap_{cause}", gap_ns)
+        rest -= gap_ns
+    parts.add(GPU_SPAN, np.arange(rows), OTHER_WORK, rest)
 
 
-def _sum_idle_by_cause(context: Context, measured: _MeasuredInstances, lane: Int64) -> dict[str, Int64]:
+def _sum_gaps_by_cause(context: Context, measured: _MeasuredInstances, lane: Int64) -> dict[str, Int64]:
     """Return by cause the gaps within the spans of the sampled instances of each row, in ns.
 
     A span begins and ends with an operation, so that a gap of its GPU lies in it wholly or not at all.

@@ -103,7 +103,8 @@ class Snapshot:
         label: how the recording is called in the output: its path as the user gave it.
         facts: plain JSON values: `conditions` (what the recording was made with, see `analysis.comparability`) and
             others that the caller adds; and from here `graphs` (`whole` if CUDA graphs were traced as one operation
-            each, `node` if by their kernels, None without graphs), `has_ranges`, `has_gpu`, `has_kernels`, `has_calls`.
+            each, `node` if by their kernels, None without graphs), `gpus` (how many ran something), `has_ranges`,
+            `has_gpu`, `has_kernels`, `has_calls`.
         tables: by name: what is summed and counted; see `take_snapshot`.
         samples: the time of each sampled instance in ns, in the order of their start.
     """
@@ -144,7 +145,8 @@ def take_snapshot(
 
         - `ranges`, one row a range path, domain and style: `path`, `name`, `domain`, `style`, RANGE_TOTALS,
           `launch_total_ns` (time of the thread in launch calls), and of the sampled instances `samples`,
-          `sampled_cpu_ns`, `gpu_samples` (those with GPU work), `sampled_gpu_busy_ns`, `sampled_gpu_span_ns`,
+          `sampled_cpu_ns`, `sync_wait_samples`, `sampled_sync_wait_ns`, `gpu_samples` (those with GPU work),
+          `sampled_gpu_busy_ns`, `sampled_gpu_span_ns`,
           `sampled_gpu_sum_ns`, `sampled_kernels`, `sampled_launches`, and how many are not sampled:
           `excluded_clipped`, `excluded_warm_up`, `excluded_throttled`.
         - `parts`, what the sampled instances of a range consist of: `range_row` (of `ranges`; OUTSIDE for the steps),
@@ -155,7 +157,8 @@ def take_snapshot(
         - `kernel_times`, one row a kernel: the columns of the view `kernels`.
         - `api`, `copies`, `gaps`: the view `api`; the view `memory`; its causes over all GPUs.
         - `steps`, one row: `steps`, `samples`, `excluded_clipped`, `excluded_warm_up`, `excluded_throttled`, and of the
-          samples `sampled_tokens` and STEP_SUMS as `sampled_wall_ns`, ....
+          samples `lanes` (how many processes, or processes and GPUs, they are of), `sampled_tokens`, `sampled_kernel_ns` (the summed time of their
+          kernels) and STEP_SUMS as `sampled_wall_ns`, ....
         - `overview`, one row: the columns of `phases`.
         - `findings`: as given.
 
@@ -201,6 +204,7 @@ def take_snapshot(
     trace = context.trace
     known = {
         "graphs": "whole" if len(trace.graph_launches) else "node" if len(trace.graph_nodes) else None,
+        "gpus": len(find_gpus(context)) if len(context.gpu) else 0,
         "has_ranges": bool(len(context.instances)),
         "has_gpu": bool(len(context.gpu)),
         "has_kernels": bool(len(trace.kernels)),
@@ -276,10 +280,12 @@ def _sample_steps(
         rows = np.flatnonzero(sampled[~steps.clipped]).tolist()
         sampled_tokens = count_tokens([whole.fields[row] for row in rows])[0]
     sums = {name: columns[name][sampled] for name in STEP_SUMS}
+    sums["kernel_ns"] = measured.work.total(_measure_kernel_times(context, measured.work.operation))[sampled]
     warm_up = measured.phases.warm_up | measured.phases.other
     summary: dict[str, NDArray[Any]] = {
         "steps": np.array([here.sum()]),
         "samples": np.array([sampled.sum()]),
+        "lanes": np.array([len(find_distinct(steps.lane[sampled]))]),
         "excluded_clipped": np.array([(steps.clipped & here).sum()]),
         "excluded_warm_up": np.array([(warm_up & ~steps.clipped & here).sum()]),
         "excluded_throttled": np.array([(left_out & measured.steady & here).sum()]),
@@ -294,6 +300,12 @@ def _sample_steps(
     return _SampledSteps(
         measured, sampled, whole, Table(summary), {key: values for key, values in times.items() if NULL not in values}
     )
+
+
+def _measure_kernel_times(context: Context, operation: Int64) -> Int64:
+    """Return how long each of some operations took if it is a kernel, else 0."""
+    gpu = context.gpu
+    return np.where(gpu.kind[operation] == KERNEL, gpu.end_ns[operation] - gpu.start_ns[operation], 0)
 
 
 @dataclass(frozen=True)
@@ -364,6 +376,9 @@ def _make_range_table(measured: _MeasuredInstances, launching_ns: Int64) -> Tabl
     of_cpu, of_gpu = np.flatnonzero(measured.is_cpu_sample), np.flatnonzero(measured.is_gpu_sample)
     columns["samples"] = np.bincount(row[of_cpu], minlength=rows)
     columns["sampled_cpu_ns"] = sum_groups(row[of_cpu], (instances.end_ns - instances.start_ns)[of_cpu], rows)
+    waiting = of_cpu[measured.costs.sync_wait_ns[of_cpu] != NULL]
+    columns["sync_wait_samples"] = np.bincount(row[waiting], minlength=rows)
+    columns["sampled_sync_wait_ns"] = sum_groups(row[waiting], measured.costs.sync_wait_ns[waiting], rows)
     columns["gpu_samples"] = np.bincount(row[of_gpu], minlength=rows)
     for name in ("busy", "span", "sum"):
         columns[f"sampled_gpu_{name}_ns"] = sum_groups(row[of_gpu], getattr(work, f"{name}_ns")[of_gpu], rows)

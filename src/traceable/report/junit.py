@@ -21,11 +21,8 @@ def to_junit(results: Sequence[ConditionResult]) -> str:
         numbers = {name: str(number) for name, number in {**counts, "skipped": elements.count("skipped")}.items()}
         suite = ElementTree.SubElement(root, "testsuite", {"name": escape_unprintable(result.text), **numbers})
         for case, element in zip(result.cases, elements, strict=True):
-            names: dict[str, str] = {
-                "classname": escape_unprintable(result.text),
-                "name": escape_unprintable(case.subject),
-            }
-            test = ElementTree.SubElement(suite, "testcase", **names)
+            names = {"classname": escape_unprintable(result.text), "name": escape_unprintable(case.subject)}
+            test = ElementTree.SubElement(suite, "testcase", names)
             if element is not None:
                 words = escape_unprintable(case.message)
                 ElementTree.SubElement(test, element, type=case.message.code, message=words)

@@ -442,6 +442,28 @@ class Recording:
         """
         return self.query("steps", by=by, range_name=range, step_kernel=kernel)
 
+    def rates(
+        self,
+        *,
+        by: str = "path",
+        range: str | None = None,  # noqa: A002
+        peaks: str | Path | None = None,
+        dtype: str | None = None,
+    ) -> Table:
+        """Return how fast ranges did the work that they declare, and the share of the peak (docs/rates.md).
+
+        Args:
+            by: `path` or `name`: the rows.
+            range: only rows of ranges of this name.
+            peaks: a file of peaks of GPUs, which override traceable's own.
+            dtype: the type of number, such as `bf16`, of flops that are declared without one.
+        """
+        from traceable.analysis.gpu_peaks import load_peaks
+
+        return self.query(
+            "rates", by=by, range_name=range, peaks=load_peaks(None if peaks is None else Path(peaks)), dtype=dtype
+        )
+
     def requests(self, *, by: str = "request", slowest: int | None = None, match: str | None = None) -> Table:
         """Return the time of each request, in parts, joined with the steps that served it; the slowest first.
 

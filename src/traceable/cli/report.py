@@ -66,6 +66,8 @@ _OF_VIEWS = {
     "match": "--match",
     "sort": "--sort",
     "table": "--table",
+    "peaks": "--peaks",
+    "dtype": "--dtype",
 }
 """The options that not every view takes, by the name of their value."""
 
@@ -119,6 +121,8 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
     )
     group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (traceable help report)")
+    group.add_argument("--peaks", metavar="FILE", type=Path, help="your own peaks of GPUs (traceable help rates)")
+    group.add_argument("--dtype", metavar="TYPE", help="type of number of flops declared without one, as in bf16")
     group.add_argument("--range", metavar="NAME", dest="range_name", help="only data of ranges of this name")
     group.add_argument(
         "--slowest",
@@ -345,6 +349,10 @@ def get_view_options(view: View, arguments: argparse.Namespace) -> dict[str, Any
         from traceable.analysis.kernel_families import load_families
 
         keywords_given["families"] = load_families(keywords_given["families"])
+    if "peaks" in keywords_given:
+        from traceable.analysis.gpu_peaks import load_peaks
+
+        keywords_given["peaks"] = load_peaks(keywords_given["peaks"])
     return keywords_given
 
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "control": "open and close windows in a running program",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
     "compare": "compare recordings: what differs, whether it is noise, and what explains it",
+    "baseline": "save recordings as a small file to compare later ones with",
     "ncu": "profile the most expensive kernels of a range with Nsight Compute",
     "doctor": "check this machine, with a test capture by each collector",
     "help": "print a page of the documentation",

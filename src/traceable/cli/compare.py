@@ -7,10 +7,12 @@ is compared with the baseline, and all of them are printed side by side.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import string
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from traceable.cli import profile
@@ -106,6 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; return the exit code."""
+    from traceable.launch.memory import use_one_blas_thread
+
+    use_one_blas_thread()
     _check_options(arguments)
     paths = _resolve_sides(arguments)
     letters = LETTERS[: len(paths)]
@@ -201,7 +206,7 @@ def _resolve_sides(arguments: argparse.Namespace) -> list[list[Path]]:
 
 
 def _find_recordings(word: str) -> list[Path]:
-    """Return what a word names: a path, else what a pattern matches.
+    """Return what a word names: a path, else what a pattern matches, else a saved baseline.
 
     Raises:
         UsageError: there is nothing.
@@ -211,7 +216,17 @@ def _find_recordings(word: str) -> list[Path]:
     pattern = Path(word)
     if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
         return matches
-    raise UsageError("no_such_recording", f"there is no {word[:200]!r}", "give a run directory or a report")
+    from traceable.baseline_files import find_baseline_path
+
+    with contextlib.suppress(UsageError):
+        baseline = find_baseline_path(word)
+        if baseline.exists():
+            return [baseline]
+    raise UsageError(
+        "no_such_recording",
+        f"there is no file or directory {word[:200]!r}, and no baseline of this name",
+        "give a run directory or a report; `traceable baseline list` lists baselines",
+    )
 
 
 def _parse_tokens(words: Sequence[str], letters: str) -> list[int | str | None]:
@@ -271,12 +286,49 @@ def _make_side_error(option: str, word: str, letters: str) -> UsageError:
 def _load_sides(
     paths: Sequence[Sequence[Path]], tokens: Sequence[int | str | None], arguments: argparse.Namespace
 ) -> list[Side]:
-    """Return the sides with a snapshot of each recording."""
+    """Return the sides with a snapshot of each recording.
+
+    Raises:
+        UsageError: an option on recordings, of which there is none.
+        TraceableError: a recording or baseline can't be read, or has no such part.
+    """
+    from traceable.baseline_files import is_baseline, load_baseline
     from traceable.report.compare import Side
 
-    flat = [(path, number) for side, number in zip(paths, tokens, strict=True) for path in side]
-    snapshots = iter(load_snapshots([path for path, _ in flat], [number for _, number in flat], arguments))
-    return [Side(letter, [next(snapshots) for _ in side]) for letter, side in zip(LETTERS, paths, strict=False)]
+    every = [(path, number) for side, number in zip(paths, tokens, strict=True) for path in side]
+    saved = {path: load_baseline(path) for path, _ in every if is_baseline(path)}
+    recordings = [(path, number) for path, number in every if path not in saved]
+    if not recordings:
+        _check_options_of_recordings(arguments)
+    loaded = load_snapshots([path for path, _ in recordings], [number for _, number in recordings], arguments)
+    snapshots = {**saved, **{path: (one,) for (path, _), one in zip(recordings, loaded, strict=True)}}
+    sides = [
+        Side(letter, [one for path in side for one in snapshots[path]])
+        for letter, side in zip(LETTERS, paths, strict=False)
+    ]
+    return _align_sides(sides) if saved and not arguments.raw_names else sides
+
+
+def _check_options_of_recordings(arguments: argparse.Namespace) -> None:
+    """Reject options that have no effect on baselines, of which everything was selected when they were saved."""
+    names = ("process", "side", "ranks", "device", "time", "steady", "where", "expand", "raw_names", "name_rules")
+    for name in (*names, "step_range", "step_kernel", "allow_unrelated", "tokens"):
+        if getattr(arguments, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                "option_of_recordings",
+                f"{flag} has no effect on saved baselines",
+                "give it to `traceable baseline save`",
+            )
+
+
+def _align_sides(sides: Sequence[Side]) -> list[Side]:
+    """Return the sides with numbers in names folded as if all were one recording: a baseline had its own folded."""
+    from traceable.analysis.snapshot import align_names
+
+    baseline, others = align_names(sides[0].snapshots, [one for side in sides[1:] for one in side.snapshots])
+    aligned = iter((*baseline, *others))
+    return [replace(side, snapshots=[next(aligned) for _ in side.snapshots]) for side in sides]
 
 
 def _compare_candidate(

@@ -16,7 +16,7 @@ from traceable.analysis.fail_conditions import ConditionResult, list_tested_metr
 from traceable.analysis.samples import FASTER, NO_DIFFERENCE, NOT_ENOUGH_DATA, SLOWER
 from traceable.analysis.snapshot import Snapshot
 from traceable.analysis.table import Table
-from traceable.report.columns import ABSENT, Column, format_column, format_heading, is_worth_showing
+from traceable.report.columns import ABSENT, Column, format_column, format_heading, format_value, is_worth_showing
 from traceable.report.layout import Cells
 from traceable.report.page import Page
 from traceable.report.row_filter import Row, RowFilter
@@ -229,7 +229,7 @@ def write_comparison(
     )
     if has_overview or len(candidates) > 1:
         page.write_line()
-        page.write_table([format_column(Column(name), list(overview.rows())) for name in overview.columns])
+        _write_overview(page, [side.letter for side in sides], overview)
     for one in candidates:
         if len(candidates) > 1:
             page.write_line()
@@ -242,6 +242,19 @@ def write_comparison(
             page.write_line(format_line(note))
     if len(candidates) > 1:
         page.write_line(f"compare {sides[0].letter} with one of them to see its ranges; --json has everything")
+
+
+def _write_overview(page: Page, letters: Sequence[str], overview: Table) -> None:
+    """Print the sides next to each other, a line a number: there are more numbers than sides."""
+    rows = list(overview.rows())
+    names = [name for name in overview.columns if name != "label" and any(row[name] is not None for row in rows)]
+    cells = [[format_column(Column(name), [row]).lines[0] for row in rows] for name in names]
+    page.write_table(
+        [
+            Cells("side by side", [format_heading(name) for name in names], is_text=True),
+            *(Cells(letter, column) for letter, column in zip(letters, zip(*cells, strict=True), strict=True)),
+        ]
+    )
 
 
 def _write_conditions(page: Page, conditions: Table) -> None:
@@ -499,10 +512,17 @@ def _format_verdict(row: Row, metric: str) -> str:
     return {**_WORDS, NOT_ENOUGH_DATA: "not enough data"}.get(verdict, "")
 
 
+def _format_condition(value: Any) -> str:
+    """Return the value of a condition, which may be a list."""
+    if isinstance(value, list):
+        return ", ".join(map(_format_condition, value)) or "none"
+    return format_value(value)
+
+
 _CONDITION_COLUMNS = (
     Column("condition"),
-    Column(BASELINE, rank=1),
-    Column(CANDIDATE, rank=1),
+    Column(BASELINE, rank=1, write=_format_condition),
+    Column(CANDIDATE, rank=1, write=_format_condition),
     Column("effect", rank=2, whole=True, write=lambda effect: effect.replace("_", " ")),
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -233,6 +233,22 @@ def list_tested_metrics(table: Table) -> list[str]:
     return [name.removesuffix("_verdict") for name in table.columns if name.endswith("_verdict")]
 
 
+def list_judged_metrics(table: Table, row: Mapping[str, Any]) -> list[str]:
+    """Return the metrics with a verdict in a row of the table, without those that neither side has a value of."""
+    units = {metric: find_unit(metric, row) for metric in list_tested_metrics(table)}
+    sides = ("baseline", "candidate")
+    return [
+        metric
+        for metric, unit in units.items()
+        if row[f"{metric}_verdict"] is not None and any(row[f"{side}_{metric}{unit}"] is not None for side in sides)
+    ]
+
+
+def find_unit(metric: str, row: Mapping[str, Any]) -> str:
+    """Return the end of the columns with the values of a metric."""
+    return next(unit for unit in _UNITS if f"baseline_{metric}{unit}" in row)
+
+
 def list_metrics(table: Table) -> list[str]:
     """Return the metrics of a table without their units, those with a verdict first."""
     others = [name.removeprefix("baseline_") for name in table.columns if name.startswith("baseline_")]
@@ -242,7 +258,7 @@ def list_metrics(table: Table) -> list[str]:
 
 def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]) -> Case:
     """Return the verdict on one row: FAILED or PASSED only if all of the interval is on one side of the limit."""
-    unit = next(unit for unit in _UNITS if f"baseline_{metric}{unit}" in row)
+    unit = find_unit(metric, row)
     if limit.unit not in ("%", "ns" if unit == "_ns" else ""):
         is_time = unit == "_ns"
         raise UsageError(
@@ -300,8 +316,7 @@ def _evaluate_regression(condition: Regression, ranges: Table, steps: Table) -> 
         for table, name in ((ranges, ""), (steps, "steps"))
         for row in table.rows()
         for subject in [name or " / ".join(row["path"])]
-        for metric in list_tested_metrics(table)
-        if row[f"{metric}_verdict"] is not None
+        for metric in list_judged_metrics(table, row)
     ]
     judged = [case for case in cases if case.message.code != NOT_ENOUGH_DATA]
     left_out = len(cases) - len(judged)

@@ -214,8 +214,9 @@ def _find_recordings(word: str) -> list[Path]:
     if Path(word).exists():
         return [Path(word)]
     pattern = Path(word)
-    if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
-        return matches
+    with contextlib.suppress(ValueError):  # a pattern that Python does not have
+        if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
+            return matches
     from traceable.baseline_files import find_baseline_path
 
     with contextlib.suppress(UsageError):
@@ -342,7 +343,8 @@ def _compare_candidate(
 
     Raises:
         MissingDataError: they have nothing in common.
-        UsageError: no range has the name of --range, or a condition is about nothing that there is.
+        UsageError: no range has the name of --range, or no column that of --sort, or a condition is about nothing that
+            there is.
     """
     from traceable.analysis.comparability import compare_conditions
     from traceable.analysis.compare import compare_snapshots
@@ -365,6 +367,7 @@ def _compare_candidate(
             raise UsageError(
                 "range_not_found", f"no range has the name {arguments.range_name[:80]!r}", "leave --range out"
             )
+    choice.rows.resolve(ranges)
     facts = [[snapshot.facts["conditions"] for snapshot in side.snapshots] for side in (baseline, candidate)]
     results = [evaluate_fail_condition(condition, ranges, steps) for condition in conditions]
     return ComparedCandidate(candidate, comparison, compare_conditions(*facts), results)

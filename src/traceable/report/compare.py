@@ -12,7 +12,7 @@ from typing import Any
 
 from traceable.analysis.comparability import NOTE
 from traceable.analysis.compare import BOTH, INSTANCE, Comparison
-from traceable.analysis.fail_conditions import ConditionResult, list_tested_metrics, merge_states
+from traceable.analysis.fail_conditions import ConditionResult, list_judged_metrics, merge_states
 from traceable.analysis.samples import FASTER, NO_DIFFERENCE, NOT_ENOUGH_DATA, SLOWER
 from traceable.analysis.snapshot import Snapshot
 from traceable.analysis.table import Table
@@ -324,18 +324,16 @@ def _list_judged(comparison: Comparison, choice: RangeFilter) -> list[_Judged]:
         kept = choice.rows.match_indices(table) if name == "ranges" else slice(None)
         for row in table.take(kept).rows():
             subject = "the step" if name == "steps" else " / ".join(map(escape_name, row["path"]))
-            for metric in list_tested_metrics(table):
-                if row[f"{metric}_verdict"] is not None:
-                    impact = abs(row[f"{metric}_difference_ns"] or 0) * _count_samples(row, metric)
-                    judged.append(
-                        _Judged(
-                            row[f"{metric}_verdict"],
-                            impact,
-                            row[f"{metric}_bound_share"],
-                            _describe_verdict(subject, metric, row),
-                            is_main=name == "steps" and metric == _STEP_METRIC,
-                        )
-                    )
+            judged += [
+                _Judged(
+                    row[f"{metric}_verdict"],
+                    abs(row[f"{metric}_difference_ns"] or 0) * _count_samples(row, metric),
+                    row[f"{metric}_bound_share"],
+                    _describe_verdict(subject, metric, row),
+                    is_main=name == "steps" and metric == _STEP_METRIC,
+                )
+                for metric in list_judged_metrics(table, row)
+            ]
     return judged
 
 

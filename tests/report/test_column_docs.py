@@ -6,13 +6,11 @@ import contextlib
 import re
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.analysis.sample_requests import make_load, make_trace
-from tests.report.sample_export import NAME_COLUMNS, export
+from tests.report.sample_export import NAME_COLUMNS, declare_work, export
 
 from traceable.analysis import gaps
 from traceable.analysis.columns import RANGE_COLUMNS
@@ -36,11 +34,7 @@ def query(recording: Recording, view: str, by: str | None) -> Table:
     """The view of the recording, or of one with requests, which the other views have no use for, or with work."""
     made = Recording(make_trace(make_load(3))) if view == "requests" else recording
     if view == "rates":
-        trace = recording.trace
-        fields = np.full(len(trace.ranges), len(trace.names), np.int32)
-        made = Recording(
-            replace(trace, names=(*trace.names, '{"flops": 1}'), ranges=replace(trace.ranges, fields=fields))
-        )
+        made = Recording(declare_work(recording.trace))
     return made.query(view, **({"by": by} if by else {}))
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from traceable.analysis.samples import NOT_ENOUGH_DATA, SLOWER
 from traceable.analysis.table import Table
 from traceable.errors import Message, UsageError
 from traceable.units import format_count, format_duration, format_number, format_percent
@@ -20,7 +21,6 @@ PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
 STATES = (PASSED, UNKNOWN, FAILED)
 """From the best to the worst."""
 
-NOT_ENOUGH_DATA, SLOWER = "not_enough_data", "slower"
 _CODES = {PASSED: "limit_kept", FAILED: "limit_exceeded", UNKNOWN: "limit_undecided"}
 
 REGRESSION = "regression"
@@ -77,6 +77,9 @@ class Regression:
     least_share: float
 
 
+FailCondition: TypeAlias = Limit | Regression
+
+
 @dataclass(frozen=True)
 class Case:
     """The verdict on one row.
@@ -109,7 +112,7 @@ class ConditionResult:
     cases: tuple[Case, ...]
 
 
-def parse_fail_condition(text: str) -> Limit | Regression:
+def parse_fail_condition(text: str) -> FailCondition:
     """Return the condition of `--fail-on`.
 
     Raises:
@@ -163,7 +166,7 @@ def _split_path(path: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def evaluate_fail_condition(condition: Limit | Regression, ranges: Table, steps: Table) -> ConditionResult:
+def evaluate_fail_condition(condition: FailCondition, ranges: Table, steps: Table) -> ConditionResult:
     """Return whether a comparison meets a condition.
 
     Args:
@@ -230,6 +233,22 @@ def list_tested_metrics(table: Table) -> list[str]:
     return [name.removesuffix("_verdict") for name in table.columns if name.endswith("_verdict")]
 
 
+def list_judged_metrics(table: Table, row: Mapping[str, Any]) -> list[str]:
+    """Return the metrics with a verdict in a row of the table, without those that neither side has a value of."""
+    units = {metric: find_unit(metric, row) for metric in list_tested_metrics(table)}
+    sides = ("baseline", "candidate")
+    return [
+        metric
+        for metric, unit in units.items()
+        if row[f"{metric}_verdict"] is not None and any(row[f"{side}_{metric}{unit}"] is not None for side in sides)
+    ]
+
+
+def find_unit(metric: str, row: Mapping[str, Any]) -> str:
+    """Return the end of the columns with the values of a metric."""
+    return next(unit for unit in _UNITS if f"baseline_{metric}{unit}" in row)
+
+
 def list_metrics(table: Table) -> list[str]:
     """Return the metrics of a table without their units, those with a verdict first."""
     others = [name.removeprefix("baseline_") for name in table.columns if name.startswith("baseline_")]
@@ -239,7 +258,7 @@ def list_metrics(table: Table) -> list[str]:
 
 def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]) -> Case:
     """Return the verdict on one row: FAILED or PASSED only if all of the interval is on one side of the limit."""
-    unit = next(unit for unit in _UNITS if f"baseline_{metric}{unit}" in row)
+    unit = find_unit(metric, row)
     if limit.unit not in ("%", "ns" if unit == "_ns" else ""):
         is_time = unit == "_ns"
         raise UsageError(
@@ -297,8 +316,7 @@ def _evaluate_regression(condition: Regression, ranges: Table, steps: Table) -> 
         for table, name in ((ranges, ""), (steps, "steps"))
         for row in table.rows()
         for subject in [name or " / ".join(row["path"])]
-        for metric in list_tested_metrics(table)
-        if row[f"{metric}_verdict"] is not None
+        for metric in list_judged_metrics(table, row)
     ]
     judged = [case for case in cases if case.message.code != NOT_ENOUGH_DATA]
     left_out = len(cases) - len(judged)
@@ -323,5 +341,8 @@ def _judge_row(condition: Regression, subject: str, metric: str, row: dict[str, 
         return Case(subject, UNKNOWN, Message(NOT_ENOUGH_DATA, f"{subject}: not enough data to judge it"))
     if verdict != SLOWER:
         return Case(subject, PASSED, Message("no_regression", f"{subject} is not slower"))
+    if low is None or high is None:
+        state = UNKNOWN if condition.least_share else FAILED
+        return Case(subject, state, Message(_CODES[state], f"{subject} is slower, by a share that is not known"))
     state = _judge(">", condition.least_share, low, high) if condition.least_share else FAILED
     return Case(subject, state, Message(_CODES[state], f"{subject} is slower: {_format_interval((low, high), '%')}"))

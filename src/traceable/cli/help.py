@@ -25,6 +25,7 @@ SECTIONS = {
         *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
         *("from-system-wide", "from-kubectl-script"),
         *("analysis", "critical-path", "rates", "ncu"),
+        *("compare",),
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),
     ),

@@ -36,7 +36,7 @@ from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.step_detection import select_range_instances
 from traceable.analysis.steps import find_median_step, infer_steps, steps
 from traceable.errors import Message, MissingDataError, UsageError
-from traceable.trace.model import GEOMETRY, NULL, Bool, Int8, Int64, find_distinct
+from traceable.trace.model import GEOMETRY, NULL, Bool, Float64, Int8, Int64, find_distinct
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -432,8 +432,18 @@ _MOST_LAGS = 32
 _GRAMS = (1, 4, 16)
 """Lengths of the rows of kernels whose distances are tried. A kernel may come several times in a layer, a row once."""
 
-_MISMATCH_COST = 4
-"""How many kernels that repeat outweigh one that does not, where a repetition begins and ends."""
+_MISMATCH_COST = 4.0
+"""How many kernels of the mean weight that repeat outweigh one that does not, where a repetition begins and ends."""
+
+_LEAST_GAIN = 0.01
+"""What a kernel without weight that repeats counts: it extends a repetition, and is none."""
+
+_LAYER_FAMILIES = frozenset(("gemm", "attention", "conv"))
+"""What layers are made of. The updates of an optimizer repeat too, and so do elementwise kernels within a layer."""
+
+_MIN_LAYER_SHARE = 0.5
+"""Least share that layers have: of the kernels from the first to the last of numbered ranges, that are in them; and of
+the time of the kernels that layers are made of, what repeats."""
 
 _MIN_ALIKE = 0.75
 """Least share of the kernels that a layer has in common with the typical one."""
@@ -443,23 +453,27 @@ def find_layers(sequence: KernelSequence) -> Layers:
     """Return the layers of a sequence: from numbered ranges (`layers.5`, `block 7`) or, without, from repetition.
 
     Ranges: of all names with a number of their own, by what is before the number and around the range, those that hold
-    the most kernels (of equals the outermost), if there are two numbers at least. Names of steps, requests and the like
-    do not count. A layer is a run of kernels in ranges of one number, with the kernels between them.
+    the most kernels (of equals the outermost), if there are two numbers at least, and most kernels from the first to
+    the last are in them. Names of steps, requests and the like do not count. A layer is a run of kernels in ranges of
+    one number, with the kernels between them.
 
-    Repetition: the length after which kernels repeat for the most GPU time, at least once. A layer begins where the
-    repetition does; which of the kernels of a repetition is the first one is not known if the kernel before the first
+    Repetition: the length after which matrix products, convolutions and attention repeat for the most GPU time, at
+    least half of what all of them take (of sequences without any, all kernels). A layer begins where the repetition
+    does; which of the kernels of a repetition is the first one is not known if the kernel before the first
     layer is that at its end. Layers before and after the exact repetition, with kernels that differ, follow as long as
     they have _MIN_ALIKE of their kernels in common with it.
     """
     keys = _number_keys(sequence)
     of_kernel, name = _find_numbered_ranges(sequence)
-    if name is not None:
-        numbered = np.flatnonzero(of_kernel >= 0)
+    numbered = np.flatnonzero(of_kernel >= 0)
+    if name is not None and len(numbered) >= _MIN_LAYER_SHARE * (numbered[-1] + 1 - numbered[0]):
         begins = np.flatnonzero(np.diff(of_kernel[numbered], prepend=-1))
         first = numbered[begins]
         stop = numbered[np.append(begins[1:], len(numbered)) - 1] + 1
         return _build_layers(keys, of_kernel[first], first, stop, name, LAYERS_FROM_RANGES)
-    first, stop = _find_repetition(keys, sequence.end_ns - sequence.start_ns)
+    is_typical = np.isin(sequence.families, list(_LAYER_FAMILIES))[sequence.label]
+    duration_ns = sequence.end_ns - sequence.start_ns
+    first, stop = _find_repetition(keys, duration_ns * is_typical if is_typical.any() else duration_ns)
     return _build_layers(keys, np.arange(len(first)), first, stop, None, LAYERS_INFERRED)
 
 
@@ -503,33 +517,39 @@ def _find_numbered_ranges(sequence: KernelSequence) -> tuple[Int64, str | None]:
     return of_path[sequence.recorded], f"{best[1]}*"
 
 
-def _find_repetition(keys: Int64, duration_ns: Int64) -> tuple[Int64, Int64]:
-    """Return where the repetitions of the most time begin and end; none where nothing repeats."""
-    best, most = (0, 0, 0), 0
-    elapsed = np.append(0, np.cumsum(duration_ns))
-    for lag in _list_lags(keys):
-        # The run of kernels that are the same one lag later whose number, less the cost of those that are not, is the
-        # largest.
-        gain = np.append(0, np.cumsum(np.where(keys[lag:] == keys[:-lag], 1, -_MISMATCH_COST)))
-        lowest = np.minimum.accumulate(gain)
-        stop = int(np.argmax(gain - lowest))
-        first = int(np.argmax(gain[: stop + 1] == lowest[stop]))
-        time = int(elapsed[stop] - elapsed[first])
-        if stop - first >= lag and time > most:
-            best, most = (lag, first, stop + lag), time
-    lag, first, stop = best
-    if not lag:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    bounds = list(range(first, stop + 1, lag))
-    template = Counter(tuple(keys[at : at + lag].tolist()) for at in bounds[:-1]).most_common(1)[0][0]
-    rows = np.array(template, np.int64)
-    while (length := _match_template(rows, keys[bounds[-1] : bounds[-1] + lag + lag // 2])) is not None:
-        bounds.append(bounds[-1] + length)
-    before = keys[: bounds[0]][::-1]
-    while (length := _match_template(rows[::-1], before[: lag + lag // 2])) is not None:
-        before = before[length:]
-        bounds.insert(0, len(before))
+def _find_repetition(keys: Int64, weight: Int64) -> tuple[Int64, Int64]:
+    """Return where the repetitions of the most weight begin and end; none where not most of it repeats."""
+    elapsed = np.append(0, np.cumsum(weight))
+    gains = weight / max(1.0, float(weight.mean())) + _LEAST_GAIN
+    # The lag at which most weight is the same again, wherever that is; of a run of it, where a layer begins.
+    lag = max(_list_lags(keys), key=lambda lag: float(gains[:-lag][keys[lag:] == keys[:-lag]].sum()), default=0)
+    first, stop = _find_run(np.where(keys[lag:] == keys[:-lag], gains[:-lag], -_MISMATCH_COST)) if lag else (0, 0)
+    stop += lag
+    bounds = list(range(first, stop + 1, lag)) if lag else [0]
+    if len(bounds) > 1:
+        rows = Counter(tuple(keys[at : at + lag].tolist()) for at in bounds[:-1])
+        template = np.array(rows.most_common(1)[0][0], np.int64)
+        longest = lag + lag // 2
+        before = keys[:first][::-1]
+        while (length := _match_template(template[::-1], before[:longest])) is not None:
+            before = before[length:]
+        # The run may have begun within a layer, after one that differs. Then the first layer's begin is here.
+        part = _count_equal_ends(before, template[::-1])[0]
+        template = np.roll(template, part)
+        bounds = [len(before) - part]
+        while (length := _match_template(template, keys[bounds[-1] : bounds[-1] + longest])) is not None:
+            bounds.append(bounds[-1] + length)
+    if elapsed[bounds[-1]] - elapsed[bounds[0]] < _MIN_LAYER_SHARE * elapsed[-1]:
+        bounds = [0]
     return np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)
+
+
+def _find_run(gain: Float64) -> tuple[int, int]:
+    """Return where the part of the largest sum begins and ends."""
+    until = np.append(0, np.cumsum(gain))
+    lowest = np.minimum.accumulate(until)
+    stop = int(np.argmax(until - lowest))
+    return int(np.argmax(until[: stop + 1] == lowest[stop])), stop
 
 
 def _list_lags(keys: Int64) -> list[int]:
@@ -779,7 +799,9 @@ def align_sequences(reference: KernelSequence, candidate: KernelSequence) -> Ali
     matcher = _Matcher()
     pairs = matcher.match(*keys)
     if regions is None:
-        notes.append(Message("aligned_without_regions", "the recordings have no ranges in common below the selection"))
+        if (reference.region >= 0).any() or (candidate.region >= 0).any():
+            text = "the selections have no ranges in common: kernels are matched by their order alone"
+            notes.append(Message("aligned_without_regions", text))
     else:
         count = int(max(column.max() for column in regions)) + 1
         in_region = matcher.match(*(key * count + region for key, region in zip(keys, regions, strict=True)))
@@ -840,7 +862,7 @@ def _choose_regions(reference: KernelSequence, candidate: KernelSequence) -> _Pa
     for names in (slice(None), slice(-1, None)):
         left, right = ((None, *(path[names] for path in sequence.paths)) for sequence in (reference, candidate))
         columns = _number_jointly(left, right, reference.region + 1, candidate.region + 1)
-        size = int(max(column.max() for column in columns)) + 1
+        size = int(max(column.max(initial=0) for column in columns)) + 1
         counts = [np.bincount(column, minlength=size)[1:] for column in columns]
         common = int(np.minimum(*counts).sum())
         if common > most:
@@ -1023,7 +1045,7 @@ def _find_moves(keys: _Pairs, regions: _Pairs | None, pairs: _Pairs) -> _Pairs:
         places = free.get((int(key), int(region)), ())
         while places and places[0][0] < at - MOST_MOVED:
             places.popleft()
-        if places and places[0][0] <= at + MOST_MOVED:
+        if places and places[0][0] <= at + 1 + MOST_MOVED:
             moved.append((int(at), places.popleft()[1]))
     columns = np.array(moved, np.int64).reshape(-1, 2)
     return columns[:, 0], columns[:, 1]
@@ -1104,8 +1126,8 @@ def carry_bounds(layers: Layers, alignment: Alignment) -> CarriedLayers:
 def find_closest_layer(reference: KernelSequence, layers: Layers, candidate: KernelSequence) -> int:
     """Return the row in `layers` of the layer that differs least from the candidate, a mock of one layer.
 
-    That is the one to which most kernels match in order, less those that do not. Of equals, the one of the lower median
-    time on the GPU, and of those the first.
+    That is the one for which the fewest kernels have to be inserted and removed; of equals, the one of the lower median
+    time on the GPU.
     """
     keys, mock = _number_jointly(reference.keys, candidate.keys, reference.label, candidate.label)
     distance = _import_rapidfuzz().Indel.distance

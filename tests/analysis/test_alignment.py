@@ -61,8 +61,6 @@ def sequence_of(
     durations = np.full(count, 10) if duration_ns is None else np.array(duration_ns, np.int64)
     end = np.cumsum(durations)
     nothing = np.empty(0, np.int64)
-    recorded = np.array([index[path] for path in every], np.int64)
-    region = np.array([index[path] for path in folded], np.int64)
     return KernelSequence(
         kernel=np.arange(count),
         label=np.array([names.index(name) for name in kernels], np.int64),
@@ -70,9 +68,8 @@ def sequence_of(
         end_ns=end,
         gap_ns=np.zeros(count, np.int64),
         geometry=np.ones((count, len(GEOMETRY)), np.int64),
-        path=region,
-        region=region,
-        recorded=recorded,
+        path=np.array([index[path] for path in folded], np.int64),
+        region=np.array([index[path] for path in every], np.int64),
         instance=np.full(count, -1),
         phase=np.full(count, -1),
         graph_node=np.zeros(count, np.bool_),
@@ -344,7 +341,7 @@ def test_nothing_that_repeats_has_no_layers() -> None:
 def test_bounds_of_layers_are_carried_to_a_graph() -> None:
     eager = layers_by_range(["norm", "sgemm_a", "gelu", "sgemm_b"], 6)
     kernels = [f"{name}_{i}" if name == "gelu" else name for i, name in enumerate(eager_names(eager))]
-    eager = sequence_of(kernels, [eager.paths[one] if one >= 0 else None for one in eager.recorded.tolist()])
+    eager = sequence_of(kernels, [eager.paths[one] if one >= 0 else None for one in eager.region.tolist()])
     # The third layer lost a kernel, the last is not in the graph.
     graph = [*kernels[:11], *kernels[12:21], "head"]
     carried = carry_bounds(find_layers(eager), align_sequences(eager, sequence_of(graph)))

@@ -4,9 +4,9 @@
 aligns two of them, tolerant of kernels that are missing, extra, renamed or in another place. `find_layers` finds the
 layers that repeat in a sequence.
 
-**Order.** Kernels are ordered by process and GPU, and then by the start of their launch call. Of one program that order
-is the same in every run; the order of their starts on the GPU is not, where streams run side by side. The kernels of
-one launch, of a CUDA graph, are ordered by their start on the GPU; and so is a kernel whose launch was not recorded
+**Order.** Kernels are ordered by rank, process and GPU, and then by the start of their launch call. Of one program that
+order is the same in every run; the order of their starts on the GPU is not, where streams run side by side. The kernels
+of one launch, of a CUDA graph, are ordered by their start on the GPU; and so is a kernel whose launch was not recorded
 among the others, by that start.
 """
 
@@ -89,9 +89,8 @@ class KernelSequence:
             not known: for the first operation of a GPU, and across a gap of the recording.
         geometry: shape (kernels, 9), the columns of `trace.model.GEOMETRY`; NULL where not recorded.
         path: index into `paths`, the path of the innermost range; -1 outside ranges.
-        region: index into `paths`: the path below the selected range, with its numbers folded; -1 for none.
-        recorded: index into `paths`: the path with the numbers that names had before they were folded; -1 outside
-            ranges.
+        region: index into `paths`: the path below the selected range, with the numbers that names had before they were
+            folded; -1 for none.
         instance: index of the innermost range instance of the context; -1 outside ranges.
         phase: index into `phases`; -1 where no range around it has the field.
         graph_node: whether it is a node of a CUDA graph.
@@ -112,7 +111,6 @@ class KernelSequence:
     geometry: Int64
     path: Int64
     region: Int64
-    recorded: Int64
     instance: Int64
     phase: Int64
     graph_node: Bool
@@ -299,13 +297,12 @@ def _build_sequence(
     instance = context.innermost[kernels]
     table: dict[tuple[str, ...], int] = {}
 
-    def number_paths(of_instance: Int64, paths: Sequence[tuple[int, ...]], below: int = 0, fold: bool = False) -> Int64:
+    def number_paths(of_instance: Int64, paths: Sequence[tuple[int, ...]], below: int) -> Int64:
         column = np.append(of_instance, -1)[instance]
         numbers = np.full(len(paths) + 1, -1, np.int64)
         for one in find_distinct(column[column >= 0]).tolist():
             texts = tuple(trace.names[name] for name in paths[one][below:])
             if texts:
-                texts = tuple(map(fold_numbers, texts)) if fold else texts
                 numbers[one] = table.setdefault(texts, len(table))
         numbered: Int64 = numbers[column]
         return numbered
@@ -321,9 +318,8 @@ def _build_sequence(
         end_ns=own.end_ns[kernels],
         gap_ns=_measure_gaps_before(context, kernels),
         geometry=geometries[own.geometry[kernels]],
-        path=number_paths(ranges.path, ranges.paths),
-        region=number_paths(ranges.path, ranges.paths, depth, fold=True),
-        recorded=number_paths(*build_paths(ranges.parent, stripped)),
+        path=number_paths(ranges.path, ranges.paths, 0),
+        region=number_paths(*build_paths(ranges.parent, stripped), depth),
         instance=instance,
         phase=phase,
         graph_node=own.graph_node[kernels] != NULL,
@@ -357,14 +353,17 @@ def _build_memory_sequence(context: Context, operations: Int64) -> MemorySequenc
 
 
 def _order_by_launch(context: Context, operations: Int64) -> Int64:
-    """Return the order of some operations by process, GPU, start of the launch call and start."""
+    """Return the order of some operations by rank, process, GPU, start of the launch call and start."""
     gpu, launches = context.gpu, context.launches
     start = gpu.start_ns[operations]
     call = launches.call_of[operations]
     launched = start.copy()
     called = call >= 0
     launched[called] = launches.calls.start_ns[call[called]]
-    order: Int64 = np.lexsort((start, launched, find_gpus(context).index_of(operations), gpu.process[operations]))
+    process = gpu.process[operations]
+    # Processes come by their ids, which differ from run to run.
+    rank = np.array([-1 if one.rank is None else one.rank for one in context.trace.processes], np.int64)[process]
+    order: Int64 = np.lexsort((start, launched, find_gpus(context).index_of(operations), process, rank))
     return order
 
 
@@ -494,7 +493,7 @@ def _build_layers(keys: Int64, number: Int64, first: Int64, stop: Int64, name: s
 def _find_numbered_ranges(sequence: KernelSequence) -> tuple[Int64, str | None]:
     """Return the number of the layer of each kernel, from 0, -1 for none; and the name of the ranges, None for none."""
     number_of: dict[tuple[tuple[str, ...], str], dict[int, int]] = {}
-    count = np.bincount(sequence.recorded[sequence.recorded >= 0], minlength=len(sequence.paths))
+    count = np.bincount(sequence.region[sequence.region >= 0], minlength=len(sequence.paths))
     for path in np.flatnonzero(count).tolist():
         names = sequence.paths[path]
         for level, name in enumerate(names):
@@ -510,11 +509,11 @@ def _find_numbered_ranges(sequence: KernelSequence) -> tuple[Int64, str | None]:
                 best, most = series, size
     of_path = np.full(len(sequence.paths) + 1, -1, np.int64)
     if best is None:
-        return of_path[sequence.recorded], None
+        return of_path[sequence.region], None
     places = {number: place for place, number in enumerate(sorted(set(number_of[best].values())))}
     for path, number_of_layer in number_of[best].items():
         of_path[path] = places[number_of_layer]
-    return of_path[sequence.recorded], f"{best[1]}*"
+    return of_path[sequence.region], f"{best[1]}*"
 
 
 def _find_repetition(keys: Int64, weight: Int64) -> tuple[Int64, Int64]:
@@ -639,13 +638,16 @@ def _describe_layers(layers: Layers) -> Message:
 
 
 def _drop_names_around(sequence: KernelSequence, name: str) -> KernelSequence:
-    """Return the same with the regions below a range that is the first of this name, or of a name that begins so."""
-    paths = dict.fromkeys(sequence.paths)
-    numbers = {path: number for number, path in enumerate(paths)}
-    region = np.full(len(paths) + 1, -1, np.int64)
+    """Return the same with the regions below the ranges of this name, the layers; of a name that goes on, the rest."""
+    numbers = {path: number for number, path in enumerate(sequence.paths)}
+    region = np.full(len(sequence.paths) + 1, -1, np.int64)
     for number, path in enumerate(sequence.paths):
-        level = next((level for level, one in enumerate(path) if one.startswith(name)), None)
-        below = path if level is None else (*filter(None, (path[level].removeprefix(name),)), *path[level + 1 :])
+        below = path
+        for level, one in enumerate(path):
+            match = _FIRST_NUMBER.search(one)
+            if match is not None and f"{one[: match.start()]}*" == name:
+                below = (*filter(None, (one[match.end() :],)), *path[level + 1 :])
+                break
         if below:
             region[number] = numbers.setdefault(below, len(numbers))
     return replace(sequence, region=region[sequence.region], paths=tuple(numbers))
@@ -781,10 +783,10 @@ def align_sequences(reference: KernelSequence, candidate: KernelSequence) -> Ali
     """Return which kernel of the reference is which of the candidate.
 
     1. Kernels of equal key and region match in order, and then those of equal key between them. A region is the path of
-       ranges below the selection or, where more kernels then have one in common, the innermost name. Without ranges on
-       one side, or where with regions fewer than _MIN_REGION_SHARE as many kernels match, the key alone counts. No
-       other alignment in order matches more kernels by what counts first, except where a note has the code
-       `alignment_not_exact`.
+       ranges below the selection as recorded or, where more kernels then have one in common, with its numbers folded,
+       or the innermost name. Without ranges on one side, or where with regions fewer than _MIN_REGION_SHARE as many
+       kernels match, the key alone counts. No other alignment in order matches more kernels by what counts first,
+       except where a note has the code `alignment_not_exact`.
     2. A kernel that is missing in one place and extra in another one of its region, at most MOST_MOVED kernels away, is
        reordered.
     3. What is in the same place on both sides is replaced: by a kernel of the same function (other template arguments),
@@ -797,23 +799,26 @@ def align_sequences(reference: KernelSequence, candidate: KernelSequence) -> Ali
     keys = _number_jointly(reference.keys, candidate.keys, reference.label, candidate.label)
     regions = _choose_regions(reference, candidate)
     matcher = _Matcher()
-    pairs = matcher.match(*keys)
-    if regions is None:
+    if regions is not None:
+        count = int(max(column.max(initial=0) for column in regions)) + 1
+        pairs = matcher.match(*(key * count + region for key, region in zip(keys, regions, strict=True)))
+        pairs = matcher.extend(pairs, *keys)
+        # More than so many kernels match in no order.
+        size = int(max(column.max(initial=0) for column in keys)) + 1
+        most = int(np.minimum(*(np.bincount(column, minlength=size) for column in keys)).sum())
+        if len(pairs[0]) < _MIN_REGION_SHARE * most:
+            by_key = matcher.match(*keys)
+            if len(pairs[0]) < _MIN_REGION_SHARE * len(by_key[0]):
+                fewer = (
+                    f"only {len(pairs[0])} of {len(by_key[0])} kernels match where those of equal ranges match first"
+                )
+                notes.append(Message("regions_do_not_match", f"{fewer}: the ranges do not count"))
+                pairs, regions = by_key, None
+    else:
+        pairs = matcher.match(*keys)
         if (reference.region >= 0).any() or (candidate.region >= 0).any():
             text = "the selections have no ranges in common: kernels are matched by their order alone"
             notes.append(Message("aligned_without_regions", text))
-    else:
-        count = int(max(column.max() for column in regions)) + 1
-        in_region = matcher.match(*(key * count + region for key, region in zip(keys, regions, strict=True)))
-        in_region = matcher.extend(in_region, *keys)
-        if len(in_region[0]) >= _MIN_REGION_SHARE * len(pairs[0]):
-            pairs = in_region
-        else:
-            regions = None
-            text = (
-                f"{len(pairs[0])} kernels match in order, but only {len(in_region[0])} if those of a region come first"
-            )
-            notes.append(Message("regions_do_not_match", text))
     if matcher.cuts:
         text = f"the sequences are so long that they were cut in {matcher.cuts} places, where the alignment may be off"
         notes.append(Message("alignment_not_exact", text))
@@ -859,8 +864,8 @@ def _number_jointly(
 def _choose_regions(reference: KernelSequence, candidate: KernelSequence) -> _Pairs | None:
     """Return the region of each kernel of both as numbers that both share, 0 for none; None if they share none."""
     best, most = None, 0
-    for names in (slice(None), slice(-1, None)):
-        left, right = ((None, *(path[names] for path in sequence.paths)) for sequence in (reference, candidate))
+    for name_region in (tuple, _fold_path, lambda path: fold_numbers(path[-1])):
+        left, right = ((None, *map(name_region, sequence.paths)) for sequence in (reference, candidate))
         columns = _number_jointly(left, right, reference.region + 1, candidate.region + 1)
         size = int(max(column.max(initial=0) for column in columns)) + 1
         counts = [np.bincount(column, minlength=size)[1:] for column in columns]
@@ -868,6 +873,10 @@ def _choose_regions(reference: KernelSequence, candidate: KernelSequence) -> _Pa
         if common > most:
             best, most = columns, common
     return best
+
+
+def _fold_path(path: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(fold_numbers, path))
 
 
 _Pairs = tuple[Int64, Int64]

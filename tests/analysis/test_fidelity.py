@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,15 +14,11 @@ from tests.analysis.sample_models import ATTENTION, GELU, LAYER, MLP, NORM, PROJ
 
 from traceable.analysis.align import AlignedPart, Selection, Tolerance, align
 from traceable.analysis.alignment import STATES
-from traceable.analysis.excerpts import build_excerpt
 from traceable.analysis.expected_shares import ExpectedShare, load_expected_shares, parse_share_bounds
 from traceable.analysis.fidelity import (
     CAUSES,
     Excerpt,
-    check_score,
-    compute_score,
     find_typical,
-    judge_time,
     split_difference,
 )
 from traceable.analysis.kernel_families import load_families
@@ -43,6 +38,7 @@ PASSED = dict.fromkeys(
 
 def align_models(folder: Path, reference: Layers, candidate: Layers, *, match: str = "exact", **options: Any) -> Any:
     """The result of holding one model against another; `options` are those of `write_model` for the candidate."""
+    folder.mkdir(exist_ok=True)
     ours = load(write_model(folder / "reference.sqlite", reference))
     theirs = load(write_model(folder / "candidate.sqlite", candidate, **options))
     return align(ours.context, theirs.context, match=match, families=FAMILIES)
@@ -285,23 +281,36 @@ def test_every_nanosecond_has_one_cause(tmp_path_factory, reference, candidate, 
 
 
 def check_excerpt(excerpt: Excerpt, recording: Recording) -> None:
-    """The times of the typical instance's parts, against loops over the operations of the steps, by the nanosecond."""
-    context = recording.context
-    gpu = context.gpu
-    rows = sorted(range(len(gpu)), key=lambda row: (int(gpu.start_ns[row]), row))
-    spans = []
-    table = recording.steps()
-    for start, reason in zip(table.column("start_ns"), table.column("exclusion_reason"), strict=True):
-        if reason is None:
-            spans.append(start)
-    assert excerpt.instances <= max(1, len(spans))
-    busy = Counter()
-    # All of the file is one sequence of operations: what an instance has is between its first and last kernels.
-    for instance in range(excerpt.instances):
-        assert int(excerpt.span_ns[instance]) >= int(excerpt.exposed_ns[instance].sum())
-        busy[instance] += int(excerpt.exposed_ns[instance].sum())
-    assert (excerpt.exposed_ns <= excerpt.duration_ns).all()
-    assert rows and busy
+    """The times of the typical instance, against loops over the operations between its first and its last kernel."""
+    gpu, kernels = recording.context.gpu, excerpt.sequence.kernel.tolist()
+    first_ns = min(int(gpu.start_ns[row]) for row in kernels)
+    last_ns = max(int(gpu.end_ns[row]) for row in kernels)
+    rows = [row for row in range(len(gpu)) if first_ns <= gpu.start_ns[row] < last_ns]
+    exposed, idle, copies = dict.fromkeys(kernels, 0), dict.fromkeys(kernels, 0), dict.fromkeys(kernels, 0)
+    latest, waiting, copied = first_ns, 0, 0
+    for row in sorted(rows, key=lambda row: (int(gpu.start_ns[row]), row)):
+        start, end = int(gpu.start_ns[row]), min(int(gpu.end_ns[row]), last_ns)
+        waiting += max(0, start - latest)
+        added = max(0, end - max(start, latest))
+        latest = max(latest, end)
+        if row in exposed:
+            exposed[row], idle[row], copies[row] = added, waiting, copied
+            waiting = copied = 0
+        else:
+            copied += added
+    whole = sum(exposed.values()) + sum(idle.values()) + sum(copies.values()) + waiting + copied
+    assert whole == last_ns - first_ns
+    at = [
+        instance
+        for instance in range(excerpt.instances)
+        if excerpt.exposed_ns[instance].tolist() == list(exposed.values())
+        and excerpt.duration_ns[instance].tolist() == [int(gpu.end_ns[row] - gpu.start_ns[row]) for row in kernels]
+    ]
+    assert at, "the instance that the sequence is of was measured"
+    # Copies before its first kernel and after its last one belong to a step as well.
+    inner = slice(1, len(kernels))
+    assert any(excerpt.idle_ns[instance][inner].tolist() == list(idle.values())[1:] for instance in at)
+    assert any(excerpt.copy_ns[instance][inner].tolist() == list(copies.values())[1:] for instance in at)
 
 
 def split_slowly(part: AlignedPart) -> dict[str, list[int]]:
@@ -342,3 +351,133 @@ def split_slowly(part: AlignedPart) -> dict[str, list[int]]:
         column = {"launch_gaps": "idle_ns", "copies": "copy_ns", "other_work": "other_ns"}.get(cause)
         result[cause].append(int(getattr(theirs, column)[-1] - getattr(ours, column)[-1]) if column else 0)
     return result
+
+
+# ---- layers
+
+
+def test_a_layer_of_one_against_a_mock_of_it(tmp_path):
+    ours = load(write_model(tmp_path / "model.sqlite", (LAYER,) * 12))
+    theirs = load(write_model(tmp_path / "mock.sqlite", (LAYER,), around=((), ())))
+    selections = Selection(layer=5), Selection(layer=5, may_be_layer=True)
+    part = align(ours.context, theirs.context, selections, match="exact", families=FAMILIES)
+    assert (len(part.reference), len(part.candidate)) == (len(LAYER), len(LAYER))
+    assert part.fidelity.score == 1.0
+    assert list_states(part) == PASSED
+    assert "candidate_is_one_layer" in [note.code for note in part.candidate.notes]
+
+
+def test_a_mock_against_the_whole_model_is_told_to_select_a_layer(tmp_path):
+    ours = load(write_model(tmp_path / "model.sqlite", (LAYER,) * 12))
+    theirs = load(write_model(tmp_path / "mock.sqlite", (LAYER,), around=((), ())))
+    part = align(ours.context, theirs.context, match="exact", families=FAMILIES)
+    assert list_states(part)["no_missing_kernels"] == "failed"
+    assert "fewer_layers" in list_hints(part)
+
+
+def test_there_is_no_layer_of_that_number(tmp_path):
+    context = load(write_model(tmp_path / "model.sqlite")).context
+    for selections in ((Selection(layer=9), Selection()), (Selection(layer=1), Selection(layer=9))):
+        with pytest.raises(MissingDataError) as failure:
+            align(context, context, selections, match="exact", families=FAMILIES)
+        assert failure.value.code == "no_such_layer"
+
+
+def test_layers_of_an_eager_run_are_found_in_a_captured_one(tmp_path):
+    eager = load(write_model(tmp_path / "eager.sqlite", (LAYER,) * 6))
+    replayed = tuple(tuple(replace(one, node=True, gap_ns=100) for one in LAYER if one is not GELU) for _ in range(6))
+    captured = load(write_model(tmp_path / "captured.sqlite", replayed, ranges=False))
+    part = align(eager.context, captured.context, match="exact", families=FAMILIES)
+    rows = list(part.fidelity.tables["layers"].rows())
+    assert [row["layer"] for row in rows] == list(range(6))
+    assert [(row["candidate_first"], row["candidate_stop"]) for row in rows] == [
+        (1 + 5 * n, 6 + 5 * n) for n in range(6)
+    ]
+    time = sum(one.duration_ns for one in LAYER)
+    assert {row["reference_ns"] for row in rows} == {time + 1_000 * len(LAYER)}
+    assert {row["candidate_ns"] for row in rows} == {time - GELU.duration_ns + 100 * 5}
+    assert {(row["kernels"], row["matched"]) for row in rows} == {(6, 5)}
+
+
+def test_one_layer_of_a_real_model_against_all_of_it(captures):
+    context = load(captures / "nsys" / "a100-transformer-forward.sqlite").context
+    whole = align(context, context, match="exact", families=FAMILIES)
+    assert (whole.fidelity.score, len(whole.reference)) == (1.0, 1832)
+    assert len(whole.fidelity.tables["layers"]) == 32
+    layer = align(context, context, (Selection(layer=5), Selection(layer=6)), match="exact", families=FAMILIES)
+    assert (len(layer.reference), len(layer.candidate)) == (57, 57)
+    assert 0.99 < (layer.fidelity.score or 0) < 1
+    assert {**list_states(layer), "kernel_latency": "passed"} == PASSED
+    against_all = align(context, context, (Selection(), Selection(layer=5)), match="exact", families=FAMILIES)
+    assert count_states(against_all) == {"equal": 57, "missing": 1832 - 57}
+    assert list_hints(against_all) == ["fewer_layers"]
+
+
+def test_a_real_pair_is_explained_to_the_nanosecond(captures):
+    ours, theirs = (load(captures / "nsys" / f"h100x2-torchrun-{word}.sqlite").context for word in ("before", "after"))
+    part = align(ours, theirs, match="exact", families=FAMILIES)
+    fidelity = part.fidelity
+    assert sum(fidelity.tables["residual"].column("difference_ns")) == fidelity.candidate_ns - fidelity.reference_ns
+    assert count_states(part) == {"equal": 119}
+    slower = [row["kernel"] for row in fidelity.tables["kernels"].rows() if "slower" in row["reasons"]]
+    assert any("ncclDevKernel_SendRecv" in name for name in slower)
+
+
+# ---- expected shares
+
+
+def write_shares(path: Path, text: str) -> tuple[ExpectedShare, ...]:
+    path.write_text(text)
+    return load_expected_shares(path)
+
+
+def test_expected_shares_are_of_families_kernels_and_ranges(tmp_path):
+    text = """
+        gemm = "60-80 %"
+        "void rms_norm_kernel*" = "<= 1 %"
+        mlp = ">= 30 %"
+        "range:layers.*" = "50 to 100 %"
+    """
+    expected = write_shares(tmp_path / "shares.toml", text)
+    context = load(write_model(tmp_path / "model.sqlite")).context
+    part = align(context, context, tolerance=Tolerance(expected=expected), match="exact", families=FAMILIES)
+    rows = {row["name"]: row for row in part.fidelity.tables["shares"].rows()}
+    assert [row["kind"] for row in rows.values()] == ["family", "kernel", "range", "range"]
+    total = 4 * sum(one.duration_ns for one in LAYER) + 99_000
+    assert rows["mlp"]["candidate_share"] == pytest.approx(4 * 87_000 / total)
+    assert rows["gemm"]["candidate_share"] == pytest.approx((4 * 140_000 + 90_000) / total)
+    assert [row["state"] for row in rows.values()] == ["passed", "failed", "passed", "passed"]
+    assert list_states(part) == PASSED | {"expected_shares": "failed"}
+    assert part.fidelity.state == "failed"
+
+
+def test_a_share_that_matches_nothing_is_an_error(tmp_path):
+    expected = write_shares(tmp_path / "shares.toml", 'sparse_attn = "60-65 %"')
+    context = load(write_model(tmp_path / "model.sqlite")).context
+    with pytest.raises(UsageError) as failure:
+        align(context, context, tolerance=Tolerance(expected=expected), match="exact", families=FAMILIES)
+    assert failure.value.code == "share_matches_nothing"
+
+
+@pytest.mark.parametrize("text", ["", "a =", "a = 3", 'a = "60"', 'a = "70-60 %"', '"kernel:" = "1-2 %"', "a = {}"])
+def test_a_file_of_anything_else_is_an_error(tmp_path, text):
+    with pytest.raises(UsageError) as failure:
+        write_shares(tmp_path / "shares.toml", text)
+    assert failure.value.code == "expected_shares_invalid"
+    with pytest.raises(UsageError) as failure:
+        load_expected_shares(tmp_path / "absent.toml")
+    assert failure.value.code == "file_unreadable"
+
+
+@given(low=st.integers(0, 100), high=st.integers(0, 100), dash=st.sampled_from(["-", " - ", " to ", "..", " % - "]))
+def test_bounds_of_shares(low, high, dash):
+    assert parse_share_bounds(f"{low}{dash}{high} %") == ((low / 100, high / 100) if low <= high else None)
+
+
+def test_a_least_score(tmp_path):
+    ours = load(write_model(tmp_path / "a.sqlite")).context
+    slow = (tuple(replace(one, duration_ns=one.duration_ns * 101 // 100) for one in LAYER),) * 4
+    theirs = load(write_model(tmp_path / "b.sqlite", slow)).context
+    for least, state in ((0.98, "passed"), (0.995, "failed")):
+        part = align(ours, theirs, tolerance=Tolerance(min_score=least), match="exact", families=FAMILIES)
+        assert list_states(part) == PASSED | {"score": state}

@@ -124,22 +124,25 @@ class Excerpt:
         """Grid and block of each kernel, three columns each; negative where not recorded."""
         return self.sequence.geometry[:, :6]
 
-    def take_kernels(self, first: int, stop: int) -> Excerpt:
-        """Return the kernels from `first` until before `stop`: one layer of a step, say.
+    def take_sequence(self, sequence: KernelSequence) -> Excerpt:
+        """Return the part whose kernels are a slice of this one's: one layer of a step, say.
 
         The time before its first kernel and after its last one is not part of it.
         """
-        rows = slice(first, stop)
+        first = int(np.flatnonzero(self.sequence.kernel == sequence.kernel[0])[0])
+        stop = first + len(sequence)
         between = {}
         for column in ("idle_ns", "copy_ns", "other_ns"):
             values = getattr(self, column)[:, first : stop + 1].copy()
             values[:, [0, -1]] = 0
             between[column] = values
+        kernels = slice(first, stop)
         return replace(
             self,
-            sequence=self.sequence.take(rows),
-            duration_ns=self.duration_ns[:, rows],
-            exposed_ns=self.exposed_ns[:, rows],
+            sequence=sequence,
+            duration_ns=self.duration_ns[:, kernels],
+            exposed_ns=self.exposed_ns[:, kernels],
+            notes=(*self.notes, *(note for note in sequence.notes if note not in self.sequence.notes)),
             **between,
         )
 
@@ -157,7 +160,13 @@ class Typical:
     @property
     def total_ns(self) -> int:
         """The whole time."""
-        return int(sum(part.sum() for part in (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)))
+        return self.measure_ns(0, len(self.exposed_ns) + 1)
+
+    def measure_ns(self, first: int, stop: int) -> int:
+        """Return the time of the kernels from `first` until `stop`, with what is before each of them."""
+        kernels = slice(first, stop)
+        parts = (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)
+        return int(sum(part[kernels].sum() for part in parts))
 
 
 def find_typical(excerpt: Excerpt) -> Typical:

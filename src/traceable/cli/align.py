@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = parser.add_argument_group("compared part")
     part.add_argument("--reference-range", metavar="NAME", help="of the reference, instances of this range")
     part.add_argument("--candidate-range", metavar="NAME", help="of the candidate, instances of this range")
+    for option, meaning in (
+        ("--layer", "layer N of both, from 0; of a mock that is one layer, all of it"),
+        ("--reference-layer", "layer N of the reference"),
+        ("--candidate-layer", "layer N of the candidate"),
+    ):
+        part.add_argument(option, metavar="N", type=parse_non_negative_int, help=meaning)
     part.add_argument(
         "--step", metavar="N", type=parse_non_negative_int, help="step N of both (default: the steady steps)"
     )
@@ -144,9 +150,12 @@ def run(arguments: argparse.Namespace) -> int:
     from traceable.report.row_filter import RowFilter
 
     tolerance = Tolerance(arguments.within / 100, expected, arguments.min_score)
+    ours, theirs = (
+        arguments.layer if layer is None else layer for layer in (arguments.reference_layer, arguments.candidate_layer)
+    )
     selections = (
-        Selection(arguments.reference_range, arguments.step),
-        Selection(arguments.candidate_range, arguments.step),
+        Selection(arguments.reference_range, arguments.step, ours),
+        Selection(arguments.candidate_range, arguments.step, theirs, arguments.candidate_layer is None),
     )
     with Progress() as progress:
         recordings = [
@@ -239,7 +248,10 @@ def _build_document(
 ) -> dict[str, object]:
     from traceable.report.align import build_document
 
-    names = ("reference_range", "candidate_range", "step", "match_kernels", "min_score")
+    names = (
+        *("reference_range", "candidate_range", "layer", "reference_layer", "candidate_layer"),
+        *("step", "match_kernels", "min_score"),
+    )
     request = {name: getattr(arguments, name) for name in names}
     return build_document(heads, {**request, "within_share": arguments.within / 100}, state, parts, choice)
 

@@ -134,6 +134,9 @@ def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
         _write_shares(page, list(tables["shares"].rows()))
     page.write_line()
     _write_review(page, tables["kernels"], choice)
+    if "layers" in tables:
+        page.write_line()
+        _write_layers(page, list(tables["layers"].rows()))
     hints = list(tables["hints"].rows())
     if hints:
         page.write_line()
@@ -190,12 +193,30 @@ def _write_review(page: Page, table: Any, choice: RowFilter) -> None:
             Cells("Kernel", labels, is_text=True),
             Cells("Mock layer", [_format_time(row["candidate_ns"], row["candidate_count"]) for row in rows]),
             Cells("Full model", [_format_time(row["reference_ns"], row["reference_count"]) for row in rows]),
-            Cells("Ratio", [ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}" for row in rows]),
+            Cells("Ratio", [_format_ratio(row["ratio"]) for row in rows]),
             Cells("Match", [_format_match(row) for row in rows], is_text=True, whole=True),
         ]
     )
     if hidden := len(table) - len(rows):
         page.write_line(f"and {hidden} more: --top 0 shows all")
+
+
+def _write_layers(page: Page, rows: Sequence[Row]) -> None:
+    """Print the layers of the reference, and where the candidate has them."""
+    page.write_table(
+        [
+            Cells("layer of the reference", [f"{row['name'] or 'layer'} {row['layer']}" for row in rows], is_text=True),
+            Cells("kernels", [format_count(row["kernels"]) for row in rows], rank=2),
+            Cells("matched", [format_count(row["matched"]) for row in rows], rank=3),
+            Cells("reference", [_format_time(row["reference_ns"], 1) for row in rows]),
+            Cells("candidate", [_format_time(row["candidate_ns"], 1) for row in rows]),
+            Cells("ratio", [_format_ratio(row["ratio"]) for row in rows], rank=1),
+        ]
+    )
+
+
+def _format_ratio(ratio: float | None) -> str:
+    return ABSENT if ratio is None else f"{ratio:.3f}"
 
 
 def _format_time(ns: int | None, count: int) -> str:

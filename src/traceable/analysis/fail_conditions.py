@@ -10,8 +10,9 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from traceable.analysis.samples import NOT_ENOUGH_DATA, SLOWER
 from traceable.analysis.table import Table
 from traceable.errors import Message, UsageError
 from traceable.units import format_count, format_duration, format_number, format_percent
@@ -20,7 +21,6 @@ PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
 STATES = (PASSED, UNKNOWN, FAILED)
 """From the best to the worst."""
 
-NOT_ENOUGH_DATA, SLOWER = "not_enough_data", "slower"
 _CODES = {PASSED: "limit_kept", FAILED: "limit_exceeded", UNKNOWN: "limit_undecided"}
 
 REGRESSION = "regression"
@@ -77,6 +77,9 @@ class Regression:
     least_share: float
 
 
+FailCondition: TypeAlias = Limit | Regression
+
+
 @dataclass(frozen=True)
 class Case:
     """The verdict on one row.
@@ -109,7 +112,7 @@ class ConditionResult:
     cases: tuple[Case, ...]
 
 
-def parse_fail_condition(text: str) -> Limit | Regression:
+def parse_fail_condition(text: str) -> FailCondition:
     """Return the condition of `--fail-on`.
 
     Raises:
@@ -163,7 +166,7 @@ def _split_path(path: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def evaluate_fail_condition(condition: Limit | Regression, ranges: Table, steps: Table) -> ConditionResult:
+def evaluate_fail_condition(condition: FailCondition, ranges: Table, steps: Table) -> ConditionResult:
     """Return whether a comparison meets a condition.
 
     Args:
@@ -323,5 +326,8 @@ def _judge_row(condition: Regression, subject: str, metric: str, row: dict[str, 
         return Case(subject, UNKNOWN, Message(NOT_ENOUGH_DATA, f"{subject}: not enough data to judge it"))
     if verdict != SLOWER:
         return Case(subject, PASSED, Message("no_regression", f"{subject} is not slower"))
+    if low is None or high is None:
+        state = UNKNOWN if condition.least_share else FAILED
+        return Case(subject, state, Message(_CODES[state], f"{subject} is slower, by a share that is not known"))
     state = _judge(">", condition.least_share, low, high) if condition.least_share else FAILED
     return Case(subject, state, Message(_CODES[state], f"{subject} is slower: {_format_interval((low, high), '%')}"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from traceable.analysis.memory import find_memory_operations, group_by_operation
 from traceable.analysis.name_patterns import SYNCHRONIZATION_CALLS
 from traceable.analysis.operations import COPY, DIRECTIONS, GRAPH, KERNEL, MEMSET
 from traceable.analysis.phases import (
+    FIELD_TOKENS,
     WholeSteps,
     count_tokens,
     make_summary_table,
@@ -103,7 +104,8 @@ class Snapshot:
         label: how the recording is called in the output: its path as the user gave it.
         facts: plain JSON values: `conditions` (what the recording was made with, see `analysis.comparability`) and
             others that the caller adds; and from here `graphs` (`whole` if CUDA graphs were traced as one operation
-            each, `node` if by their kernels, None without graphs), `has_ranges`, `has_gpu`, `has_kernels`, `has_calls`.
+            each, `node` if by their kernels, None without graphs), `gpus` (how many ran something), `has_ranges`,
+            `has_gpu`, `has_kernels`, `has_calls`.
         tables: by name: what is summed and counted; see `take_snapshot`.
         samples: the time of each sampled instance in ns, in the order of their start.
     """
@@ -119,7 +121,7 @@ def take_snapshot(
     *,
     label: str,
     facts: Mapping[str, Any],
-    tokens: int | None = None,
+    tokens: int | str | None = None,
     excluded_ns: Int64 | None = None,
     step_range: str | None = None,
     step_kernel: str | None = None,
@@ -132,7 +134,8 @@ def take_snapshot(
         context: the recording.
         label: what it is called.
         facts: see `Snapshot`.
-        tokens: how many tokens its steps processed; None to take that from the fields of the steps.
+        tokens: how many tokens its steps processed, or the field of the steps that has the number of each; None for
+            the field `tokens`, if there is one.
         excluded_ns: times in which the GPU was throttled, shape (n, 2), in ns of the trace; None for none. An instance
             that touches one is not sampled.
         step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
@@ -144,7 +147,8 @@ def take_snapshot(
 
         - `ranges`, one row a range path, domain and style: `path`, `name`, `domain`, `style`, RANGE_TOTALS,
           `launch_total_ns` (time of the thread in launch calls), and of the sampled instances `samples`,
-          `sampled_cpu_ns`, `gpu_samples` (those with GPU work), `sampled_gpu_busy_ns`, `sampled_gpu_span_ns`,
+          `sampled_cpu_ns`, `sync_wait_samples`, `sampled_sync_wait_ns`, `gpu_samples` (those with GPU work),
+          `sampled_gpu_busy_ns`, `sampled_gpu_span_ns`,
           `sampled_gpu_sum_ns`, `sampled_kernels`, `sampled_launches`, and how many are not sampled:
           `excluded_clipped`, `excluded_warm_up`, `excluded_throttled`.
         - `parts`, what the sampled instances of a range consist of: `range_row` (of `ranges`; OUTSIDE for the steps),
@@ -155,7 +159,8 @@ def take_snapshot(
         - `kernel_times`, one row a kernel: the columns of the view `kernels`.
         - `api`, `copies`, `gaps`: the view `api`; the view `memory`; its causes over all GPUs.
         - `steps`, one row: `steps`, `samples`, `excluded_clipped`, `excluded_warm_up`, `excluded_throttled`, and of the
-          samples `sampled_tokens` and STEP_SUMS as `sampled_wall_ns`, ....
+          samples `lanes` (how many processes, or processes and GPUs, they are of), `sampled_tokens`, `sampled_kernel_ns` (the summed time of their
+          kernels) and STEP_SUMS as `sampled_wall_ns`, ....
         - `overview`, one row: the columns of `phases`.
         - `findings`: as given.
 
@@ -163,13 +168,13 @@ def take_snapshot(
 
     Raises:
         UsageError: both definitions of a step are given.
-        MissingDataError: nothing has the name of `step_range` or `step_kernel`.
+        MissingDataError: nothing has the name of `step_range` or `step_kernel`, or a step lacks the field of tokens.
     """
     throttled = _merge_times(excluded_ns)
     steps = _sample_steps(context, step_range, step_kernel, throttled, tokens)
     patterns = tuple(load_families() if families is None else families)
     overview = summarize_recording(context, None if steps is None else steps.whole)
-    if tokens is not None:
+    if isinstance(tokens, int):
         overview |= {"tokens": tokens, "token_source": GIVEN_TOKENS}
     tables = {
         "kernels": _list_kernels(context, patterns),
@@ -201,6 +206,7 @@ def take_snapshot(
     trace = context.trace
     known = {
         "graphs": "whole" if len(trace.graph_launches) else "node" if len(trace.graph_nodes) else None,
+        "gpus": len(find_gpus(context)) if len(context.gpu) else 0,
         "has_ranges": bool(len(context.instances)),
         "has_gpu": bool(len(context.gpu)),
         "has_kernels": bool(len(trace.kernels)),
@@ -251,7 +257,7 @@ class _SampledSteps:
 
 
 def _sample_steps(
-    context: Context, step_range: str | None, step_kernel: str | None, throttled: Union, tokens: int | None
+    context: Context, step_range: str | None, step_kernel: str | None, throttled: Union, tokens: int | str | None
 ) -> _SampledSteps | None:
     """Return the steps of a recording; None for one without, or with a selection by fields that they do not have."""
     measured = None
@@ -259,6 +265,8 @@ def _sample_steps(
     with contextlib.nullcontext() if step_range or step_kernel else contextlib.suppress(MissingDataError):
         measured = measure_steady_steps(context, step_range, step_kernel)
     if measured is None:
+        if isinstance(tokens, str):
+            raise _make_tokens_error(tokens)
         return None
     steps, columns = measured.steps, measured.columns
     here = np.ones(len(steps), np.bool_)
@@ -269,17 +277,23 @@ def _sample_steps(
     left_out = _is_touched(steps.start_ns, steps.end_ns, throttled)
     sampled = measured.steady & here & ~left_out
     whole = take_whole_steps(context, steps, columns)
+    if isinstance(tokens, str) and whole is not None:
+        whole = replace(whole, fields=[{**one, FIELD_TOKENS: one.get(tokens)} for one in whole.fields])
+        if count_tokens(whole.fields)[1] != FIELD_TOKENS:
+            raise _make_tokens_error(tokens)
     sampled_tokens = None
-    if whole is not None and tokens is not None:
+    if whole is not None and isinstance(tokens, int):
         sampled_tokens = tokens * int(sampled.sum()) / len(whole.fields)
     elif whole is not None:
         rows = np.flatnonzero(sampled[~steps.clipped]).tolist()
         sampled_tokens = count_tokens([whole.fields[row] for row in rows])[0]
     sums = {name: columns[name][sampled] for name in STEP_SUMS}
+    sums["kernel_ns"] = measured.work.total(_measure_kernel_times(context, measured.work.operation))[sampled]
     warm_up = measured.phases.warm_up | measured.phases.other
     summary: dict[str, NDArray[Any]] = {
         "steps": np.array([here.sum()]),
         "samples": np.array([sampled.sum()]),
+        "lanes": np.array([len(find_distinct(steps.lane[sampled]))]),
         "excluded_clipped": np.array([(steps.clipped & here).sum()]),
         "excluded_warm_up": np.array([(warm_up & ~steps.clipped & here).sum()]),
         "excluded_throttled": np.array([(left_out & measured.steady & here).sum()]),
@@ -294,6 +308,17 @@ def _sample_steps(
     return _SampledSteps(
         measured, sampled, whole, Table(summary), {key: values for key, values in times.items() if NULL not in values}
     )
+
+
+def _measure_kernel_times(context: Context, operation: Int64) -> Int64:
+    """Return how long each of some operations took if it is a kernel, else 0."""
+    gpu = context.gpu
+    return np.where(gpu.kind[operation] == KERNEL, gpu.end_ns[operation] - gpu.start_ns[operation], 0)
+
+
+def _make_tokens_error(field: str) -> MissingDataError:
+    problem = f"not every step has a whole number in its field {field[:80]!r}"
+    return MissingDataError("tokens_field_missing", problem, "name another field, or give the number of tokens")
 
 
 @dataclass(frozen=True)
@@ -364,6 +389,9 @@ def _make_range_table(measured: _MeasuredInstances, launching_ns: Int64) -> Tabl
     of_cpu, of_gpu = np.flatnonzero(measured.is_cpu_sample), np.flatnonzero(measured.is_gpu_sample)
     columns["samples"] = np.bincount(row[of_cpu], minlength=rows)
     columns["sampled_cpu_ns"] = sum_groups(row[of_cpu], (instances.end_ns - instances.start_ns)[of_cpu], rows)
+    waiting = of_cpu[measured.costs.sync_wait_ns[of_cpu] != NULL]
+    columns["sync_wait_samples"] = np.bincount(row[waiting], minlength=rows)
+    columns["sampled_sync_wait_ns"] = sum_groups(row[waiting], measured.costs.sync_wait_ns[waiting], rows)
     columns["gpu_samples"] = np.bincount(row[of_gpu], minlength=rows)
     for name in ("busy", "span", "sum"):
         columns[f"sampled_gpu_{name}_ns"] = sum_groups(row[of_gpu], getattr(work, f"{name}_ns")[of_gpu], rows)

@@ -19,15 +19,19 @@ def to_junit(results: Sequence[ConditionResult]) -> str:
         elements = [_find_element(case, result) for case in result.cases]
         counts = {"tests": len(elements), "failures": elements.count("failure"), "errors": elements.count("error")}
         numbers = {name: str(number) for name, number in {**counts, "skipped": elements.count("skipped")}.items()}
-        suite = ElementTree.SubElement(root, "testsuite", name=escape_unprintable(result.text), **numbers)
+        suite = ElementTree.SubElement(root, "testsuite", {"name": escape_unprintable(result.text), **numbers})
         for case, element in zip(result.cases, elements, strict=True):
-            names = {"classname": escape_unprintable(result.text), "name": escape_unprintable(case.subject)}
+            names: dict[str, str] = {
+                "classname": escape_unprintable(result.text),
+                "name": escape_unprintable(case.subject),
+            }
             test = ElementTree.SubElement(suite, "testcase", **names)
             if element is not None:
                 words = escape_unprintable(case.message)
                 ElementTree.SubElement(test, element, type=case.message.code, message=words)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content.decode() + "\n"
 
 
 def _find_element(case: Case, result: ConditionResult) -> str | None:

@@ -19,7 +19,7 @@ from traceable.analysis.alignment import (
 from traceable.analysis.context import Context
 from traceable.analysis.excerpts import build_excerpt
 from traceable.analysis.expected_shares import ExpectedShare
-from traceable.analysis.fidelity import CompareSamples, Excerpt, Fidelity, find_typical, measure_fidelity
+from traceable.analysis.fidelity import Excerpt, Fidelity, find_typical, measure_fidelity
 from traceable.analysis.fidelity_hints import find_hints, tabulate_hints
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.table import Table, pack_objects
@@ -85,7 +85,6 @@ def align(
     *,
     match: str,
     families: Sequence[Family],
-    compare: CompareSamples | None = None,
 ) -> AlignedPart:
     """Hold the candidate against the reference.
 
@@ -93,7 +92,6 @@ def align(
         selections: what is compared of the reference and of the candidate.
         tolerance: what is accepted; the defaults for None.
         match, families: see `kernel_names.make_kernel_keys`.
-        compare: of the samples of several instances; None to judge the medians alone.
 
     Raises:
         MissingDataError: one of them has no kernels, or none such, or they have no kernel in common.
@@ -116,7 +114,6 @@ def align(
         within=tolerance.within,
         expected=tolerance.expected,
         min_score=tolerance.min_score,
-        compare=compare,
     )
     hints = find_hints(fidelity.pairs, ours, theirs)
     tables = dict(fidelity.tables)

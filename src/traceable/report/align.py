@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from traceable.analysis.align import AlignedPart
-from traceable.analysis.fidelity import FAILED, PASSED, UNKNOWN, Excerpt
+from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN
+from traceable.analysis.fidelity import Excerpt
 from traceable.report.columns import ABSENT
 from traceable.report.layout import Cells
 from traceable.report.page import Page

@@ -23,13 +23,17 @@ from traceable.analysis.fidelity import Excerpt, Fidelity, find_typical, measure
 from traceable.analysis.fidelity_hints import find_hints, tabulate_hints
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.table import Table, pack_objects
-from traceable.errors import Message
+from traceable.errors import Message, MissingDataError
+from traceable.trace.model import Int64
 
 MIN_LAYER_SHARE = 0.5
 """A layer of the candidate has more than this share of the kernels of one of the reference."""
 
+MIN_LAYERS_SHARE = 0.5
+"""Layers are tabulated if they have more than this share of the kernels of a sequence: other repetitions are none."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Selection:
     """Which part of a recording is compared.
 
@@ -38,12 +42,14 @@ class Selection:
         step: the step of this number; None for all steady ones.
         layer: the layer of this number, from 0; None for all.
         may_be_layer: compare all of it if it has no such layers: it may be a layer itself.
+        excluded_ns: (n, 2): starts and ends of times whose instances are left out; None for none.
     """
 
     range_name: str | None = None
     step: int | None = None
     layer: int | None = None
     may_be_layer: bool = False
+    excluded_ns: Int64 | None = None
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,8 @@ def align(
     """
     tolerance = tolerance or Tolerance()
     ours, theirs = (
-        build_excerpt(context, range_name=one.range_name, step=one.step, match=match, families=families)
-        for context, one in zip((reference, candidate), selections, strict=True)
+        _build_excerpt(word, context, selection, match, families)
+        for word, context, selection in zip(("reference", "candidate"), (reference, candidate), selections, strict=True)
     )
     if selections[0].layer is not None:
         ours = ours.take_sequence(select_layer(ours.sequence, find_layers(ours.sequence), selections[0].layer))
@@ -117,12 +123,29 @@ def align(
     )
     hints = find_hints(fidelity.pairs, ours, theirs)
     tables = dict(fidelity.tables)
-    layers = find_layers(ours.sequence) if selections[0].layer is None else None
-    if layers is not None and len(layers):
+    layers = find_layers(ours.sequence)
+    if selections[0].layer is None and int((layers.stop - layers.first).sum()) > MIN_LAYERS_SHARE * len(ours):
         tables["layers"] = tabulate_layers(layers, alignment, ours, theirs)
         hints += _suggest_layer(layers, alignment)
     tables["hints"] = tabulate_hints(hints)
     return AlignedPart(ours, theirs, replace(fidelity, tables=tables), alignment.notes)
+
+
+def _build_excerpt(
+    word: str, context: Context, selection: Selection, match: str, families: Sequence[Family]
+) -> Excerpt:
+    """Return what is selected of one recording, which is called by a word where there is nothing."""
+    try:
+        return build_excerpt(
+            context,
+            range_name=selection.range_name,
+            step=selection.step,
+            match=match,
+            families=families,
+            excluded_ns=selection.excluded_ns,
+        )
+    except MissingDataError as error:
+        raise MissingDataError(error.code, f"{word}: {error.problem}", error.remedy) from None
 
 
 def _take_candidate_layer(candidate: Excerpt, selection: Selection, kernels: int) -> Excerpt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sqlite3
 import sys
 from contextlib import closing
@@ -13,8 +14,11 @@ from pathlib import Path
 
 import pytest
 from tests.analysis.sample_models import GELU, LAYER, MLP, NORM, Work, write_model
+from tests.conftest import REPOSITORY
 
+from traceable.analysis.alignment import STATES
 from traceable.cli.main import main
+from traceable.report.align import TABLES
 
 SLOW = (tuple(replace(one, duration_ns=2 * one.duration_ns) if one is MLP else one for one in LAYER),) * 4
 
@@ -212,3 +216,22 @@ def test_kernels_of_a_real_recording_that_are_removed_and_slowed_are_found(align
     assert changed_rows["ampere_sgemm_128x128_tn"] == ["slower"]
     assert [row["state"] for row in part["alignment"] if row["state"] != "equal"] == ["missing"]
     assert ["exp_kernel_cuda" in name for name, reasons in changed_rows.items() if reasons == ["missing"]] == [True]
+
+
+def test_the_page_has_every_table_column_check_and_cause(align):
+    page = (REPOSITORY / "docs" / "align.md").read_text()
+    documented = set(re.findall(r"`(\w+)`", page))
+    _, output, _ = align("full.sqlite", "slow.sqlite", "--json", "--expect-shares", "shares.toml", "--min-score", "1")
+    document = json.loads(output)
+    (part,) = document["parts"]
+    tables = {name: rows for name, rows in part.items() if isinstance(rows, list)}
+    assert set(tables) - {"notes"} == set(TABLES)
+    words = {*document, *part, *(column for rows in tables.values() for row in rows for column in row)}
+    words |= {row["check"] for row in part["checks"]} | {row["cause"] for row in part["residual"]} | set(STATES)
+    assert words - documented - {"schema", "certainty", "text"} == set()
+    hints = (REPOSITORY / "src" / "traceable" / "analysis").glob("*.py")
+    codes = set()
+    for path in hints:
+        if path.name in ("fidelity_hints.py", "align.py"):
+            codes |= set(re.findall(r'yield Message\(\s*"(\w+)"|return \[Message\("(\w+)"', path.read_text()))
+    assert {one or other for one, other in codes} - documented == set()

@@ -169,36 +169,28 @@ def tabulate_layers(layers: Layers, alignment: Alignment, reference: Excerpt, ca
     So the layers of an eager run are found in one with CUDA graphs, whose kernels have no ranges of their own.
     """
     ours, theirs = find_typical(reference), find_typical(candidate)
+    # By row: a number may come several times.
+    carried = carry_bounds(replace(layers, number=np.arange(len(layers))), alignment)
+    bounds = dict(
+        zip(
+            carried.number.tolist(),
+            zip(carried.first.tolist(), carried.stop.tolist(), carried.matched.tolist(), strict=True),
+            strict=True,
+        )
+    )
     rows = []
     for row, (number, first, stop) in enumerate(
         zip(layers.number.tolist(), layers.first.tolist(), layers.stop.tolist(), strict=True)
     ):
-        carried = carry_bounds(_take_row(layers, row), alignment)
-        bounds = (int(carried.first[0]), int(carried.stop[0])) if len(carried) else None
-        before, after = ours.measure_ns(first, stop), None if bounds is None else theirs.measure_ns(*bounds)
-        rows.append(
-            (
-                *(number, layers.name, first, stop, *(bounds or (None, None))),
-                *(stop - first, int(carried.matched[0]) if len(carried) else 0, before, after),
-                after / before if after is not None and before else None,
-            )
-        )
+        begin, end, matched = bounds.get(row, (None, None, 0))
+        before, after = ours.measure_ns(first, stop), None if begin is None else theirs.measure_ns(begin, end)
+        ratio = after / before if after is not None and before else None
+        rows.append((number, layers.name, first, stop, begin, end, stop - first, matched, before, after, ratio))
     columns = (
         *("layer", "name", "reference_first", "reference_stop", "candidate_first", "candidate_stop", "kernels"),
         *("matched", "reference_ns", "candidate_ns", "ratio"),
     )
     return Table({column: pack_objects(row[place] for row in rows) for place, column in enumerate(columns)})
-
-
-def _take_row(layers: Layers, row: int) -> Layers:
-    one = slice(row, row + 1)
-    return replace(
-        layers,
-        number=layers.number[one],
-        first=layers.first[one],
-        stop=layers.stop[one],
-        differing=layers.differing[one],
-    )
 
 
 def _suggest_layer(layers: Layers, alignment: Alignment) -> list[Message]:

@@ -26,6 +26,9 @@ SCHEMA = "traceable.align/1"
 TABLES = ("kernels", "checks", "residual", "alignment", "hints", "shares", "layers")
 """The tables of a part. The last two are there if shares are expected, and if the reference has layers."""
 
+_LAYERS = 10
+"""How many layers are printed."""
+
 _TICKS = {PASSED: "[x]", FAILED: "[ ]", UNKNOWN: "[?]"}
 _LABELS = {
     "kernel_names": "kernel names match",
@@ -160,9 +163,10 @@ def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
         _write_shares(page, list(tables["shares"].rows()))
     page.write_line()
     _write_review(page, tables["kernels"], choice)
-    if "layers" in tables:
+    layers = list(tables["layers"].rows()) if "layers" in tables else []
+    if sum(row["matched"] > 0 for row in layers) > 1:
         page.write_line()
-        _write_layers(page, list(tables["layers"].rows()))
+        _write_layers(page, layers)
     hints = list(tables["hints"].rows())
     if hints:
         page.write_line()
@@ -228,7 +232,9 @@ def _write_review(page: Page, table: Table, choice: RowFilter) -> None:
 
 
 def _write_layers(page: Page, rows: Sequence[Row]) -> None:
-    """Print the layers of the reference, and where the candidate has them."""
+    """Print the first layers of the reference, and their time in both."""
+    more = len(rows) - _LAYERS
+    rows = rows[:_LAYERS]
     page.write_table(
         [
             Cells("layer of the reference", [f"{row['name'] or 'layer'} {row['layer']}" for row in rows], is_text=True),
@@ -239,6 +245,8 @@ def _write_layers(page: Page, rows: Sequence[Row]) -> None:
             Cells("ratio", [_format_ratio(row["ratio"]) for row in rows], rank=1),
         ]
     )
+    if more > 0:
+        page.write_line(f"and {more} more: --json has all, and --csv --table layers")
 
 
 def _format_ratio(ratio: float | None) -> str:

@@ -25,7 +25,7 @@ SECTIONS = {
         *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
         *("from-system-wide", "from-kubectl-script"),
         *("analysis", "critical-path", "rates", "ncu"),
-        *("compare",),
+        *("compare", "align"),
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),
     ),

@@ -20,6 +20,7 @@ COMMANDS = {
     "job": "record prefill and decode under the loads of a YAML file, and compare them",
     "control": "open and close windows in a running program",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
+    "align": "check how faithful a mock is to the full model, kernel by kernel",
     "ncu": "profile the most expensive kernels of a range with Nsight Compute",
     "doctor": "check this machine, with a test capture by each collector",
     "help": "print a page of the documentation",

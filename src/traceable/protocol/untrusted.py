@@ -415,8 +415,29 @@ _OVERHEAD = {
     "run_overhead_share?": NUMBER,
     "=": [("run_overhead_share", "plain_run_ns"), ("run_overhead_share", "profiled_run_ns")],
 }
-_HOST = {"name": TEXT, "system": TEXT, "boot_id": TEXT}
+_HOST = {"name": TEXT, "system": TEXT, "boot_id": TEXT, "cpu": TEXT}
 _ENDED = {"exit_code": WHOLE, "signal": WHOLE}
+
+_GPU = {
+    **dict.fromkeys(("name", "uuid", "bus", "driver", "cuda"), TEXT),
+    **dict.fromkeys(("persistence", "ecc", "mig"), FLAG),
+    **dict.fromkeys(("application_sm_clock_mhz", "application_memory_clock_mhz"), NUMBER),
+}
+_VALUES = dict.fromkeys(("min!", "p50!", "max!"), NUMBER)
+_GPU_CONDITIONS = {
+    "samples": COUNT,
+    "problem": _MESSAGE,
+    "gpus": [
+        {
+            "bus": TEXT,
+            "active_samples": COUNT,
+            **dict.fromkeys(("sm_clock_mhz", "memory_clock_mhz", "power_w", "power_limit_w", "temperature_c"), _VALUES),
+            "throttled_share": NUMBER,
+            "reason_shares": {"*": NUMBER},
+            "throttled": [{"start_wall_ns!": COUNT, "end_wall_ns!": COUNT, "reasons!": [TEXT]}],
+        }
+    ],
+}
 
 FLIGHT_INTERVAL = {
     "pid!": PID,
@@ -455,7 +476,8 @@ MANIFEST = {
     "versions": {"*": TEXT},
     "git": {"commit": TEXT, "dirty": FLAG},
     "host": _HOST,
-    "gpus": [{"name": TEXT}],
+    "gpus": [_GPU],
+    "gpu_conditions": _GPU_CONDITIONS,
     "environment_names": [TEXT],
     "profilers": [TEXT],
     "launcher_pid": PID,

@@ -7,6 +7,7 @@ operations, is that of `analysis.sync`, which has an oracle of its own.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from tests.analysis.sample_traces import PROCESS_OF_THREAD, rows_of
@@ -180,7 +181,7 @@ class Oracle:
         """Return from when until when which thread worked for this one."""
         edges, result = self.list_edges(home), []
         lanes = {one["lane"] for call, one in self.links if call["thread"] == home}
-        for since, until in zip(edges, edges[1:], strict=False):
+        for since, until in pairwise(edges):
             if self.find_call(home, since) is not None:
                 continue
             workers = Counter(

@@ -2,15 +2,16 @@
 
 Steps of one run are autocorrelated, and slow drifts (clocks, other load) are in all of them, so that an ordinary
 bootstrap, which takes them for independent, calls two runs of one program different far too often. Five things are
-done about that (docs/compare-noise.md has what each of them was measured to bring):
+done about that (docs/compare-noise.md has the rates that were measured):
 
-- A run is resampled in `SEGMENTS` consecutive blocks as long as possible, and not sample by sample: correlation within
-  a block stays as it is. As few blocks say little about their own spread, p-values are those of Student's t.
-- How far the blocks lie apart beyond what independent samples would is taken as what whole runs may differ by.
-- A change of the median is one only where the faster instances changed as well (`_COMPANIONS`): other load on the
-  machine delays some instances, a slower program slows all.
-- With one run a side, `RUN_SHARE` is allowed for what no single run shows: the placement of its memory, the core's
-  neighbor. With several, what they differ by is measured, and the variances of single runs are a prior of it.
+- A run is resampled in `SEGMENTS` long consecutive blocks, and not sample by sample: correlation within a block stays
+  as it is. As few blocks say little about their own spread, p-values are those of Student's t.
+- Where neighboring blocks are alike, as in a drift, there are fewer independent ones, and the variance is larger.
+- A change of the median is one where the faster instances changed (`_EVIDENCE`): other load on the machine delays some
+  instances, a slower program slows all, and the fast ones show it best.
+- With one run a side, a difference has to exceed what the instances of a run differ by, from the least quantile of the
+  evidence to the one in question, and `RUN_SHARE` for what no single run shows. With several runs a side, what they
+  differ by is measured instead.
 - Where many rows are judged together, their p-values are adjusted by Holm's method.
 
 All is done on the logarithms of the times, so that differences are ratios.
@@ -36,9 +37,6 @@ MIN_TAIL = 10
 
 RUN_SHARE = 0.02
 """By how much two runs of one program may differ for reasons that no single run shows."""
-
-DRIFT_WEIGHT = 0.3
-"""Which part of the variance between blocks, beyond that of independent samples, is taken as that between runs."""
 
 PRIOR_FREEDOM = 4
 """Where there are several runs: how many degrees of freedom the variances of single runs are worth among them."""
@@ -201,13 +199,21 @@ def estimate_run(run: NDArray[Any], quantiles: Sequence[float], seed: int) -> Ru
         replicates = _resample_quantile(blocks, pooled, of_blocks, quantile, seed)
         # With so many blocks, resampling has this much less variance than drawing new ones.
         within = np.log(replicates).var() * SEGMENTS / (SEGMENTS - 1)
-        spread = math.sqrt(quantile * (1 - quantile) / length)
-        low, high = np.quantile(pooled, np.clip([quantile - spread, quantile + spread], 0, 1))
-        independent = (math.log(high / low) / 2) ** 2
-        drift = max(0.0, np.log(of_blocks).var(ddof=1) - independent)
-        variances.append(within + DRIFT_WEIGHT * drift)
+        variances.append(within * _count_alike(np.log(of_blocks)))
     values = np.log(np.maximum(np.quantile(run, quantiles), _LEAST))
     return RunEstimate(values, np.array(variances))
+
+
+def _count_alike(of_blocks: Float64) -> float:
+    """Return as how many blocks an independent one counts, from the correlation of neighbors (as in an AR(1) series).
+
+    Their correlation is estimated too low by 1 / `SEGMENTS` (Kendall 1954). At most all of them are one.
+    """
+    deviation = of_blocks - of_blocks.mean()
+    total = float(deviation @ deviation)
+    correlation = float(deviation[1:] @ deviation[:-1]) / total + 1 / SEGMENTS if total else 0.0
+    correlation = min(max(correlation, 0.0), (SEGMENTS - 1) / (SEGMENTS + 1))
+    return (1 + correlation) / (1 - correlation)
 
 
 def _resample_quantile(
@@ -251,7 +257,8 @@ def _combine(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, floa
         of_run = (PRIOR_FREEDOM * prior + between) / freedom
         error = np.sqrt(of_run * sum(1 / len(side) for side in values))
     else:
-        band, freedom = math.log1p(RUN_SHARE), 2 * (SEGMENTS - 1)
+        spread = max(float(side[0, -1] - side[0, 0]) for side in values)
+        band, freedom = math.log1p(RUN_SHARE) + spread, 2 * (SEGMENTS - 1)
         error = np.sqrt(variance.sum(axis=0))
     difference = values[1].mean(axis=0) - values[0].mean(axis=0)
     reach = band + compute_t_quantile(LEVEL, freedom) * error

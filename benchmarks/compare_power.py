@@ -87,13 +87,12 @@ def record(folder: Path, steps: int, percent: int, seed: int) -> Snapshot:
 
 def find_changed_rows(baseline: Snapshot, candidate: Snapshot) -> dict[str, str]:
     """Return the verdict on each row (range name or `step`) that is called slower or faster."""
-    changed = {}
+    changed: dict[str, str] = {}
     for table in compare_snapshots([baseline], [candidate]).tables.values():
         names = table.column("name") if "name" in table.columns else [AROUND[0]] * len(table)
         for column in (column for column in table.columns if column.endswith("_verdict")):
-            for name, verdict in zip(names, table.column(column), strict=True):
-                if verdict in (SLOWER, FASTER):
-                    changed[name] = verdict
+            verdicts = zip(names, table.column(column), strict=True)
+            changed |= {name: verdict for name, verdict in verdicts if verdict in (SLOWER, FASTER)}
     return changed
 
 

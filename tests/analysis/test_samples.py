@@ -123,12 +123,11 @@ def test_noise_is_seldom_taken_for_a_change(kind):
     assert sum(code in (SLOWER, FASTER) for code in codes) <= 5
 
 
-@pytest.mark.parametrize("kind", ["plain", "heavy"])
-def test_ten_percent_are_found_among_many_rows(kind):
+def test_ten_percent_are_found_among_many_rows():
     random = np.random.default_rng(7)
     found = 0
     for _ in range(40):
-        rows = [[make_times(kind, random, 100) for _ in range(2)] for _ in range(20)]
+        rows = [[make_times("plain", random, 100) for _ in range(2)] for _ in range(20)]
         rows[0][1] = (rows[0][1] * 1.1).astype(np.int64)
         found += judge_changes([compare_samples([row[0]], [row[1]], 0.5) for row in rows])[0].code == SLOWER
     assert found >= 38

@@ -188,7 +188,7 @@ def compare_snapshots(
         "steps": _compare_steps(sides, units, tests),
         "explanation": _explain_differences(sides, units, keys),
         **_compare_kernels(sides, units, keys),
-        "api": _compare_counts(sides, units, "api", ("name", "kind"), ""),
+        "api": _compare_counts(sides, units, "api", ("name", "kind"), "call_"),
         "copies": _compare_counts(sides, units, "copies", ("operation",), "gpu_"),
         "gaps": _compare_counts(sides, units, "gaps", ("cause",), None),
         "findings": _compare_findings(sides),

@@ -31,6 +31,7 @@ from traceable.analysis.memory import find_memory_operations, group_by_operation
 from traceable.analysis.name_patterns import SYNCHRONIZATION_CALLS
 from traceable.analysis.operations import COPY, DIRECTIONS, GRAPH, KERNEL, MEMSET
 from traceable.analysis.phases import (
+    FIELD_TOKENS,
     WholeSteps,
     count_tokens,
     make_summary_table,
@@ -121,7 +122,7 @@ def take_snapshot(
     *,
     label: str,
     facts: Mapping[str, Any],
-    tokens: int | None = None,
+    tokens: int | str | None = None,
     excluded_ns: Int64 | None = None,
     step_range: str | None = None,
     step_kernel: str | None = None,
@@ -134,7 +135,8 @@ def take_snapshot(
         context: the recording.
         label: what it is called.
         facts: see `Snapshot`.
-        tokens: how many tokens its steps processed; None to take that from the fields of the steps.
+        tokens: how many tokens its steps processed, or the field of the steps that has the number of each; None for
+            the field `tokens`, if there is one.
         excluded_ns: times in which the GPU was throttled, shape (n, 2), in ns of the trace; None for none. An instance
             that touches one is not sampled.
         step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
@@ -167,13 +169,13 @@ def take_snapshot(
 
     Raises:
         UsageError: both definitions of a step are given.
-        MissingDataError: nothing has the name of `step_range` or `step_kernel`.
+        MissingDataError: nothing has the name of `step_range` or `step_kernel`, or a step lacks the field of tokens.
     """
     throttled = _merge_times(excluded_ns)
     steps = _sample_steps(context, step_range, step_kernel, throttled, tokens)
     patterns = tuple(load_families() if families is None else families)
     overview = summarize_recording(context, None if steps is None else steps.whole)
-    if tokens is not None:
+    if isinstance(tokens, int):
         overview |= {"tokens": tokens, "token_source": GIVEN_TOKENS}
     tables = {
         "kernels": _list_kernels(context, patterns),
@@ -256,7 +258,7 @@ class _SampledSteps:
 
 
 def _sample_steps(
-    context: Context, step_range: str | None, step_kernel: str | None, throttled: Union, tokens: int | None
+    context: Context, step_range: str | None, step_kernel: str | None, throttled: Union, tokens: int | str | None
 ) -> _SampledSteps | None:
     """Return the steps of a recording; None for one without, or with a selection by fields that they do not have."""
     measured = None
@@ -264,6 +266,8 @@ def _sample_steps(
     with contextlib.nullcontext() if step_range or step_kernel else contextlib.suppress(MissingDataError):
         measured = measure_steady_steps(context, step_range, step_kernel)
     if measured is None:
+        if isinstance(tokens, str):
+            raise _make_tokens_error(tokens)
         return None
     steps, columns = measured.steps, measured.columns
     here = np.ones(len(steps), np.bool_)
@@ -274,8 +278,12 @@ def _sample_steps(
     left_out = _is_touched(steps.start_ns, steps.end_ns, throttled)
     sampled = measured.steady & here & ~left_out
     whole = take_whole_steps(context, steps, columns)
+    if isinstance(tokens, str) and whole is not None:
+        whole = replace(whole, fields=[{**one, FIELD_TOKENS: one.get(tokens)} for one in whole.fields])
+        if count_tokens(whole.fields)[1] != FIELD_TOKENS:
+            raise _make_tokens_error(tokens)
     sampled_tokens = None
-    if whole is not None and tokens is not None:
+    if whole is not None and isinstance(tokens, int):
         sampled_tokens = tokens * int(sampled.sum()) / len(whole.fields)
     elif whole is not None:
         rows = np.flatnonzero(sampled[~steps.clipped]).tolist()
@@ -307,6 +315,11 @@ def _measure_kernel_times(context: Context, operation: Int64) -> Int64:
     """Return how long each of some operations took if it is a kernel, else 0."""
     gpu = context.gpu
     return np.where(gpu.kind[operation] == KERNEL, gpu.end_ns[operation] - gpu.start_ns[operation], 0)
+
+
+def _make_tokens_error(field: str) -> MissingDataError:
+    problem = f"not every step has a whole number in its field {field[:80]!r}"
+    return MissingDataError("tokens_field_missing", problem, "name another field, or give the number of tokens")
 
 
 @dataclass(frozen=True)

@@ -487,9 +487,9 @@ def _add_gpu_parts(parts: _Parts, context: Context, measured: _MeasuredInstances
     lowest, highest = np.zeros((2, len(measured.instances)), np.int64)
     pieces = [tuple(np.empty(0, np.int64) for _ in range(5))]
     for instance, operation in iter_unsorted_pairs(context):
-        sampled = row_of_instance[instance] >= 0
-        if not sampled.all():
-            instance, operation = instance[sampled], operation[sampled]
+        is_sampled = row_of_instance[instance] >= 0
+        if not is_sampled.all():
+            instance, operation = instance[is_sampled], operation[is_sampled]
         group, first = number_groups(row_of_instance[instance], operation_label[operation])
         moved = np.flatnonzero(operation >= len(context.trace.kernels))
         pieces.append(

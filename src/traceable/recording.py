@@ -489,6 +489,28 @@ class Recording:
             "rates", by=by, range_name=range, peaks=load_peaks(None if peaks is None else Path(peaks)), dtype=dtype
         )
 
+    def critical_path(
+        self,
+        *,
+        by: str = "range",
+        top: int = 20,
+        range: str | None = None,  # noqa: A002
+        step_range: str | None = None,
+        step_kernel: str | None = None,
+    ) -> Table:
+        """Return what the critical paths of the steady steps consist of (docs/critical-path.md).
+
+        Args:
+            by: `range`, `path` or `operation`: one row of each and kind; `field:NAME`: one row a value and kind;
+                `kind`: one row a kind; `step`: one row a step.
+            top: how many of the longest segments of the median step are listed.
+            range: only what is in ranges of this name, at any depth.
+            step_range, step_kernel: the definition of a step, as for `steps`.
+        """
+        return self.query(
+            "critical_path", by=by, top=top, range_name=range, step_range=step_range, step_kernel=step_kernel
+        )
+
     def requests(self, *, by: str = "request", slowest: int | None = None, match: str | None = None) -> Table:
         """Return the time of each request, in parts, joined with the steps that served it; the slowest first.
 
@@ -537,11 +559,13 @@ class Recording:
         Raises:
             MissingDataError: the trace lacks the data, or has no range of the given name.
         """
-        if (name := options.get("range_name")) is not None:
-            # The name of a step may be a glob.
-            unfolded = self.with_names_matching(name) if question == "steps" else self.with_range(name)
-            if unfolded is not self:
-                return unfolded.query(question, **options)
+        # The name of a step may be a glob.
+        step_range = options.get("range_name" if question == "steps" else "step_range")
+        unfolded = self if step_range is None else self.with_names_matching(step_range)
+        if question != "steps" and (name := options.get("range_name")) is not None:
+            unfolded = unfolded.with_range(name)
+        if unfolded is not self:
+            return unfolded.query(question, **options)
         key = question, repr(sorted((name, value) for name, value in options.items() if value))
         if key in self._cache:
             return self._cache[key]

@@ -30,10 +30,11 @@ STEP_NAMES = ("step", "steps")
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)"
 _LIMIT = re.compile(
-    rf"(?P<range>.+)\.(?P<metric>[A-Za-z]\w*)\s*(?P<operator>[<>]=?)\s*(?P<amount>{_NUMBER})\s*(?P<unit>%|[a-zµ]*)"
+    rf"(?P<range>.+)\.(?P<metric>[A-Za-z]\w*)\s*(?P<operator>[<>]=?)\s*(?P<amount>{_NUMBER})\s*(?P<unit>%|[a-zµ]*)",
+    re.DOTALL,
 )
 _REGRESSION = re.compile(rf"{REGRESSION}\s*(?::\s*(?P<least>{_NUMBER})\s*%)?")
-_PATH_PART = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([^/\"']+?))\s*(/|$)")
+_PATH_PART = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([^/\"']+?))\s*(/|$)", re.DOTALL)
 _TIME_UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _UNITS = ("", "_ns", "_bytes", "_share", "_gb_per_s")
 """Ends of the columns of a metric."""

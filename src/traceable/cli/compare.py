@@ -127,14 +127,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     choice = RangeFilter(parse_row_filter(arguments), arguments.range_name)
     candidates = [_compare_candidate(sides[0], side, conditions, choice, arguments) for side in sides[1:]]
-    overview = compare_overviews([side.snapshots for side in sides], [throughput.get(letter) for letter in letters])
+    rates = [throughput.get(side.letter, side.recorded_throughput) for side in sides]
+    overview = compare_overviews([side.snapshots for side in sides], rates)
     content = Content(
         lambda: build_comparison(
             sides, candidates, overview, choice, match_kernels=arguments.match_kernels, unit=arguments.per
         ),
         lambda: _select_table(candidates, overview, choice, arguments),
         lambda page: write_comparison(
-            page, sides, candidates, overview, choice, unit=arguments.per, has_overview=bool(throughput)
+            page, sides, candidates, overview, choice, unit=arguments.per, has_overview=any(rates)
         ),
         arguments.raw,
     )

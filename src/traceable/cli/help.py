@@ -29,7 +29,16 @@ SECTIONS = {
         *("doctor", "diagnosis"),
     ),
     "Reference": ("report", "findings", "names", "kineto", "secrets", "messages"),
-    "Explanation": ("compare-noise", "overhead", "server-load", "analysis-speed", "architecture", "reader", "read-back", "gpu-check"),
+    "Explanation": (
+        "compare-noise",
+        "overhead",
+        "server-load",
+        "analysis-speed",
+        "architecture",
+        "reader",
+        "read-back",
+        "gpu-check",
+    ),
 }
 """The pages in the order of README.md's index, by its sections."""
 

@@ -64,6 +64,13 @@ class Side:
         return BASELINE if self.letter == "A" else CANDIDATE
 
     @property
+    def recorded_throughput(self) -> float | None:
+        """The mean output tokens per second of its loads; None if any of its runs has none."""
+        rates = [one.facts.get("output_tokens_per_s") for one in self.snapshots]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) / len(known) if len(known) == len(rates) else None
+
+    @property
     def label(self) -> str:
         """Its name in a line."""
         first = self.snapshots[0].label
@@ -396,6 +403,9 @@ def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFil
     )
     shown = [key for key in groups if not key[0] or key[0] in ranges]
     shown.sort(key=lambda key: (bool(key[0]), -max(abs(row["difference_ns"]) for row in groups[key])))
+    # Where the steps are a range, its CPU time has the causes of the steps.
+    causes_of = {key: [(row["cause"], row["name"], row["difference_ns"]) for row in groups[key]] for key in shown}
+    shown = [key for place, key in enumerate(shown) if causes_of[key] not in [causes_of[one] for one in shown[:place]]]
     number = _EXPLAINED if choice.rows.top is None else choice.rows.top or len(shown)
     labels, rows = [], []
     for key in shown[:number]:

@@ -101,13 +101,16 @@ class PathSegments:
         return PathSegments(**{column.name: getattr(self, column.name)[selected] for column in fields(self)})
 
 
-def trace_paths(context: Context, steps: Steps, selected: Int64) -> PathSegments:
+def trace_paths(
+    context: Context, steps: Steps, selected: Int64, launch_latency_ns: int = LAUNCH_LATENCY_NS
+) -> PathSegments:
     """Return the critical paths of some steps.
 
     Args:
         selected: indices into `steps`.
+        launch_latency_ns: the time within which the GPU begins an operation that nothing holds back.
     """
-    links = _link_operations(context)
+    links = _link_operations(context, launch_latency_ns)
     host = _Host(context, links)
     walk = _Walk(links, host)
     entries = _find_entries(context, steps, selected, links, host)
@@ -121,10 +124,11 @@ def trace_paths(context: Context, steps: Steps, selected: Int64) -> PathSegments
     segments = PathSegments(
         **{one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(PathSegments)}
     )
-    segments = segments.take(np.flatnonzero(segments.end_ns > segments.start_ns))
+    some = np.flatnonzero(segments.end_ns > segments.start_ns)
+    segments = segments.take(some[np.lexsort((segments.start_ns[some], segments.step[some]))])
     on_gpu = np.flatnonzero(segments.operation >= 0)
     segments.instance[on_gpu] = context.innermost[segments.operation[on_gpu]]
-    return segments.take(np.lexsort((segments.start_ns, segments.step)))
+    return segments
 
 
 # ---- what holds each operation back
@@ -161,7 +165,7 @@ class _Links:
     head: Int64
 
 
-def _link_operations(context: Context) -> _Links:
+def _link_operations(context: Context, launch_latency_ns: int) -> _Links:
     gpu, launches, streams = context.gpu, context.launches, find_streams(context)
     by_end = gpu.by_start[np.argsort(gpu.end_ns[gpu.by_start], kind="stable")]
     lanes = build_lanes(streams.stream_of_operation, len(streams), by_end)
@@ -191,10 +195,10 @@ def _link_operations(context: Context) -> _Links:
     bound = np.where(released > ended, LAUNCH, np.where(before >= 0, STREAM, NOTHING)).astype(np.int8)
     before[bound == LAUNCH] = -1
     over = np.maximum(ended, released)
-    is_late = (bound == NOTHING) | (start > over + LAUNCH_LATENCY_NS)
+    is_late = (bound == NOTHING) | (start > over + launch_latency_ns)
     place = _find_places(operation)
     candidates = np.flatnonzero(is_late | _find_told_to_wait(context, lanes.bounds, operation))
-    other = _find_dependencies(context, operation[candidates], over[candidates], by_end)
+    other = _find_dependencies(context, operation[candidates], over[candidates], by_end, launch_latency_ns)
     found = candidates[other >= 0]
     before[found], bound[found], is_late[found] = place[other[other >= 0]], DEPENDENCY, False
     is_first = is_late | (bound != STREAM) | (before != np.arange(number) - 1)
@@ -254,11 +258,11 @@ def _find_told_to_wait(context: Context, bounds: Int64, operation: Int64) -> Boo
     return told
 
 
-def _find_dependencies(context: Context, operation: Int64, over_ns: Int64, by_end: Int64) -> Int64:
+def _find_dependencies(context: Context, operation: Int64, over_ns: Int64, by_end: Int64, within_ns: int) -> Int64:
     """Return the operation of another stream of its process that each waited for; -1 for none.
 
     Args:
-        over_ns: it ended after this, and at most LAUNCH_LATENCY_NS before the operation began.
+        over_ns, within_ns: it ended after `over_ns`, and at most `within_ns` before the operation began.
         by_end: all operations by their end.
     """
     gpu, stream = context.gpu, find_streams(context).stream_of_operation
@@ -269,7 +273,7 @@ def _find_dependencies(context: Context, operation: Int64, over_ns: Int64, by_en
     waiting = np.arange(len(operation))
     while len(waiting):
         ended = end[at[waiting]]
-        near = (at[waiting] >= 0) & (ended > over_ns[waiting]) & (begin[waiting] - ended <= LAUNCH_LATENCY_NS)
+        near = (at[waiting] >= 0) & (ended > over_ns[waiting]) & (begin[waiting] - ended <= within_ns)
         waiting = waiting[near]
         one, other = operation[waiting], by_end[at[waiting]]
         fits = (gpu.process[one] == gpu.process[other]) & (stream[one] != stream[other])
@@ -323,6 +327,7 @@ class _Host:
         self.wait_place = [place[low:high].tolist() for low, high in pairwise(bounds)]
         self.wait_call = [self.waits.call[wait[low:high]].tolist() for low, high in pairwise(bounds)]
         self.wait_is_inferred = [inferred[low:high].tolist() for low, high in pairwise(bounds)]
+        self._edges: dict[int, Int64] = {}
         self._handovers: dict[int, _Handovers] = {}
 
     def _find_outermost_calls(self) -> None:
@@ -337,7 +342,7 @@ class _Host:
         bounds = np.searchsorted(calls.thread[rows], np.arange(len(trace.threads) + 1))
         before = np.full(len(rows), NULL, np.int64)
         for low, high in pairwise(bounds.tolist()):
-            before[low + 1 : high] = np.maximum.accumulate(calls.end_ns[rows[low : high - 1]])
+            before[low + 1 : high] = np.maximum.accumulate(calls.end_ns[rows[low : max(low, high - 1)]])
         is_outer = calls.end_ns[rows] > before
         outer = np.flatnonzero(is_outer)
         self.call = rows[outer]
@@ -356,21 +361,15 @@ class _Host:
         end = np.append(self.call_end_ns, segments.end_ns)
         return merge_by_lane(start, end, build_lanes(thread, threads, np.argsort(start, kind="stable")))
 
-    def list_edges(self, thread: int) -> Int64:
+    def get_edges(self, thread: int) -> Int64:
         """Return when a thread begins or ends a call or a range, in order."""
-        low, high = self.call_bounds[thread : thread + 2].tolist()
-        segments = self.context.instances.segments
-        own = segments.thread == thread
-        return find_distinct(
-            np.concatenate(
-                [
-                    self.call_start_ns[low:high],
-                    self.call_end_ns[low:high],
-                    segments.start_ns[own],
-                    segments.end_ns[own],
-                ]
-            )
-        )
+        if thread not in self._edges:
+            calls = slice(*self.call_bounds[thread : thread + 2].tolist())
+            segments = self.context.instances.segments
+            own = segments.thread == thread
+            times = self.call_start_ns[calls], self.call_end_ns[calls], segments.start_ns[own], segments.end_ns[own]
+            self._edges[thread] = find_distinct(np.concatenate(times))
+        return self._edges[thread]
 
     def find_calls_at(self, thread: int, at_ns: Int64) -> Int64:
         """Return the outermost call of a thread that each moment is in, as an index into `call`; -1 for none."""
@@ -392,11 +391,12 @@ class _Host:
         thread = launches.thread
         mine = thread == home
         others = np.flatnonzero(~mine & np.isin(stream, find_distinct(stream[mine])))
-        edges = self.list_edges(home)
+        edges = self.get_edges(home)
         quiet = np.searchsorted(edges, launches.start_ns[others], "right") - 1
         inside = (quiet >= 0) & (quiet < len(edges) - 1)
         others, quiet = others[inside], quiet[inside]
-        inside = (launches.end_ns[others] <= edges[quiet + 1]) & (self.find_calls_at(home, edges[quiet]) < 0)
+        inside = (launches.end_ns[others] <= edges[quiet + 1]) & (launches.end_ns[others] > edges[quiet])
+        inside &= self.find_calls_at(home, edges[quiet]) < 0
         others, quiet = others[inside], quiet[inside]
         time, first = number_groups(quiet)
         worker = find_most_common(time, thread[others], len(first))[1]
@@ -610,9 +610,9 @@ def _make_thread_segments(context: Context, host: _Host, rows: _Rows) -> PathSeg
     parts: list[tuple[Int64, Int64, Int64, Int64]] = []
     for one in find_distinct(thread[some]).tolist():
         here = some[thread[some] == one]
-        edges = host.list_edges(one)
+        edges = host.get_edges(one)
         first = np.searchsorted(edges, start[here], "right")
-        inner = np.where(wait[here] < 0, np.searchsorted(edges, end[here], "left") - first, 0)
+        inner = np.searchsorted(edges, end[here], "left") - first
         stretch = np.repeat(here, inner + 1)
         # Each stretch begins at its start and then at each edge in it, and so on until its end.
         is_first = np.append(True, stretch[1:] != stretch[:-1])

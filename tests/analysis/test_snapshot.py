@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.analysis.compare_oracle import Parts, SnapshotOracle
 from tests.analysis.sample_gpu_traces import gpu_traces
 from tests.analysis.sample_traces import NAMES, plain_ranges, table, trace_of, traces
+from tests.example_count import scale_examples
 
 import traceable
 from traceable.analysis.context import Context
@@ -50,6 +51,7 @@ def list_parts(snapshot: Snapshot, row: int, of: str) -> Parts:
     }
 
 
+@settings(max_examples=scale_examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(traces(), traces(busy=True), gpu_traces()))
 def test_parts_samples_and_totals_equal_the_oracle(trace: Trace) -> None:
     context = Context(trace)

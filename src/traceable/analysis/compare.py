@@ -20,6 +20,7 @@ import numpy as np
 from traceable.analysis.kernel_families import Family, load_families
 from traceable.analysis.kernel_names import EXACT, make_kernel_keys
 from traceable.analysis.operations import DIRECTIONS
+from traceable.analysis.samples import Change, compare_samples, judge_changes
 from traceable.analysis.snapshot import (
     CPU,
     EXCLUSIONS,
@@ -188,7 +189,7 @@ def compare_snapshots(
         "steps": _compare_steps(sides, units, tests),
         "explanation": _explain_differences(sides, units, keys),
         **_compare_kernels(sides, units, keys),
-        "api": _compare_counts(sides, units, "api", ("name", "kind"), ""),
+        "api": _compare_counts(sides, units, "api", ("name", "kind"), "call_"),
         "copies": _compare_counts(sides, units, "copies", ("operation",), "gpu_"),
         "gaps": _compare_counts(sides, units, "gaps", ("cause",), None),
         "findings": _compare_findings(sides),
@@ -482,13 +483,11 @@ class _Tests:
 
     def __init__(self, sides: Sequence[_Side], seed: int) -> None:
         self._sides, self._seed = sides, seed
-        self._changes: dict[str, dict[str, list[Any]]] = {}
+        self._changes: dict[str, dict[str, list[Change]]] = {}
 
     def compare(self, table: str, path: tuple[str, ...], domain: str | None, style: str, measure: str) -> _Values:
         """Compare the samples of the next row of a table; return their quantiles on both sides, by name."""
         key = SampleKey(path, domain, style, measure)
-        from traceable.analysis.samples import compare_samples  # type: ignore[import-not-found, unused-ignore]
-
         baseline, candidate = (side.collect_samples(key) for side in self._sides)
         quantiles: _Values = {}
         for word, quantile in QUANTILES.items():
@@ -499,8 +498,6 @@ class _Tests:
 
     def judge(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return by table the columns on the verdicts."""
-        from traceable.analysis.samples import judge_changes
-
         every = [one for table in self._changes.values() for changes in table.values() for one in changes]
         verdicts = iter(judge_changes(every))
         columns: dict[str, dict[str, NDArray[Any]]] = {}

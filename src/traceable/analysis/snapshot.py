@@ -38,7 +38,7 @@ from traceable.analysis.phases import (
     summarize_recording,
     take_whole_steps,
 )
-from traceable.analysis.profile import InstanceCosts, measure_selected_instances, profile_paths
+from traceable.analysis.profile import InstanceCosts, iter_unsorted_pairs, measure_selected_instances, profile_paths
 from traceable.analysis.range_names import merge_folds
 from traceable.analysis.step_detection import RANGE, is_in_spans, map_threads_to_processes
 from traceable.analysis.steps import MeasuredSteps, measure_added_ns, measure_steady_steps
@@ -486,9 +486,10 @@ def _add_gpu_parts(parts: _Parts, context: Context, measured: _MeasuredInstances
     used = find_gpus(context)
     lowest, highest = np.zeros((2, len(measured.instances)), np.int64)
     pieces = [tuple(np.empty(0, np.int64) for _ in range(5))]
-    for instance, operation in context.attribution.iter_pairs():
-        sampled = np.flatnonzero(row_of_instance[instance] >= 0)
-        instance, operation = instance[sampled], operation[sampled]
+    for instance, operation in iter_unsorted_pairs(context):
+        is_sampled = row_of_instance[instance] >= 0
+        if not is_sampled.all():
+            instance, operation = instance[is_sampled], operation[is_sampled]
         group, first = number_groups(row_of_instance[instance], operation_label[operation])
         moved = np.flatnonzero(operation >= len(context.trace.kernels))
         pieces.append(

@@ -24,11 +24,11 @@ SECTIONS = {
         *("requests", "sides", "jobs", "load", "control", "flight-recorder"),
         *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
         *("from-system-wide", "from-kubectl-script"),
-        *("compare", "analysis", "ncu"),
+        *("compare", "baselines", "analysis", "ncu"),
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),
     ),
-    "Reference": ("report", "findings", "names", "kineto", "secrets", "messages"),
+    "Reference": ("report", "findings", "conditions", "names", "kineto", "secrets", "messages"),
     "Explanation": ("overhead", "server-load", "analysis-speed", "architecture", "reader", "read-back", "gpu-check"),
 }
 """The pages in the order of README.md's index, by its sections."""

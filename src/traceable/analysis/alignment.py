@@ -279,7 +279,7 @@ def _build_sequence(
         depth: how many names of their paths are those of the selected range and of what is around it.
     """
     trace, ranges, gpu = context.trace, context.instances, context.gpu
-    operations = operations[_order_by_launch(context, operations)]
+    operations = operations[order_by_launch(context, operations)]
     kind = gpu.kind[operations]
     graphs = int(np.count_nonzero(kind == GRAPH))
     if graphs:
@@ -352,7 +352,7 @@ def _build_memory_sequence(context: Context, operations: Int64) -> MemorySequenc
     )
 
 
-def _order_by_launch(context: Context, operations: Int64) -> Int64:
+def order_by_launch(context: Context, operations: Int64) -> Int64:
     """Return the order of some operations by rank, process, GPU, start of the launch call and start."""
     gpu, launches = context.gpu, context.launches
     start = gpu.start_ns[operations]

@@ -217,7 +217,20 @@ class Projection:
 def profile_ranges(context: Context) -> RangeProfile:
     """Return the cost of each range, by path and by name, largest CPU total first among siblings."""
     trace, (instances, costs) = context.trace, measure_selected_instances(context)
+    ranges, row = profile_paths(trace, instances, costs)
+    group, first = group_by_keys(instances.domain, instances.name, instances.style)
+    names = _make_name_table(trace, instances, costs, group, first)
+    names = names.take(np.argsort(-names.values["cpu_total_ns"], kind="stable"))
+    return RangeProfile(
+        ranges=ranges,
+        names=names,
+        coverage=context.coverage,
+        fields=tuple(summarize_fields(trace.names, instances.fields, row, len(ranges))),
+    )
 
+
+def profile_paths(trace: Trace, instances: Instances, costs: InstanceCosts) -> tuple[Table, Int64]:
+    """Return the table `RangeProfile.ranges`, and the row of each instance in it."""
     group, first = group_by_keys(instances.path, instances.domain, instances.style)
     paths = [[trace.names[name] for name in instances.paths[path]] for path in instances.path[first].tolist()]
     identity = _make_identity_columns(trace, instances, first)
@@ -226,18 +239,9 @@ def profile_ranges(context: Context) -> RangeProfile:
     )
     table = Table({**table.values, "cpu_excess_reason": _explain_excess(instances, group, first, table)})
     order = _sort_tree(instances, first, table.values["cpu_total_ns"])
-    fields_of_row = summarize_fields(trace.names, instances.fields, group, len(first))
-    ranges = table.take(order)
-
-    group, first = group_by_keys(instances.domain, instances.name, instances.style)
-    names = _make_name_table(trace, instances, costs, group, first)
-    names = names.take(np.argsort(-names.values["cpu_total_ns"], kind="stable"))
-    return RangeProfile(
-        ranges=ranges,
-        names=names,
-        coverage=context.coverage,
-        fields=tuple(fields_of_row[row] for row in order.tolist()),
-    )
+    row = np.empty(len(order), np.int64)
+    row[order] = np.arange(len(order))
+    return table.take(order), row[group]
 
 
 def measure_instances(context: Context) -> InstanceCosts:

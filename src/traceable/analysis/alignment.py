@@ -4,9 +4,9 @@
 aligns two of them, tolerant of kernels that are missing, extra, renamed or in another place. `find_layers` finds the
 layers that repeat in a sequence.
 
-**Order.** Kernels are ordered by process and GPU, and then by the start of their launch call. Of one program that order
-is the same in every run; the order of their starts on the GPU is not, where streams run side by side. The kernels of
-one launch, of a CUDA graph, are ordered by their start on the GPU; and so is a kernel whose launch was not recorded
+**Order.** Kernels are ordered by rank, process and GPU, and then by the start of their launch call. Of one program that
+order is the same in every run; the order of their starts on the GPU is not, where streams run side by side. The kernels
+of one launch, of a CUDA graph, are ordered by their start on the GPU; and so is a kernel whose launch was not recorded
 among the others, by that start.
 """
 
@@ -36,7 +36,7 @@ from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.step_detection import select_range_instances
 from traceable.analysis.steps import find_median_step, infer_steps, steps
 from traceable.errors import Message, MissingDataError, UsageError
-from traceable.trace.model import GEOMETRY, NULL, Bool, Int8, Int64, find_distinct
+from traceable.trace.model import GEOMETRY, NULL, Bool, Float64, Int8, Int64, find_distinct
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -89,9 +89,8 @@ class KernelSequence:
             not known: for the first operation of a GPU, and across a gap of the recording.
         geometry: shape (kernels, 9), the columns of `trace.model.GEOMETRY`; NULL where not recorded.
         path: index into `paths`, the path of the innermost range; -1 outside ranges.
-        region: index into `paths`: the path below the selected range, with its numbers folded; -1 for none.
-        recorded: index into `paths`: the path with the numbers that names had before they were folded; -1 outside
-            ranges.
+        region: index into `paths`: the path below the selected range, with the numbers that names had before they were
+            folded; -1 for none.
         instance: index of the innermost range instance of the context; -1 outside ranges.
         phase: index into `phases`; -1 where no range around it has the field.
         graph_node: whether it is a node of a CUDA graph.
@@ -112,7 +111,6 @@ class KernelSequence:
     geometry: Int64
     path: Int64
     region: Int64
-    recorded: Int64
     instance: Int64
     phase: Int64
     graph_node: Bool
@@ -299,13 +297,12 @@ def _build_sequence(
     instance = context.innermost[kernels]
     table: dict[tuple[str, ...], int] = {}
 
-    def number_paths(of_instance: Int64, paths: Sequence[tuple[int, ...]], below: int = 0, fold: bool = False) -> Int64:
+    def number_paths(of_instance: Int64, paths: Sequence[tuple[int, ...]], below: int) -> Int64:
         column = np.append(of_instance, -1)[instance]
         numbers = np.full(len(paths) + 1, -1, np.int64)
         for one in find_distinct(column[column >= 0]).tolist():
             texts = tuple(trace.names[name] for name in paths[one][below:])
             if texts:
-                texts = tuple(map(fold_numbers, texts)) if fold else texts
                 numbers[one] = table.setdefault(texts, len(table))
         numbered: Int64 = numbers[column]
         return numbered
@@ -321,9 +318,8 @@ def _build_sequence(
         end_ns=own.end_ns[kernels],
         gap_ns=_measure_gaps_before(context, kernels),
         geometry=geometries[own.geometry[kernels]],
-        path=number_paths(ranges.path, ranges.paths),
-        region=number_paths(ranges.path, ranges.paths, depth, fold=True),
-        recorded=number_paths(*build_paths(ranges.parent, stripped)),
+        path=number_paths(ranges.path, ranges.paths, 0),
+        region=number_paths(*build_paths(ranges.parent, stripped), depth),
         instance=instance,
         phase=phase,
         graph_node=own.graph_node[kernels] != NULL,
@@ -357,14 +353,17 @@ def _build_memory_sequence(context: Context, operations: Int64) -> MemorySequenc
 
 
 def order_by_launch(context: Context, operations: Int64) -> Int64:
-    """Return the order of some operations by process, GPU, start of the launch call and start."""
+    """Return the order of some operations by rank, process, GPU, start of the launch call and start."""
     gpu, launches = context.gpu, context.launches
     start = gpu.start_ns[operations]
     call = launches.call_of[operations]
     launched = start.copy()
     called = call >= 0
     launched[called] = launches.calls.start_ns[call[called]]
-    order: Int64 = np.lexsort((start, launched, find_gpus(context).index_of(operations), gpu.process[operations]))
+    process = gpu.process[operations]
+    # Processes come by their ids, which differ from run to run.
+    rank = np.array([-1 if one.rank is None else one.rank for one in context.trace.processes], np.int64)[process]
+    order: Int64 = np.lexsort((start, launched, find_gpus(context).index_of(operations), process, rank))
     return order
 
 
@@ -432,8 +431,18 @@ _MOST_LAGS = 32
 _GRAMS = (1, 4, 16)
 """Lengths of the rows of kernels whose distances are tried. A kernel may come several times in a layer, a row once."""
 
-_MISMATCH_COST = 4
-"""How many kernels that repeat outweigh one that does not, where a repetition begins and ends."""
+_MISMATCH_COST = 4.0
+"""How many kernels of the mean weight that repeat outweigh one that does not, where a repetition begins and ends."""
+
+_LEAST_GAIN = 0.01
+"""What a kernel without weight that repeats counts: it extends a repetition, and is none."""
+
+_LAYER_FAMILIES = frozenset(("gemm", "attention", "conv"))
+"""What layers are made of. The updates of an optimizer repeat too, and so do elementwise kernels within a layer."""
+
+_MIN_LAYER_SHARE = 0.5
+"""Least share that layers have: of the kernels from the first to the last of numbered ranges, that are in them; and of
+the time of the kernels that layers are made of, what repeats."""
 
 _MIN_ALIKE = 0.75
 """Least share of the kernels that a layer has in common with the typical one."""
@@ -443,23 +452,27 @@ def find_layers(sequence: KernelSequence) -> Layers:
     """Return the layers of a sequence: from numbered ranges (`layers.5`, `block 7`) or, without, from repetition.
 
     Ranges: of all names with a number of their own, by what is before the number and around the range, those that hold
-    the most kernels (of equals the outermost), if there are two numbers at least. Names of steps, requests and the like
-    do not count. A layer is a run of kernels in ranges of one number, with the kernels between them.
+    the most kernels (of equals the outermost), if there are two numbers at least, and most kernels from the first to
+    the last are in them. Names of steps, requests and the like do not count. A layer is a run of kernels in ranges of
+    one number, with the kernels between them.
 
-    Repetition: the length after which kernels repeat for the most GPU time, at least once. A layer begins where the
-    repetition does; which of the kernels of a repetition is the first one is not known if the kernel before the first
+    Repetition: the length after which matrix products, convolutions and attention repeat for the most GPU time, at
+    least half of what all of them take (of sequences without any, all kernels). A layer begins where the repetition
+    does; which of the kernels of a repetition is the first one is not known if the kernel before the first
     layer is that at its end. Layers before and after the exact repetition, with kernels that differ, follow as long as
     they have _MIN_ALIKE of their kernels in common with it.
     """
     keys = _number_keys(sequence)
     of_kernel, name = _find_numbered_ranges(sequence)
-    if name is not None:
-        numbered = np.flatnonzero(of_kernel >= 0)
+    numbered = np.flatnonzero(of_kernel >= 0)
+    if name is not None and len(numbered) >= _MIN_LAYER_SHARE * (numbered[-1] + 1 - numbered[0]):
         begins = np.flatnonzero(np.diff(of_kernel[numbered], prepend=-1))
         first = numbered[begins]
         stop = numbered[np.append(begins[1:], len(numbered)) - 1] + 1
         return _build_layers(keys, of_kernel[first], first, stop, name, LAYERS_FROM_RANGES)
-    first, stop = _find_repetition(keys, sequence.end_ns - sequence.start_ns)
+    is_typical = np.isin(sequence.families, list(_LAYER_FAMILIES))[sequence.label]
+    duration_ns = sequence.end_ns - sequence.start_ns
+    first, stop = _find_repetition(keys, duration_ns * is_typical if is_typical.any() else duration_ns)
     return _build_layers(keys, np.arange(len(first)), first, stop, None, LAYERS_INFERRED)
 
 
@@ -480,7 +493,7 @@ def _build_layers(keys: Int64, number: Int64, first: Int64, stop: Int64, name: s
 def _find_numbered_ranges(sequence: KernelSequence) -> tuple[Int64, str | None]:
     """Return the number of the layer of each kernel, from 0, -1 for none; and the name of the ranges, None for none."""
     number_of: dict[tuple[tuple[str, ...], str], dict[int, int]] = {}
-    count = np.bincount(sequence.recorded[sequence.recorded >= 0], minlength=len(sequence.paths))
+    count = np.bincount(sequence.region[sequence.region >= 0], minlength=len(sequence.paths))
     for path in np.flatnonzero(count).tolist():
         names = sequence.paths[path]
         for level, name in enumerate(names):
@@ -496,40 +509,46 @@ def _find_numbered_ranges(sequence: KernelSequence) -> tuple[Int64, str | None]:
                 best, most = series, size
     of_path = np.full(len(sequence.paths) + 1, -1, np.int64)
     if best is None:
-        return of_path[sequence.recorded], None
+        return of_path[sequence.region], None
     places = {number: place for place, number in enumerate(sorted(set(number_of[best].values())))}
     for path, number_of_layer in number_of[best].items():
         of_path[path] = places[number_of_layer]
-    return of_path[sequence.recorded], f"{best[1]}*"
+    return of_path[sequence.region], f"{best[1]}*"
 
 
-def _find_repetition(keys: Int64, duration_ns: Int64) -> tuple[Int64, Int64]:
-    """Return where the repetitions of the most time begin and end; none where nothing repeats."""
-    best, most = (0, 0, 0), 0
-    elapsed = np.append(0, np.cumsum(duration_ns))
-    for lag in _list_lags(keys):
-        # The run of kernels that are the same one lag later whose number, less the cost of those that are not, is the
-        # largest.
-        gain = np.append(0, np.cumsum(np.where(keys[lag:] == keys[:-lag], 1, -_MISMATCH_COST)))
-        lowest = np.minimum.accumulate(gain)
-        stop = int(np.argmax(gain - lowest))
-        first = int(np.argmax(gain[: stop + 1] == lowest[stop]))
-        time = int(elapsed[stop] - elapsed[first])
-        if stop - first >= lag and time > most:
-            best, most = (lag, first, stop + lag), time
-    lag, first, stop = best
-    if not lag:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    bounds = list(range(first, stop + 1, lag))
-    template = Counter(tuple(keys[at : at + lag].tolist()) for at in bounds[:-1]).most_common(1)[0][0]
-    rows = np.array(template, np.int64)
-    while (length := _match_template(rows, keys[bounds[-1] : bounds[-1] + lag + lag // 2])) is not None:
-        bounds.append(bounds[-1] + length)
-    before = keys[: bounds[0]][::-1]
-    while (length := _match_template(rows[::-1], before[: lag + lag // 2])) is not None:
-        before = before[length:]
-        bounds.insert(0, len(before))
+def _find_repetition(keys: Int64, weight: Int64) -> tuple[Int64, Int64]:
+    """Return where the repetitions of the most weight begin and end; none where not most of it repeats."""
+    elapsed = np.append(0, np.cumsum(weight))
+    gains = weight / max(1.0, float(weight.mean())) + _LEAST_GAIN
+    # The lag at which most weight is the same again, wherever that is; of a run of it, where a layer begins.
+    lag = max(_list_lags(keys), key=lambda lag: float(gains[:-lag][keys[lag:] == keys[:-lag]].sum()), default=0)
+    first, stop = _find_run(np.where(keys[lag:] == keys[:-lag], gains[:-lag], -_MISMATCH_COST)) if lag else (0, 0)
+    stop += lag
+    bounds = list(range(first, stop + 1, lag)) if lag else [0]
+    if len(bounds) > 1:
+        rows = Counter(tuple(keys[at : at + lag].tolist()) for at in bounds[:-1])
+        template = np.array(rows.most_common(1)[0][0], np.int64)
+        longest = lag + lag // 2
+        before = keys[:first][::-1]
+        while (length := _match_template(template[::-1], before[:longest])) is not None:
+            before = before[length:]
+        # The run may have begun within a layer, after one that differs. Then the first layer's begin is here.
+        part = _count_equal_ends(before, template[::-1])[0]
+        template = np.roll(template, part)
+        bounds = [len(before) - part]
+        while (length := _match_template(template, keys[bounds[-1] : bounds[-1] + longest])) is not None:
+            bounds.append(bounds[-1] + length)
+    if elapsed[bounds[-1]] - elapsed[bounds[0]] < _MIN_LAYER_SHARE * elapsed[-1]:
+        bounds = [0]
     return np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)
+
+
+def _find_run(gain: Float64) -> tuple[int, int]:
+    """Return where the part of the largest sum begins and ends."""
+    until = np.append(0, np.cumsum(gain))
+    lowest = np.minimum.accumulate(until)
+    stop = int(np.argmax(until - lowest))
+    return int(np.argmax(until[: stop + 1] == lowest[stop])), stop
 
 
 def _list_lags(keys: Int64) -> list[int]:
@@ -619,13 +638,16 @@ def _describe_layers(layers: Layers) -> Message:
 
 
 def _drop_names_around(sequence: KernelSequence, name: str) -> KernelSequence:
-    """Return the same with the regions below a range that is the first of this name, or of a name that begins so."""
-    paths = dict.fromkeys(sequence.paths)
-    numbers = {path: number for number, path in enumerate(paths)}
-    region = np.full(len(paths) + 1, -1, np.int64)
+    """Return the same with the regions below the ranges of this name, the layers; of a name that goes on, the rest."""
+    numbers = {path: number for number, path in enumerate(sequence.paths)}
+    region = np.full(len(sequence.paths) + 1, -1, np.int64)
     for number, path in enumerate(sequence.paths):
-        level = next((level for level, one in enumerate(path) if one.startswith(name)), None)
-        below = path if level is None else (*filter(None, (path[level].removeprefix(name),)), *path[level + 1 :])
+        below = path
+        for level, one in enumerate(path):
+            match = _FIRST_NUMBER.search(one)
+            if match is not None and f"{one[: match.start()]}*" == name:
+                below = (*filter(None, (one[match.end() :],)), *path[level + 1 :])
+                break
         if below:
             region[number] = numbers.setdefault(below, len(numbers))
     return replace(sequence, region=region[sequence.region], paths=tuple(numbers))
@@ -761,10 +783,10 @@ def align_sequences(reference: KernelSequence, candidate: KernelSequence) -> Ali
     """Return which kernel of the reference is which of the candidate.
 
     1. Kernels of equal key and region match in order, and then those of equal key between them. A region is the path of
-       ranges below the selection or, where more kernels then have one in common, the innermost name. Without ranges on
-       one side, or where with regions fewer than _MIN_REGION_SHARE as many kernels match, the key alone counts. No
-       other alignment in order matches more kernels by what counts first, except where a note has the code
-       `alignment_not_exact`.
+       ranges below the selection as recorded or, where more kernels then have one in common, with its numbers folded,
+       or the innermost name. Without ranges on one side, or where with regions fewer than _MIN_REGION_SHARE as many
+       kernels match, the key alone counts. No other alignment in order matches more kernels by what counts first,
+       except where a note has the code `alignment_not_exact`.
     2. A kernel that is missing in one place and extra in another one of its region, at most MOST_MOVED kernels away, is
        reordered.
     3. What is in the same place on both sides is replaced: by a kernel of the same function (other template arguments),
@@ -777,21 +799,26 @@ def align_sequences(reference: KernelSequence, candidate: KernelSequence) -> Ali
     keys = _number_jointly(reference.keys, candidate.keys, reference.label, candidate.label)
     regions = _choose_regions(reference, candidate)
     matcher = _Matcher()
-    pairs = matcher.match(*keys)
-    if regions is None:
-        notes.append(Message("aligned_without_regions", "the recordings have no ranges in common below the selection"))
+    if regions is not None:
+        count = int(max(column.max(initial=0) for column in regions)) + 1
+        pairs = matcher.match(*(key * count + region for key, region in zip(keys, regions, strict=True)))
+        pairs = matcher.extend(pairs, *keys)
+        # More than so many kernels match in no order.
+        size = int(max(column.max(initial=0) for column in keys)) + 1
+        most = int(np.minimum(*(np.bincount(column, minlength=size) for column in keys)).sum())
+        if len(pairs[0]) < _MIN_REGION_SHARE * most:
+            by_key = matcher.match(*keys)
+            if len(pairs[0]) < _MIN_REGION_SHARE * len(by_key[0]):
+                fewer = (
+                    f"only {len(pairs[0])} of {len(by_key[0])} kernels match where those of equal ranges match first"
+                )
+                notes.append(Message("regions_do_not_match", f"{fewer}: the ranges do not count"))
+                pairs, regions = by_key, None
     else:
-        count = int(max(column.max() for column in regions)) + 1
-        in_region = matcher.match(*(key * count + region for key, region in zip(keys, regions, strict=True)))
-        in_region = matcher.extend(in_region, *keys)
-        if len(in_region[0]) >= _MIN_REGION_SHARE * len(pairs[0]):
-            pairs = in_region
-        else:
-            regions = None
-            text = (
-                f"{len(pairs[0])} kernels match in order, but only {len(in_region[0])} if those of a region come first"
-            )
-            notes.append(Message("regions_do_not_match", text))
+        pairs = matcher.match(*keys)
+        if (reference.region >= 0).any() or (candidate.region >= 0).any():
+            text = "the selections have no ranges in common: kernels are matched by their order alone"
+            notes.append(Message("aligned_without_regions", text))
     if matcher.cuts:
         text = f"the sequences are so long that they were cut in {matcher.cuts} places, where the alignment may be off"
         notes.append(Message("alignment_not_exact", text))
@@ -837,15 +864,19 @@ def _number_jointly(
 def _choose_regions(reference: KernelSequence, candidate: KernelSequence) -> _Pairs | None:
     """Return the region of each kernel of both as numbers that both share, 0 for none; None if they share none."""
     best, most = None, 0
-    for names in (slice(None), slice(-1, None)):
-        left, right = ((None, *(path[names] for path in sequence.paths)) for sequence in (reference, candidate))
+    for name_region in (tuple, _fold_path, lambda path: fold_numbers(path[-1])):
+        left, right = ((None, *map(name_region, sequence.paths)) for sequence in (reference, candidate))
         columns = _number_jointly(left, right, reference.region + 1, candidate.region + 1)
-        size = int(max(column.max() for column in columns)) + 1
+        size = int(max(column.max(initial=0) for column in columns)) + 1
         counts = [np.bincount(column, minlength=size)[1:] for column in columns]
         common = int(np.minimum(*counts).sum())
         if common > most:
             best, most = columns, common
     return best
+
+
+def _fold_path(path: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(fold_numbers, path))
 
 
 _Pairs = tuple[Int64, Int64]
@@ -1023,7 +1054,7 @@ def _find_moves(keys: _Pairs, regions: _Pairs | None, pairs: _Pairs) -> _Pairs:
         places = free.get((int(key), int(region)), ())
         while places and places[0][0] < at - MOST_MOVED:
             places.popleft()
-        if places and places[0][0] <= at + MOST_MOVED:
+        if places and places[0][0] <= at + 1 + MOST_MOVED:
             moved.append((int(at), places.popleft()[1]))
     columns = np.array(moved, np.int64).reshape(-1, 2)
     return columns[:, 0], columns[:, 1]
@@ -1104,8 +1135,8 @@ def carry_bounds(layers: Layers, alignment: Alignment) -> CarriedLayers:
 def find_closest_layer(reference: KernelSequence, layers: Layers, candidate: KernelSequence) -> int:
     """Return the row in `layers` of the layer that differs least from the candidate, a mock of one layer.
 
-    That is the one to which most kernels match in order, less those that do not. Of equals, the one of the lower median
-    time on the GPU, and of those the first.
+    That is the one for which the fewest kernels have to be inserted and removed; of equals, the one of the lower median
+    time on the GPU.
     """
     keys, mock = _number_jointly(reference.keys, candidate.keys, reference.label, candidate.label)
     distance = _import_rapidfuzz().Indel.distance

@@ -19,7 +19,7 @@ from traceable.analysis.alignment import (
 from traceable.analysis.context import Context
 from traceable.analysis.excerpts import build_excerpt
 from traceable.analysis.expected_shares import ExpectedShare
-from traceable.analysis.fidelity import Excerpt, Fidelity, find_typical, measure_fidelity
+from traceable.analysis.fidelity import Excerpt, Fidelity, measure_fidelity
 from traceable.analysis.fidelity_hints import find_hints, tabulate_hints
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.table import Table, pack_objects
@@ -168,7 +168,7 @@ def tabulate_layers(layers: Layers, alignment: Alignment, reference: Excerpt, ca
 
     So the layers of an eager run are found in one with CUDA graphs, whose kernels have no ranges of their own.
     """
-    ours, theirs = find_typical(reference), find_typical(candidate)
+    ours, theirs = reference.typical, candidate.typical
     # By row: a number may come several times.
     carried = carry_bounds(replace(layers, number=np.arange(len(layers))), alignment)
     bounds = dict(

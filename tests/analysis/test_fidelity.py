@@ -271,6 +271,16 @@ def test_ranges_are_compared(tmp_path):
     assert part.fidelity.score == 1.0
 
 
+def test_a_model_of_another_type_is_compared_though_no_name_is_the_same(tmp_path):
+    renamed = edit(
+        {one: [replace(one, name=one.name.replace("bf16", "f16").replace("bfloat16", "half"))] for one in LAYER}
+    )
+    part = align_models(tmp_path, edit({}), renamed, around=((), ()))
+    assert count_states(part) == {"replaced": 24}
+    assert list_states(part) == PASSED | {"kernel_names": "failed", "kernel_latency": "unknown", "shapes": "unknown"}
+    assert list_hints(part)[0] == "other_dtype"
+
+
 def test_nothing_in_common(tmp_path):
     with pytest.raises(MissingDataError) as failure:
         align_models(tmp_path, (LAYER,) * 4, ((Work("void other(int)"),) * 3,) * 4, around=((), ()))

@@ -38,6 +38,7 @@ from traceable.analysis.expected_shares import FAMILY, KINDS, RANGE, ExpectedSha
 from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN
 from traceable.analysis.fail_conditions import STATES as CHECK_STATES
 from traceable.analysis.grouping import sum_groups
+from traceable.analysis.kernel_families import OTHER
 from traceable.analysis.labels import extract_base_name
 from traceable.analysis.samples import FASTER, SLOWER, Change, compare_samples, judge_changes
 from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
@@ -330,7 +331,7 @@ def group_kernels(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Kerne
 
 @dataclass(frozen=True, eq=False)
 class TimePair:
-    """One time on both sides: of a row of kernels, or the whole.
+    """One time in both: of a row of kernels, or the whole.
 
     Attributes:
         reference_ns, candidate_ns: of the typical instances.
@@ -450,7 +451,7 @@ def tabulate_kernels(
 
 
 def _has_other_shape(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Bool:
-    """Return which pairs have a grid or block on each, and not the same."""
+    """Return which pairs have a known grid and block in both, and not the same."""
     both = (pairs.reference >= 0) & (pairs.candidate >= 0)
     left, right = reference.shape[pairs.reference], candidate.shape[pairs.candidate]
     known = (left[:, 0] >= 0) & (right[:, 0] >= 0)
@@ -498,7 +499,7 @@ def tabulate_shares(expected: Sequence[ExpectedShare], reference: Excerpt, candi
     """Return one row an expected share: the shares of the kernel time in both, and whether the candidate's is met.
 
     Raises:
-        UsageError: a name that matches nothing on either.
+        UsageError: a name matches nothing in either.
     """
     excerpts = (reference, candidate)
     words = {kind: [_list_words(excerpt, kind) for excerpt in excerpts] for kind in KINDS}
@@ -597,7 +598,7 @@ def _check_kernel_latency(kernels: Table, within: float) -> Check:
         if ratio is not None
     ]
     if not slow:
-        return Check("kernel_latency", UNKNOWN, None, within, Message("no_kernel_times", "no kernel is on both"))
+        return Check("kernel_latency", UNKNOWN, None, within, Message("no_kernel_times", "no kernel is in both"))
     failed = [one for one in slow if {SLOWER, FASTER} & set(one[3])]
     unclear = [one for one in slow if UNCLEAR in one[3]]
     state = FAILED if failed else UNKNOWN if unclear else PASSED
@@ -631,7 +632,7 @@ def _check_shapes(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Check
     common = sorted(set(reference.fields) & set(candidate.fields))
     fields = [name for name in common if reference.fields[name] != candidate.fields[name]]
     if not known.any() and not common:
-        return Check("shapes", UNKNOWN, None, 0, Message("shapes_not_recorded", "grids and blocks are not recorded"))
+        return Check("shapes", UNKNOWN, None, 0, Message("shapes_not_recorded", "no kernel in both has a known grid"))
     text = f"{_count(others)} of {format_count(int(known.sum()))} have another grid or block"
     if common:
         text += f"; {_count(len(fields))} of {format_count(len(common), 'field')} of ranges differ"
@@ -724,7 +725,9 @@ def measure_fidelity(
         UsageError: an expected share matches nothing.
     """
     pairs = pair_kernels(alignment)
-    if not pairs.is_paired.any():
+    # Kernels that were all replaced, by those of another type say, are of the same families still.
+    known = np.array([family != OTHER for family in reference.families], np.bool_)
+    if not (pairs.is_paired.any() or (alignment.has_equal_family() & known).any()):
         raise MissingDataError(
             "no_common_kernels",
             f"none of {format_count(len(reference), 'kernel')} of the reference is among "

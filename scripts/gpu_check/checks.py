@@ -754,6 +754,54 @@ def finding(rule: str, bench: Bench) -> str:
     return f"{matches[0]['sentence'][:160]} (at most {saving_ns / 1e6:.2f} ms)"
 
 
+# ---- a mock and the full model
+
+ALIGNED_PROGRAM = REPOSITORY / "examples" / "align_transformer.py"
+_SAME_KERNELS = ("kernel_names", "no_missing_kernels", "no_extra_kernels", "shapes", "order")
+"""The checks of `align` that a mock of the same layer passes at any clock."""
+
+
+def align(bench: Bench) -> str:
+    """Command `traceable align` finds the kernels of a one-layer torch transformer in a twelve-layer one."""
+    for name, options in (("full", ("--layers", "12")), ("mock", ("--layers", "1", "--bare"))):
+        words = [sys.executable, "-m", "traceable", "run", "-o", name, "--collector", "recorder", "--gpu"]
+        words += [str(ALIGNED_PROGRAM), *options, "--device", bench.device]
+        if bench.device != CUDA:
+            words += ["--steps", "3", "--width", "32", "--length", "8"]
+        done = execute(words, bench.work)
+        if done.returncode:
+            raise Failed(f"the transformer ended with exit code {done.returncode}: {_shorten_output(done.stderr)}")
+    bench.require_gpu()
+    documents = [_run_align(bench, *words) for words in (("full", "full"), ("full", "mock", "--layer", "5"))]
+    return check_alignments(*documents)
+
+
+def _run_align(bench: Bench, *words: str) -> Row:
+    done = execute([sys.executable, "-m", "traceable", "align", *words, "--json"], bench.work)
+    if not done.stdout:
+        raise Failed(f"align {' '.join(words)} ended with exit code {done.returncode}: {_shorten_output(done.stderr)}")
+    document: Row = json.loads(done.stdout)
+    return document
+
+
+def check_alignments(itself: Row, layer: Row) -> str:
+    """Return the evidence that a model is faithful to itself, and a mock has the kernels of one of its layers.
+
+    Args:
+        itself, layer: documents of `traceable align`.
+    """
+    (whole,), (part,) = itself["parts"], layer["parts"]
+    expect((itself["state"], whole["score"]), ("passed", 1.0), "verdict and score of a model and itself")
+    states = {check["check"]: check["state"] for check in part["checks"]}
+    expect({name: states[name] for name in _SAME_KERNELS}, dict.fromkeys(_SAME_KERNELS, "passed"), "checks of the mock")
+    difference = part["candidate_ns"] - part["reference_ns"]
+    expect(sum(row["difference_ns"] for row in part["residual"]), difference, "sum of the residual in ns")
+    layers = len({row["layer"] for row in whole["layers"]})
+    expect(layers, 12, "layers of the full model")
+    kernels, instances = part["reference"]["kernels"], part["reference"]["instances"]
+    return f"{kernels} kernels of a layer in {instances} steps, all {layers} layers; score {part['score']:.4f}"
+
+
 # ---- the machine, and captures
 
 
@@ -872,6 +920,7 @@ CHECKS: tuple[Check, ...] = (
     _check(graphs_nsys, "graphs-nsys", BY_NSYS, 90),
     _check(capture_nsys, "capture-nsys", BY_NSYS, 90),
     _check(gpu_conditions, "gpu-conditions", ("gpu", "numpy", "torch", "nvml")),
+    _check(align, "align", (*RECORDED, "rapidfuzz"), 120),
     _check(gpu_forked, "gpu-forked", RECORDED),
     _check(gpu_own_profiler, "gpu-own-profiler", RECORDED),
     _check(gpu_identity, "gpu-identity", RECORDED),

@@ -57,7 +57,7 @@ def _explain_missing_gpu(facts: dict[str, object]) -> str | None:
 
 
 def _examine_packages(missing: dict[str, str]) -> None:
-    for name in ("numpy", "pytest"):
+    for name in ("numpy", "pytest", "rapidfuzz"):
         if importlib.util.find_spec(name) is None:
             missing[name] = f"{name} is not installed"
     if importlib.util.find_spec("pynvml") is None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from gpu_check import captures, checks, oracle
 from gpu_check.harness import CPU, CUDA, Bench, Failed, NotPossible, Rehearsed
+from tests.analysis.sample_models import LAYER, write_model
 from tests.collectors.conftest import recorded as recorded
 from tests.collectors.gpu_runs import finalize_run, process_of
 from tests.collectors.gpu_traces import BASE_NS, half, write
@@ -27,6 +28,7 @@ from tests.launch.sample_ncu import STAND_IN
 from tests.trace import sample_kineto
 
 import traceable
+from traceable.cli.main import main
 from traceable.protocol import gpu_files
 
 Event = dict[str, Any]
@@ -599,6 +601,23 @@ def test_programs_have_this_traceable_and_nothing_of_an_outer_run(monkeypatch, t
     assert Path(file).is_relative_to(captures.REPOSITORY / "src")
     ours = {name: value for name, value in variables.items() if name.startswith("TRACEABLE_")}
     assert ours == {"TRACEABLE_NCU": "/somewhere/ncu", "TRACEABLE_GATE": "none"}
+
+
+def test_a_mock_is_aligned_with_a_layer_of_the_model(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "full.sqlite", (LAYER,) * 12)
+    write_model(tmp_path / "mock.sqlite", (LAYER,), around=((), ()))
+    write_model(tmp_path / "other.sqlite", (LAYER[1:],), around=((), ()))
+    documents = []
+    for words in (("full.sqlite",), ("mock.sqlite", "--layer", "5"), ("other.sqlite", "--layer", "5")):
+        main(["align", "full.sqlite", *words, "--json"])
+        documents.append(json.loads(capsys.readouterr().out))
+    itself, mock, other = documents
+    assert checks.check_alignments(itself, mock).startswith("6 kernels of a layer in 5 steps, all 12 layers; score 1.0")
+    with pytest.raises(Failed, match="checks of the mock"):
+        checks.check_alignments(itself, other)
+    with pytest.raises(Failed, match="a model and itself"):
+        checks.check_alignments(other, mock)
 
 
 def test_every_check_has_a_program_and_a_name_of_its_own():

@@ -29,7 +29,7 @@ SECTIONS = {
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),
     ),
-    "Reference": ("report", "findings", "names", "kineto", "secrets", "messages"),
+    "Reference": ("report", "compare-numbers", "findings", "names", "kineto", "secrets", "messages"),
     "Explanation": (
         "compare-noise",
         "overhead",

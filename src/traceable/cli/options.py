@@ -232,14 +232,14 @@ def remove_output_files(arguments: argparse.Namespace) -> None:
     Raises:
         UsageError: one can't be removed, and so not be replaced.
     """
-    for name in list_output_files(arguments):
-        try:
-            if Path(name).is_file():
-                Path(name).unlink()
-        except OSError as error:
-            raise UsageError(
-                "file_not_replaced", f"{name} can't be replaced: {error.strerror}", "name another file"
-            ) from None
+    files = [Path(name) for name in list_output_files(arguments)]
+    try:
+        for file in filter(Path.is_file, files):
+            file.unlink()
+    except OSError as error:
+        raise UsageError(
+            "file_not_replaced", f"{error.filename} can't be replaced: {error.strerror}", "name another file"
+        ) from None
 
 
 def list_output_files(arguments: argparse.Namespace) -> list[str]:

@@ -58,7 +58,7 @@ _SHAPE = {
     "snapshots!": [
         {
             "label!": untrusted.TEXT,
-            "facts!": {"conditions": {}, EXCLUDED: untrusted.COUNT},
+            "facts!": {"conditions!": {}, EXCLUDED: untrusted.COUNT},
             "tables!": {"*": _TABLE},
             "samples!": [
                 {
@@ -128,7 +128,7 @@ def save_baseline(path: Path, snapshots: Sequence[Snapshot], *, force: bool = Fa
 
     Args:
         path: the file; its directory is created.
-        snapshots: one or several runs of the same.
+        snapshots: one or several runs of the same, with `conditions` among their facts.
         force: replace an earlier one, but no file of another kind.
 
     Raises:

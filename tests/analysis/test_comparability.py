@@ -1,4 +1,4 @@
-"""Which differences between two sides are told, and how strong their effects are."""
+"""Which differences between two sides are reported, and how strong their effects are."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compare(baseline: dict[str, Any], candidate: dict[str, Any]) -> dict[str, tu
     return {row["condition"]: (row["baseline"], row["candidate"], row["effect"], row["code"]) for row in rows}
 
 
-def test_nothing_is_told_of_what_is_equal() -> None:
+def test_equal_conditions_are_not_reported() -> None:
     assert compare({}, {}) == {"memory_clock_mhz": (None, None, NOTE, "memory_clock_mhz_unknown")}
     assert not len(compare_conditions([{}], [{}]))
     assert compare_conditions([{}], [{}]).columns == ("condition", "baseline", "candidate", "effect", "code")
@@ -115,7 +115,7 @@ def test_rows_against_one_condition_after_the_other(baseline: list[dict[str, Any
             assert row["code"] == f"{name}_differs"
             assert row["baseline"] != row["candidate"]
         else:
-            # Numbers may be close to each other; whatever else is not told has the same values on both sides.
+            # Numbers may be close to each other; whatever else is not reported has the same values on both sides.
             texts = [{repr(run[name]) for run in runs} for runs in (baseline, candidate)]
             assert texts[0] == texts[1] or all(type(value) is int for value in every)
     swapped = {row["condition"]: row for row in compare_conditions(candidate, baseline).rows()}

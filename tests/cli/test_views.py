@@ -21,8 +21,8 @@ from traceable.recording import load
 from traceable.report.views import ALL, RANGES, VIEWS
 
 OTHERS = [name for name in VIEWS if name != RANGES.name]
-ANSWERED = [name for name in OTHERS if name != "requests"]
-"""Views of the sample, which has no requests: `test_requests.py` has those of real ones."""
+ANSWERED = [name for name in OTHERS if name not in ("requests", "rates")]
+"""Views of the sample, which has no requests and no declared work: `test_requests.py` and `test_rates.py` have them."""
 
 UNLIKE_THE_REST = {"findings"}
 """Views whose answer may have no row."""

@@ -158,7 +158,7 @@ def test_a_gpu_without_work_has_no_clocks(launch: Launch) -> None:
         ({"CUDA_VISIBLE_DEVICES": "0,7,1"}, [0]),
         ({"CUDA_VISIBLE_DEVICES": "GPU-11111111"}, [1]),
         ({"CUDA_VISIBLE_DEVICES": "MIG-01111111-2222-3333-4444-555555555555"}, [0, 1]),
-        # Of different models CUDA numbers the fastest first, unless told otherwise.
+        # Of different models CUDA numbers the fastest first by default.
         ({"CUDA_VISIBLE_DEVICES": "1", "NVML_MODELS": "2"}, [0, 1]),
         ({"CUDA_VISIBLE_DEVICES": "1", "NVML_MODELS": "2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [1]),
     ],
@@ -288,7 +288,7 @@ def test_counts_are_those_of_all_samples(taken: list[Sample]) -> None:
         assert all(reasons <= set(one["reasons"]) for one in around)
 
 
-def test_the_number_of_intervals_is_bounded_and_nothing_throttled_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_intervals_is_bounded_and_nothing_throttled_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_sampler, "INTERVALS_MAX", 4)
     counts = SampleCounts()
     measures: dict[str, float | None] = {"utilization_share": 1.0}

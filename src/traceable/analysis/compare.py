@@ -20,6 +20,7 @@ import numpy as np
 from traceable.analysis.kernel_families import Family, load_families
 from traceable.analysis.kernel_names import EXACT, make_kernel_keys
 from traceable.analysis.operations import DIRECTIONS
+from traceable.analysis.samples import Change, compare_samples, judge_changes
 from traceable.analysis.snapshot import (
     CPU,
     EXCLUSIONS,
@@ -188,7 +189,7 @@ def compare_snapshots(
         "steps": _compare_steps(sides, units, tests),
         "explanation": _explain_differences(sides, units, keys),
         **_compare_kernels(sides, units, keys),
-        "api": _compare_counts(sides, units, "api", ("name", "kind"), ""),
+        "api": _compare_counts(sides, units, "api", ("name", "kind"), "call_"),
         "copies": _compare_counts(sides, units, "copies", ("operation",), "gpu_"),
         "gaps": _compare_counts(sides, units, "gaps", ("cause",), None),
         "findings": _compare_findings(sides),
@@ -482,13 +483,11 @@ class _Tests:
 
     def __init__(self, sides: Sequence[_Side], seed: int) -> None:
         self._sides, self._seed = sides, seed
-        self._changes: dict[str, dict[str, list[Any]]] = {}
+        self._changes: dict[str, dict[str, list[Change]]] = {}
 
     def compare(self, table: str, path: tuple[str, ...], domain: str | None, style: str, measure: str) -> _Values:
         """Compare the samples of the next row of a table; return their quantiles on both sides, by name."""
         key = SampleKey(path, domain, style, measure)
-        from traceable.analysis.samples import compare_samples  # type: ignore[import-not-found, unused-ignore]
-
         baseline, candidate = (side.collect_samples(key) for side in self._sides)
         quantiles: _Values = {}
         for word, quantile in QUANTILES.items():
@@ -499,8 +498,6 @@ class _Tests:
 
     def judge(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return by table the columns on the verdicts."""
-        from traceable.analysis.samples import judge_changes
-
         every = [one for table in self._changes.values() for changes in table.values() for one in changes]
         verdicts = iter(judge_changes(every))
         columns: dict[str, dict[str, NDArray[Any]]] = {}
@@ -844,42 +841,41 @@ def _round_to_grid(total_ns: Any, units: Any) -> float:
 
 
 def _check_kinds(sides: Sequence[_Side]) -> None:
-    """Raise an error where the sides can't be compared because one of them lacks a kind of data, or both have none.
+    """Raise an error where a side has no recording, none has anything, or one lacks a kind of data that another has.
 
     Raises:
-        MissingDataError: with the kind.
+        UsageError: a side has no recording.
+        MissingDataError: the numbers would be of different things.
     """
     for side in sides:
         if not side.runs:
-            raise UsageError("side_without_runs", f"the {side.word} has no recording", "give one or more")
+            raise UsageError("side_without_runs", f"the {side.word} has no recording", "give at least one")
     snapshots = [run for side in sides for run in side.runs]
-    if not any(
-        one.facts.get("has_ranges") or one.facts.get("has_gpu") or one.facts.get("has_calls") for one in snapshots
-    ):
+    if not any(run.facts[fact] for run in snapshots for fact in ("has_ranges", "has_gpu", "has_calls")):
         raise MissingDataError(
-            "nothing_recorded", "neither side has ranges, GPU work or CUDA calls", "record the program again"
+            "nothing_recorded",
+            "the recordings hold no ranges, no GPU work and no CUDA calls",
+            "annotate the program, and record it with --trace=cuda,nvtx",
         )
-    for fact, code, what, remedy in _KINDS:
-        without = [one.label for one in snapshots if not one.facts.get(fact)]
-        if without and len(without) < len(snapshots):
-            some = next(one.label for one in snapshots if one.facts.get(fact))
-            raise MissingDataError(code, f"{without[0]} has no {what}, and {some} has", remedy)
-    whole = [one.label for one in snapshots if one.facts.get("graphs") == "whole"]
+    if missing := _find_difference(snapshots, "has_ranges", "no ranges", "some"):
+        raise MissingDataError("ranges_on_one_side", missing, "annotate both programs, and record both with nvtx")
+    if missing := _find_difference(snapshots, "has_kernels", "no kernels", "some"):
+        raise MissingDataError("kernels_on_one_side", missing, "record the GPU on both sides (--trace=cuda)")
+    whole = [run for run in snapshots if run.facts["graphs"] == "whole"]
     if whole and len(whole) < len(snapshots):
-        other = next(one.label for one in snapshots if one.facts.get("graphs") != "whole")
+        other = next(run.label for run in snapshots if run.facts["graphs"] != "whole")
         raise MissingDataError(
             "graphs_whole_on_one_side",
-            f"{whole[0]} has each CUDA graph as one operation, and {other} has kernels",
+            f"{whole[0].label} has each CUDA graph as one operation, {other} has kernels instead",
             "record both with --cuda-graph-trace=node",
         )
 
 
-_KINDS = (
-    ("has_ranges", "ranges_on_one_side", "ranges", "annotate both, or select what both have"),
-    ("has_gpu", "gpu_work_on_one_side", "GPU work", "record the GPU on both sides (--trace=cuda)"),
-    ("has_kernels", "kernels_on_one_side", "kernels", "record the GPU on both sides (--trace=cuda)"),
-)
-"""Facts that all snapshots have or none: code, words, and what to do."""
+def _find_difference(snapshots: Sequence[Snapshot], fact: str, without: str, some: str) -> str:
+    """Return which snapshot lacks something that another has, as a sentence; empty where all or none have it."""
+    lacking = [run.label for run in snapshots if not run.facts[fact]]
+    having = [run.label for run in snapshots if run.facts[fact]]
+    return f"{lacking[0]} has {without}, {having[0]} has {some}" if lacking and having else ""
 
 
 def _check_common(sides: Sequence[_Side], keys: _KernelKeys) -> None:
@@ -903,18 +899,14 @@ def _check_common(sides: Sequence[_Side], keys: _KernelKeys) -> None:
 
 
 def _make_notes(sides: Sequence[_Side], unit: str, match: str) -> tuple[Message, ...]:
-    """Return which instances and steps are no samples, and how kernels were matched."""
+    """Return which instances are no samples, how kernels were matched, and what a unit includes."""
     notes = []
     for side in sides:
         sums = side.sum_rows("ranges", (), [f"excluded_{word}" for word in EXCLUSIONS.values()]).get((), {})
-        for word in EXCLUSIONS.values():
-            number = sums.get(f"excluded_{word}")
-            if number:
-                notes.append(
-                    Message(
-                        f"samples_{word}", f"{side.word}: {number} instances of ranges are no samples: {_REASONS[word]}"
-                    )
-                )
+        reasons = [f"{sums[f'excluded_{word}']} {_REASONS[word]}" for word in _REASONS if sums.get(f"excluded_{word}")]
+        if reasons:
+            text = f"not in means, quantiles, verdicts and explanations of the {side.word}: of the instances of ranges "
+            notes.append(Message("samples_excluded", text + ", ".join(reasons)))
     if match != EXACT:
         notes.append(Message("kernels_matched_loosely", f"kernels are matched by {match}, not by their whole name"))
     clipped = {side.word: side.steps["excluded_clipped"] for side in sides if side.steps is not None}
@@ -926,9 +918,9 @@ def _make_notes(sides: Sequence[_Side], unit: str, match: str) -> tuple[Message,
 
 
 _REASONS = {
-    "clipped": "the capture cut them",
-    "warm_up": "they began in the warm-up",
-    "throttled": "the GPU was throttled",
+    "clipped": "that the capture cut",
+    "warm_up": "that began in the warm-up",
+    "throttled": "while the GPU was throttled",
 }
 
 

@@ -54,8 +54,8 @@ POWER = 0.8
 
 SLOWER, FASTER, NO_DIFFERENCE, NOT_ENOUGH_DATA = "slower", "faster", "no_difference", "not_enough_data"
 
-_COMPANIONS = {0.5: (0.1, 0.25)}
-"""Which other quantiles must have changed as well."""
+_EVIDENCE = {0.5: (0.1, 0.25), 0.99: (0.5, 0.99)}
+"""Which quantiles must have changed for one to have changed; not said of others: that one."""
 
 _REPLICATES = 200
 _GRID = 64
@@ -124,7 +124,7 @@ def compare_samples(baseline: Sequence[Int64], candidate: Sequence[Int64], quant
     change = values[1] / values[0] - 1 if values[0] and values[1] is not None else None
     low = high = p_value = detectable = None
     if all(counts) and all(is_enough(len(run), quantile) for runs in sides for run in runs):
-        levels = (*_COMPANIONS.get(quantile, ()), quantile)
+        levels = (*_EVIDENCE.get(quantile, (quantile,)), quantile)
         estimates = [[estimate_run(run, levels, seed + side) for run in runs] for side, runs in enumerate(sides)]
         low, high, p_value, detectable = _combine(estimates)
     if not values[0]:
@@ -174,7 +174,7 @@ def judge_changes(changes: Sequence[Change], *, level: float = LEVEL) -> list[Ve
 
 def is_enough(count: int, quantile: float) -> bool:
     """Return whether so many samples of a run say anything about that quantile."""
-    return count >= SEGMENTS and count * min(quantile, 1 - quantile) >= MIN_TAIL - 1e-9
+    return count * min(quantile, 1 - quantile) >= MIN_TAIL - 1e-9
 
 
 @dataclass(frozen=True)
@@ -255,19 +255,20 @@ def _combine(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, floa
         error = np.sqrt(variance.sum(axis=0))
     difference = values[1].mean(axis=0) - values[0].mean(axis=0)
     reach = band + compute_t_quantile(LEVEL, freedom) * error
-    excess = np.maximum(np.abs(difference) - band, 0)
-    p_value = 1.0
-    if len(set(np.sign(difference))) == 1:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.where(excess > 0, excess / error, 0.0)
-        p_value = compute_t_p_value(float(t.min()), freedom)
-    detectable = (reach + compute_t_quantile(2 * (1 - POWER), freedom) * error).max()
-    return (
-        math.expm1((difference - reach).min()),
-        math.expm1((difference + reach).max()),
-        p_value,
-        math.expm1(detectable),
-    )
+    low, high = difference - reach, difference + reach
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.where(np.abs(difference) > band, (np.abs(difference) - band) / error, 0.0)
+    p_values = np.array([compute_t_p_value(float(value), freedom) for value in t])
+    evidence = slice(0, -1)
+    signs = set(np.sign(difference[evidence]))
+    if low[-1] <= high[evidence].max() and high[-1] >= low[evidence].min() and len(signs) == 1:
+        p_value = p_values[evidence].max()
+        low_end, high_end = (min(low[evidence].min(), difference[-1]), max(high[evidence].max(), difference[-1]))
+    else:
+        p_value = p_values[-1] if freedom_of_runs else 1.0
+        low_end, high_end = low.min(), high.max()
+    detectable = (reach + compute_t_quantile(2 * (1 - POWER), freedom) * error)[evidence].max()
+    return math.expm1(low_end), math.expm1(high_end), float(p_value), math.expm1(detectable)
 
 
 def _average_quantile(runs: Sequence[NDArray[Any]], quantile: float) -> float | None:

@@ -38,7 +38,8 @@ from traceable.analysis.phases import (
     summarize_recording,
     take_whole_steps,
 )
-from traceable.analysis.profile import InstanceCosts, measure_selected_instances, profile_paths
+from traceable.analysis.profile import InstanceCosts, iter_unsorted_pairs, measure_selected_instances, profile_paths
+from traceable.analysis.range_names import merge_folds
 from traceable.analysis.step_detection import RANGE, is_in_spans, map_threads_to_processes
 from traceable.analysis.steps import MeasuredSteps, measure_added_ns, measure_steady_steps
 from traceable.analysis.table import Table, mask_integers, pack_objects
@@ -48,9 +49,9 @@ from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, fi
 GIVEN_TOKENS = "given"
 """Source of a number of tokens: the user."""
 
-OVERLAP, OTHER_GAP = "overlap", "gap_other"
-"""Parts of a GPU span: the time in which operations overlap, which is negative; and idle time that is no gap of the one
-GPU that the range used: that GPU worked for other ranges, or the range used several."""
+OVERLAP, OTHER_WORK, SEVERAL_GPUS = "overlap", "other_work", "gap_several_gpus"
+"""Parts of a GPU span: the time in which operations overlap, which is negative; the time in which its GPU worked for
+other ranges alone (or the recording was off); and the idle time of ranges that used several GPUs."""
 
 OUTSIDE = -1
 """The row of parts that are of the steps, and of no range."""
@@ -159,8 +160,8 @@ def take_snapshot(
         - `kernel_times`, one row a kernel: the columns of the view `kernels`.
         - `api`, `copies`, `gaps`: the view `api`; the view `memory`; its causes over all GPUs.
         - `steps`, one row: `steps`, `samples`, `excluded_clipped`, `excluded_warm_up`, `excluded_throttled`, and of the
-          samples `lanes` (how many processes, or processes and GPUs, they are of), `sampled_tokens`, `sampled_kernel_ns` (the summed time of their
-          kernels) and STEP_SUMS as `sampled_wall_ns`, ....
+          samples `lanes` (how many processes, or processes and GPUs, they are of), `sampled_tokens`,
+          `sampled_kernel_ns` (the summed time of their kernels) and STEP_SUMS as `sampled_wall_ns`, ....
         - `overview`, one row: the columns of `phases`.
         - `findings`: as given.
 
@@ -485,9 +486,10 @@ def _add_gpu_parts(parts: _Parts, context: Context, measured: _MeasuredInstances
     used = find_gpus(context)
     lowest, highest = np.zeros((2, len(measured.instances)), np.int64)
     pieces = [tuple(np.empty(0, np.int64) for _ in range(5))]
-    for instance, operation in context.attribution.iter_pairs():
-        sampled = np.flatnonzero(row_of_instance[instance] >= 0)
-        instance, operation = instance[sampled], operation[sampled]
+    for instance, operation in iter_unsorted_pairs(context):
+        is_sampled = row_of_instance[instance] >= 0
+        if not is_sampled.all():
+            instance, operation = instance[is_sampled], operation[is_sampled]
         group, first = number_groups(row_of_instance[instance], operation_label[operation])
         moved = np.flatnonzero(operation >= len(context.trace.kernels))
         pieces.append(
@@ -520,14 +522,17 @@ def _add_gpu_parts(parts: _Parts, context: Context, measured: _MeasuredInstances
     sampled = np.flatnonzero(measured.is_gpu_sample)
     of_row = measured.row[sampled]
     parts.add(GPU_SPAN, np.arange(rows), OVERLAP, sum_groups(of_row, (work.busy_ns - work.sum_ns)[sampled], rows))
-    rest = sum_groups(of_row, (work.span_ns - work.busy_ns)[sampled], rows)
-    for cause, idle_ns in _sum_idle_by_cause(context, measured, np.where(lowest == highest, lowest, -1)).items():
-        parts.add(GPU_SPAN, np.arange(rows), f"gap_{cause}", idle_ns)
-        rest -= idle_ns
-    parts.add(GPU_SPAN, np.arange(rows), OTHER_GAP, rest)
+    idle_ns = (work.span_ns - work.busy_ns)[sampled]
+    is_alone = lowest[sampled] == highest[sampled]
+    parts.add(GPU_SPAN, np.arange(rows), SEVERAL_GPUS, sum_groups(of_row[~is_alone], idle_ns[~is_alone], rows))
+    rest = sum_groups(of_row[is_alone], idle_ns[is_alone], rows)
+    for cause, gap_ns in _sum_gaps_by_cause(context, measured, np.where(lowest == highest, lowest, -1)).items():
+        parts.add(GPU_SPAN, np.arange(rows), f"gap_{cause}", gap_ns)
+        rest -= gap_ns
+    parts.add(GPU_SPAN, np.arange(rows), OTHER_WORK, rest)
 
 
-def _sum_idle_by_cause(context: Context, measured: _MeasuredInstances, lane: Int64) -> dict[str, Int64]:
+def _sum_gaps_by_cause(context: Context, measured: _MeasuredInstances, lane: Int64) -> dict[str, Int64]:
     """Return by cause the gaps within the spans of the sampled instances of each row, in ns.
 
     A span begins and ends with an operation, so that a gap of its GPU lies in it wholly or not at all.
@@ -754,3 +759,75 @@ def _sum_gaps(context: Context) -> Table | None:
             "total_ns": sum_groups(group, idle_gaps.end_ns - idle_gaps.start_ns, len(first)),
         }
     )
+
+
+def align_names(
+    baseline: Sequence[Snapshot], candidate: Sequence[Snapshot]
+) -> tuple[tuple[Snapshot, ...], tuple[Snapshot, ...]]:
+    """Return the snapshots with names that are folded as if they were of one recording.
+
+    For snapshots of recordings whose names were not normalized together, such as one from a baseline file: where one
+    side has `layers.*` and another `layers.0` and `layers.1`, the ranges of the latter become one.
+    """
+    snapshots = (*baseline, *candidate)
+    names: dict[str, None] = {}
+    for one in snapshots:
+        for table in ("ranges", "kernels"):
+            for path in one.tables[table].column("path") if table in one.tables else ():
+                names.update(dict.fromkeys(path or ()))
+    folds = merge_folds(names)
+    aligned = [_fold_names(one, folds) for one in snapshots] if folds else list(snapshots)
+    return tuple(aligned[: len(baseline)]), tuple(aligned[len(baseline) :])
+
+
+def _fold_names(snapshot: Snapshot, folds: Mapping[str, str]) -> Snapshot:
+    """Return a snapshot with other names, given those that change; rows and samples of one name become one."""
+
+    def fold(path: Sequence[str] | None) -> list[str] | None:
+        return None if path is None else [folds.get(name, name) for name in path]
+
+    tables = dict(snapshot.tables)
+    if "ranges" in tables:
+        columns = dict(tables["ranges"].values)
+        columns["path"] = pack_objects(fold(path) for path in columns["path"].tolist())
+        columns["name"] = pack_objects(path[-1] for path in columns["path"].tolist())
+        tables["ranges"], row = _merge_rows(Table(columns), ("path", "name", "domain", "style"))
+        columns = dict(tables["parts"].values)
+        of_range = columns["range_row"] != OUTSIDE
+        columns["range_row"] = np.where(of_range, row[columns["range_row"]], OUTSIDE)
+        columns["name"] = pack_objects(
+            folds.get(name, name) if part == "range" else name
+            for name, part in zip(columns["name"].tolist(), columns["part"].tolist(), strict=True)
+        )
+        tables["parts"], _ = _merge_rows(Table(columns), ("range_row", "of", "part", "name"))
+    if "kernels" in tables:
+        columns = dict(tables["kernels"].values)
+        columns["path"] = pack_objects(fold(path) for path in columns["path"].tolist())
+        tables["kernels"], _ = _merge_rows(Table(columns), ("path", "name", "base", "family"))
+    samples: dict[SampleKey, list[Int64]] = {}
+    for key, times in snapshot.samples.items():
+        samples.setdefault(key._replace(path=tuple(fold(key.path) or ())), []).append(times)
+    return replace(snapshot, tables=tables, samples={key: _interleave(times) for key, times in samples.items()})
+
+
+def _merge_rows(table: Table, keys: Sequence[str]) -> tuple[Table, Int64]:
+    """Return a table with rows of equal keys as one, all else summed; and the new number of each row."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    columns = [[tuple(one) if isinstance(one, list) else one for one in table.values[name].tolist()] for name in keys]
+    row = np.array([numbers.setdefault(key, len(numbers)) for key in zip(*columns, strict=True)], np.int64)
+    first = np.unique(row, return_index=True)[1]
+    values: dict[str, NDArray[Any]] = {}
+    for name, column in table.values.items():
+        if name in keys:
+            values[name] = column[first]
+            continue
+        known = column != NULL
+        sums = sum_groups(row[known], column[known], len(first))
+        values[name] = mask_integers(sums, np.bincount(row[known], minlength=len(first)) > 0)
+    return Table(values), row
+
+
+def _interleave(samples: Sequence[Int64]) -> Int64:
+    """Return samples that were taken over the same time as one list: in the order of their places within their own."""
+    places = np.concatenate([(np.arange(len(times)) + 0.5) / len(times) for times in samples])
+    return np.concatenate(samples)[np.argsort(places, kind="stable")]

@@ -200,9 +200,8 @@ def steps(
     steady = measured.steady
     reasons = np.array([None, "warm-up", "other phase", "edge of the capture"], object)
     excluded = reasons[np.select([steps.clipped, phases.warm_up, phases.other], [3, 1, 2], 0)]
-    first = np.flatnonzero(np.diff(steps.lane, prepend=-1))
     table = {
-        "step": np.arange(len(steps)) - np.repeat(first, np.diff(np.append(first, len(steps)))),
+        "step": number_steps(steps),
         "index": _read_program_index(context, steps),
         **_make_process_columns(context, steps, steps.lane),
         **_make_device_columns(context, steps, work),
@@ -251,18 +250,13 @@ class MeasuredSteps:
 
     @property
     def steady(self) -> Bool:
-        """Which steps are in the steady state: whole, and neither warm-up nor of another phase."""
-        steady: Bool = ~self.phases.warm_up & ~self.phases.other & ~self.steps.clipped
-        return steady
+        """Which steps are in the steady state."""
+        return self.phases.find_steady(self.steps)
 
 
 def measure_steady_steps(context: Context, range_name: str | None, step_kernel: str | None) -> MeasuredSteps:
     """Return the steps, measured, with which of them are steady; arguments and errors as of `steps`."""
-    if range_name is None and step_kernel is None:
-        steps, work = infer_steps(context)
-    else:
-        steps = detect_steps(context, range_name, step_kernel)
-        work = collect_step_operations(context, steps)
+    steps, work = _find_steps(context, range_name, step_kernel)
     columns = measure_steps(context, steps, work)
     return MeasuredSteps(steps, work, columns, _find_phases(context, steps, work, columns["allocations"]))
 
@@ -370,9 +364,34 @@ class StepPhases:
     in_range: Bool
     other: Bool
 
+    def find_steady(self, steps: Steps) -> Bool:
+        """Return which steps are in the steady state: whole, and neither warm-up nor of another phase."""
+        return ~self.warm_up & ~self.other & ~steps.clipped
+
     def take(self, selected: Bool) -> StepPhases:
         """Return the same of some of the steps."""
         return StepPhases(self.warm_up[selected], self.in_range[selected], self.other[selected])
+
+
+def number_steps(steps: Steps) -> Int64:
+    """Return the number of each step within its process (and device), from 0."""
+    first = np.flatnonzero(np.diff(steps.lane, prepend=-1))
+    return np.arange(len(steps)) - np.repeat(first, np.diff(np.append(first, len(steps))))
+
+
+def find_steady_steps(
+    context: Context, range_name: str | None = None, step_kernel: str | None = None
+) -> tuple[Steps, Bool]:
+    """Return the steps, and which of them are of the steady state; arguments and errors as of `steps`."""
+    steps, work = _find_steps(context, range_name, step_kernel)
+    return steps, _find_phases(context, steps, work, _count_allocations(context, steps)).find_steady(steps)
+
+
+def _find_steps(context: Context, range_name: str | None, step_kernel: str | None) -> tuple[Steps, StepOperations]:
+    if range_name is None and step_kernel is None:
+        return infer_steps(context)
+    steps = detect_steps(context, range_name, step_kernel)
+    return steps, collect_step_operations(context, steps)
 
 
 def _find_phases(context: Context, steps: Steps, work: StepOperations, allocations: Int64) -> StepPhases:

@@ -7,10 +7,12 @@ is compared with the baseline, and all of them are printed side by side.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import string
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from traceable.cli import profile
@@ -44,6 +46,7 @@ EXIT_UNKNOWN = 2
 
 _KERNEL_MATCHES = ("exact", "base", "family")
 _UNITS = ("instance", "step", "token")
+"""As `analysis.kernel_names` and `analysis.compare` have them, which need numpy."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +109,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; return the exit code."""
+    from traceable.launch.memory import use_one_blas_thread
+
+    use_one_blas_thread()
     _check_options(arguments)
     paths = _resolve_sides(arguments)
     letters = LETTERS[: len(paths)]
@@ -122,18 +128,26 @@ def run(arguments: argparse.Namespace) -> int:
 
     choice = RangeFilter(parse_row_filter(arguments), arguments.range_name)
     candidates = [_compare_candidate(sides[0], side, conditions, choice, arguments) for side in sides[1:]]
-    overview = compare_overviews([side.snapshots for side in sides], [throughput.get(letter) for letter in letters])
+    if arguments.strict:
+        _check_comparable(candidates)
+    rates = [throughput.get(side.letter, side.recorded_throughput) for side in sides]
+    overview = compare_overviews([side.snapshots for side in sides], rates)
     content = Content(
         lambda: build_comparison(
             sides, candidates, overview, choice, match_kernels=arguments.match_kernels, unit=arguments.per
         ),
         lambda: _select_table(candidates, overview, choice, arguments),
         lambda page: write_comparison(
-            page, sides, candidates, overview, choice, unit=arguments.per, has_overview=bool(throughput)
+            page, sides, candidates, overview, choice, unit=arguments.per, has_overview=any(rates)
         ),
         arguments.raw,
     )
-    results = [result for one in candidates for result in one.results]
+    several = len(candidates) > 1
+    results = [
+        (f"{one.side.letter}: {result.text}" if several else result.text, result)
+        for one in candidates
+        for result in one.results
+    ]
     if arguments.junit is not None:
         from traceable.report.junit import to_junit
 
@@ -142,12 +156,10 @@ def run(arguments: argparse.Namespace) -> int:
     if has_table_output(arguments):
         content.text(Page(sys.stdout))
     sys.stdout.flush()
-    for result in results:
+    for name, result in results:
         if result.state != PASSED and not has_table_output(arguments):
-            log(Message(result.message.code, f"{result.state}: {result.text}: {result.message}"))
-    if arguments.strict:
-        _check_comparable(candidates)
-    return {PASSED: 0, FAILED: EXIT_REGRESSION, UNKNOWN: EXIT_UNKNOWN}[merge_states(results)]
+            log(Message(result.message.code, f"{result.state}: {name}: {result.message}"))
+    return {PASSED: 0, FAILED: EXIT_REGRESSION, UNKNOWN: EXIT_UNKNOWN}[merge_states([one for _, one in results])]
 
 
 # ---- options
@@ -201,7 +213,7 @@ def _resolve_sides(arguments: argparse.Namespace) -> list[list[Path]]:
 
 
 def _find_recordings(word: str) -> list[Path]:
-    """Return what a word names: a path, else what a pattern matches.
+    """Return what a word names: a path, else what a pattern matches, else a saved baseline.
 
     Raises:
         UsageError: there is nothing.
@@ -209,9 +221,20 @@ def _find_recordings(word: str) -> list[Path]:
     if Path(word).exists():
         return [Path(word)]
     pattern = Path(word)
-    if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
-        return matches
-    raise UsageError("no_such_recording", f"there is no {word[:200]!r}", "give a run directory or a report")
+    with contextlib.suppress(ValueError):  # a pattern that Python does not have
+        if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
+            return matches
+    from traceable.baseline_files import find_baseline_path
+
+    with contextlib.suppress(UsageError):
+        baseline = find_baseline_path(word)
+        if baseline.exists():
+            return [baseline]
+    raise UsageError(
+        "no_such_recording",
+        f"there is no file or directory {word[:200]!r}, and no baseline of this name",
+        "give a run directory or a report; `traceable baseline list` lists baselines",
+    )
 
 
 def _parse_tokens(words: Sequence[str], letters: str) -> list[int | str | None]:
@@ -225,11 +248,12 @@ def _parse_tokens(words: Sequence[str], letters: str) -> list[int | str | None]:
         side, equals, number = word.rpartition("=")
         if equals and side not in tokens:
             raise _make_side_error("--tokens", word, letters)
-        if not number or (number.isdecimal() and int(number) == 0):
+        is_number = number.isascii() and number.isdigit()
+        if not number or (is_number and not 0 < int(number[:19]) < 10**18):
             raise UsageError(
-                "tokens_malformed", f"--tokens {word[:80]!r} has no number", "write --tokens 4096 or A=4096"
+                "tokens_malformed", f"--tokens {word[:80]!r} has no number above 0", "write --tokens 4096 or A=4096"
             )
-        value = int(number) if number.isdecimal() else number
+        value = int(number) if is_number else number
         tokens.update({side: value} if equals else dict.fromkeys(letters, value))
     return list(tokens.values())
 
@@ -271,12 +295,49 @@ def _make_side_error(option: str, word: str, letters: str) -> UsageError:
 def _load_sides(
     paths: Sequence[Sequence[Path]], tokens: Sequence[int | str | None], arguments: argparse.Namespace
 ) -> list[Side]:
-    """Return the sides with a snapshot of each recording."""
+    """Return the sides with a snapshot of each recording.
+
+    Raises:
+        UsageError: an option on recordings, of which there is none.
+        TraceableError: a recording or baseline can't be read, or has no such part.
+    """
+    from traceable.baseline_files import is_baseline, load_baseline
     from traceable.report.compare import Side
 
-    flat = [(path, number) for side, number in zip(paths, tokens, strict=True) for path in side]
-    snapshots = iter(load_snapshots([path for path, _ in flat], [number for _, number in flat], arguments))
-    return [Side(letter, [next(snapshots) for _ in side]) for letter, side in zip(LETTERS, paths, strict=False)]
+    every = [(path, number) for side, number in zip(paths, tokens, strict=True) for path in side]
+    saved = {path: load_baseline(path) for path, _ in every if is_baseline(path)}
+    recordings = [(path, number) for path, number in every if path not in saved]
+    if not recordings:
+        _check_options_of_recordings(arguments)
+    loaded = load_snapshots([path for path, _ in recordings], [number for _, number in recordings], arguments)
+    snapshots = {**saved, **{path: (one,) for (path, _), one in zip(recordings, loaded, strict=True)}}
+    sides = [
+        Side(letter, [one for path in side for one in snapshots[path]])
+        for letter, side in zip(LETTERS, paths, strict=False)
+    ]
+    return _align_sides(sides) if saved and not arguments.raw_names else sides
+
+
+def _check_options_of_recordings(arguments: argparse.Namespace) -> None:
+    """Reject options that have no effect on baselines, of which everything was selected when they were saved."""
+    names = ("process", "side", "ranks", "device", "time", "steady", "where", "expand", "raw_names", "name_rules")
+    for name in (*names, "step_range", "step_kernel", "allow_unrelated", "tokens"):
+        if getattr(arguments, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                "option_of_recordings",
+                f"{flag} has no effect on saved baselines",
+                "give it to `traceable baseline save`",
+            )
+
+
+def _align_sides(sides: Sequence[Side]) -> list[Side]:
+    """Return the sides with numbers in names folded as if all were one recording: a baseline had its own folded."""
+    from traceable.analysis.snapshot import align_names
+
+    baseline, others = align_names(sides[0].snapshots, [one for side in sides[1:] for one in side.snapshots])
+    aligned = iter((*baseline, *others))
+    return [replace(side, snapshots=[next(aligned) for _ in side.snapshots]) for side in sides]
 
 
 def _compare_candidate(
@@ -290,7 +351,8 @@ def _compare_candidate(
 
     Raises:
         MissingDataError: they have nothing in common.
-        UsageError: no range has the name of --range, or a condition is about nothing that there is.
+        UsageError: no range has the name of --range, or no column that of --sort, or a condition is about nothing that
+            there is.
     """
     from traceable.analysis.comparability import compare_conditions
     from traceable.analysis.compare import compare_snapshots
@@ -313,6 +375,7 @@ def _compare_candidate(
             raise UsageError(
                 "range_not_found", f"no range has the name {arguments.range_name[:80]!r}", "leave --range out"
             )
+    choice.rows.resolve(ranges)
     facts = [[snapshot.facts["conditions"] for snapshot in side.snapshots] for side in (baseline, candidate)]
     results = [evaluate_fail_condition(condition, ranges, steps) for condition in conditions]
     return ComparedCandidate(candidate, comparison, compare_conditions(*facts), results)
@@ -339,8 +402,7 @@ def _check_comparable(candidates: Sequence[ComparedCandidate]) -> None:
 def _select_table(
     candidates: Sequence[ComparedCandidate], overview: Table, choice: RangeFilter, arguments: argparse.Namespace
 ) -> tuple[list[Row], Sequence[str]]:
-    """Return the rows and columns of the table that --table names, `ranges` by default; of several candidates with the
-    side of each row.
+    """Return the rows and columns of the table that --table names, `ranges` by default, with the side of each row.
 
     Raises:
         UsageError: there is no such table.
@@ -349,15 +411,18 @@ def _select_table(
     if name == "overview":
         return list(overview.rows()), overview.columns
     rows: list[Row] = []
-    columns: Sequence[str] = ()
+    columns: dict[str, None] = {}
+    known: dict[str, None] = {}
     for one in candidates:
         tables = {**one.comparison.tables, "conditions": one.conditions}
-        if name not in tables:
-            raise UsageError(
-                "no_such_table", f"a comparison has no table {name!r}", f"it has {', '.join((*tables, 'overview'))}"
-            )
-        table = choice.take_inside(tables[name])
-        selected = choice.select_ranges(table) if name == "ranges" else list(table.rows())
-        rows += [{"side": one.side.letter, **row} for row in selected]
-        columns = ("side", *table.columns)
-    return rows, columns
+        known.update(dict.fromkeys(tables))
+        if name in tables:
+            table = choice.take_inside(tables[name])
+            selected = choice.select_ranges(table) if name == "ranges" else list(table.rows())
+            rows += [{"side": one.side.letter, **row} for row in selected]
+            columns.update(dict.fromkeys(("side", *table.columns)))
+    if name not in known:
+        raise UsageError(
+            "no_such_table", f"a comparison has no table {name!r}", f"it has {', '.join((*known, 'overview'))}"
+        )
+    return [{**dict.fromkeys(columns), **row} for row in rows], tuple(columns)

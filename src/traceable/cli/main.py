@@ -22,6 +22,7 @@ COMMANDS = {
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
     "compare": "compare recordings: what differs, whether it is noise, and what explains it",
     "align": "check how faithful a mock is to the full model, kernel by kernel",
+    "baseline": "save recordings as a small file to compare later ones with",
     "ncu": "profile the most expensive kernels of a range with Nsight Compute",
     "doctor": "check this machine, with a test capture by each collector",
     "help": "print a page of the documentation",

@@ -66,6 +66,8 @@ _OF_VIEWS = {
     "match": "--match",
     "sort": "--sort",
     "table": "--table",
+    "peaks": "--peaks",
+    "dtype": "--dtype",
 }
 """The options that not every view takes, by the name of their value."""
 
@@ -83,12 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace (default: the latest run in "
-        "traceable-runs)",
+        "traceable-runs); several, as of ranks or windows, are one recording (traceable help report)",
     )
     parser.add_argument(
         "--allow-unrelated",
         action="store_true",
-        help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
+        help="read several paths, or the torch.profiler traces of a directory, as one recording even if they were made "
+        "far apart",
     )
     parser.add_argument(
         "--clock-offset",
@@ -119,6 +122,8 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
     )
     group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (traceable help report)")
+    group.add_argument("--peaks", metavar="FILE", type=Path, help="your own peaks of GPUs (traceable help rates)")
+    group.add_argument("--dtype", metavar="TYPE", help="type of number of flops declared without one, as in bf16")
     group.add_argument("--range", metavar="NAME", dest="range_name", help="only data of ranges of this name")
     group.add_argument(
         "--slowest",
@@ -144,18 +149,12 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.protocol.run_dir import find_latest_run
 
         arguments.paths = [find_latest_run()]
-    memory.check_memory_limit(arguments.paths[0])
-    if len(arguments.paths) > 1:
-        raise UsageError(
-            "several_recordings",
-            f"report reads one recording, and {len(arguments.paths)} paths are given",
-            "give one PATH, or compare them: `traceable compare BASELINE CANDIDATE`",
-        )
-    path: Path = arguments.paths[0]
+    paths: list[Path] = arguments.paths
+    memory.check_memory_limit(paths[0])
     check_output_files(arguments)
     views = resolve_views(arguments)
     thresholds = parse_thresholds(arguments)
-    expected = _load_expected_names(path, arguments)
+    expected = _load_expected_names(paths, arguments)
     from traceable.launch.memory import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
@@ -173,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
         try:
             whole = load(
-                path,
+                paths,
                 progress=progress,
                 allow_unrelated=arguments.allow_unrelated,
                 raw_names=True,
@@ -181,7 +180,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         except TraceError as error:
             # A window that was never reached leaves nothing to read: its verdict is the result.
-            has_losses, has_windows = _report_unread_run(path)
+            has_losses, has_windows = _report_unread_run(paths[0]) if len(paths) == 1 else (False, False)
             if arguments.strict and (has_losses or has_windows):
                 return EXIT_UNMET
             if not has_windows:
@@ -205,7 +204,7 @@ def run(arguments: argparse.Namespace) -> int:
         table = recording.profile.names if by == "name" else recording.profile.ranges
         ranges = dataclasses.replace(parse_row_filter(arguments).resolve(table), name=arguments.range_name)
     if ranges is not None and not answers:
-        title = f"profile of {path}"
+        title = f"profile of {', '.join(map(str, paths))}"
         profile.print_ranges(
             recording, verdicts, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds
         )
@@ -231,10 +230,10 @@ def run(arguments: argparse.Namespace) -> int:
         for line in overhead_lines(whole.overhead):
             log(line)
     profile.report_expectations(verdicts, log, quiet=arguments.quiet)
-    if path.is_dir():
-        profile.report_missing_processes(path, log)
+    for directory in (path for path in paths if path.is_dir()):
+        profile.report_missing_processes(directory, log)
         if not arguments.quiet:
-            profile.report_dumps(path, log)
+            profile.report_dumps(directory, log)
     if not has_table_output(arguments):
         profile.report_losses(whole.completeness, log)
     if not arguments.strict:
@@ -345,6 +344,10 @@ def get_view_options(view: View, arguments: argparse.Namespace) -> dict[str, Any
         from traceable.analysis.kernel_families import load_families
 
         keywords_given["families"] = load_families(keywords_given["families"])
+    if "peaks" in keywords_given:
+        from traceable.analysis.gpu_peaks import load_peaks
+
+        keywords_given["peaks"] = load_peaks(keywords_given["peaks"])
     return keywords_given
 
 
@@ -408,9 +411,9 @@ def _report_unread_run(path: Path) -> tuple[bool, bool]:
     return has_losses, has_windows
 
 
-def _load_expected_names(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
+def _load_expected_names(paths: Sequence[Path], arguments: argparse.Namespace) -> tuple[str, ...]:
     expected = list(arguments.expect)
-    if path.is_dir():
+    for path in (one for one in reversed(paths) if one.is_dir()):
         # What knows of runs takes longer to import than a small file takes to read.
         from traceable.protocol.run_dir import list_runs
         from traceable.protocol.run_records import load_expected_names
@@ -486,7 +489,9 @@ def _write_tables(
         view: dataclasses.replace(parse_row_filter(arguments).resolve(result).apply_terminal_defaults(rows), fold=False)
         for view, result in tables.items()
     }
-    write_header(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
+    write_header(
+        page, report, f"{'profile' if many else next(iter(answers)).name} of {', '.join(map(str, arguments.paths))}"
+    )
     if ranges is not None:
         shown = ranges.apply_terminal_defaults(rows)
         write_ranges(page, recording.profile, recording.counters(), shown, "path", report["folded_names"])

@@ -12,11 +12,11 @@ from typing import Any
 
 from traceable.analysis.comparability import NOTE
 from traceable.analysis.compare import BOTH, INSTANCE, Comparison
-from traceable.analysis.fail_conditions import ConditionResult, list_tested_metrics, merge_states
+from traceable.analysis.fail_conditions import ConditionResult, list_judged_metrics, merge_states
 from traceable.analysis.samples import FASTER, NO_DIFFERENCE, NOT_ENOUGH_DATA, SLOWER
 from traceable.analysis.snapshot import Snapshot
 from traceable.analysis.table import Table
-from traceable.report.columns import ABSENT, Column, format_column, format_heading, is_worth_showing
+from traceable.report.columns import ABSENT, Column, format_column, format_heading, format_value, is_worth_showing
 from traceable.report.layout import Cells
 from traceable.report.page import Page
 from traceable.report.row_filter import Row, RowFilter
@@ -30,12 +30,12 @@ SCHEMA = "traceable.compare/2"
 BASELINE, CANDIDATE = "baseline", "candidate"
 
 _CONDITIONS = 4
-_RANGES = 8
+_RANGES = 6
 _EXPLAINED = 2
-_CAUSES = 4
-_TOTALS = {"families": 2, "kernels": 3, "api": 2, "copies": 2, "gaps": 2}
+_CAUSES = 3
+_TOTALS = {"families": 2, "kernels": 2, "api": 1, "copies": 1, "gaps": 2}
 _FINDINGS = 3
-_SENTENCES = 5
+_SENTENCES = 4
 """How many rows of each are printed without --top: all of them and what is around them are fewer than 60 lines."""
 
 _KIND = {"families": "family", "kernels": "kernel", "api": "API", "copies": "copy", "gaps": "gap"}
@@ -62,6 +62,13 @@ class Side:
     def role(self) -> str:
         """BASELINE or CANDIDATE."""
         return BASELINE if self.letter == "A" else CANDIDATE
+
+    @property
+    def recorded_throughput(self) -> float | None:
+        """The mean output tokens per second of its loads; None if any of its runs has none."""
+        rates = [one.facts.get("output_tokens_per_s") for one in self.snapshots]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) / len(known) if len(known) == len(rates) else None
 
     @property
     def label(self) -> str:
@@ -229,7 +236,7 @@ def write_comparison(
     )
     if has_overview or len(candidates) > 1:
         page.write_line()
-        page.write_table([format_column(Column(name), list(overview.rows())) for name in overview.columns])
+        _write_overview(page, [side.letter for side in sides], overview)
     for one in candidates:
         if len(candidates) > 1:
             page.write_line()
@@ -242,6 +249,19 @@ def write_comparison(
             page.write_line(format_line(note))
     if len(candidates) > 1:
         page.write_line(f"compare {sides[0].letter} with one of them to see its ranges; --json has everything")
+
+
+def _write_overview(page: Page, letters: Sequence[str], overview: Table) -> None:
+    """Print the sides next to each other, a line a number: there are more numbers than sides."""
+    rows = list(overview.rows())
+    names = [name for name in overview.columns if name != "label" and any(row[name] is not None for row in rows)]
+    cells = [[format_column(Column(name), [row]).lines[0] for row in rows] for name in names]
+    page.write_table(
+        [
+            Cells("side by side", [format_heading(name) for name in names], is_text=True),
+            *(Cells(letter, column) for letter, column in zip(letters, zip(*cells, strict=True), strict=True)),
+        ]
+    )
 
 
 def _write_conditions(page: Page, conditions: Table) -> None:
@@ -311,18 +331,16 @@ def _list_judged(comparison: Comparison, choice: RangeFilter) -> list[_Judged]:
         kept = choice.rows.match_indices(table) if name == "ranges" else slice(None)
         for row in table.take(kept).rows():
             subject = "the step" if name == "steps" else " / ".join(map(escape_name, row["path"]))
-            for metric in list_tested_metrics(table):
-                if row[f"{metric}_verdict"] is not None:
-                    impact = abs(row[f"{metric}_difference_ns"] or 0) * _count_samples(row, metric)
-                    judged.append(
-                        _Judged(
-                            row[f"{metric}_verdict"],
-                            impact,
-                            row[f"{metric}_bound_share"],
-                            _describe_verdict(subject, metric, row),
-                            is_main=name == "steps" and metric == _STEP_METRIC,
-                        )
-                    )
+            judged += [
+                _Judged(
+                    row[f"{metric}_verdict"],
+                    abs(row[f"{metric}_difference_ns"] or 0) * _count_samples(row, metric),
+                    row[f"{metric}_bound_share"],
+                    _describe_verdict(subject, metric, row),
+                    is_main=name == "steps" and metric == _STEP_METRIC,
+                )
+                for metric in list_judged_metrics(table, row)
+            ]
     return judged
 
 
@@ -366,13 +384,22 @@ def _write_ranges(page: Page, table: Table, choice: RangeFilter) -> None:
             columns += [
                 *(
                     Cells(heading, [_format_time(row[f"{side}_{metric}_ns"]) for row in rows], rank=2 + place)
-                    for side, heading in ((BASELINE, format_heading(metric)), (CANDIDATE, "candidate"))
+                    for side, heading in ((BASELINE, format_heading(metric)), (CANDIDATE, CANDIDATE))
                 ),
-                Cells("change", [_format_change(row, metric) for row in rows], rank=place),
-                Cells("verdict", [_format_verdict(row, metric) for row in rows], is_text=True, rank=place, whole=True),
+                _make_change_cells(rows, metric, place),
             ]
     page.write_table(columns)
     _write_more(page, len(table) - len(rows), "ranges", "ranges")
+
+
+def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
+    """Return the relative change of a metric with its verdict."""
+    changes = [_format_change(row, metric) for row in rows]
+    width = max(map(len, changes))
+    lines = [
+        f"{change.rjust(width)}  {_format_verdict(row, metric)}" for change, row in zip(changes, rows, strict=True)
+    ]
+    return Cells(f"{format_heading(metric)} change", lines, is_text=True, rank=rank, whole=True)
 
 
 def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFilter) -> None:
@@ -385,6 +412,9 @@ def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFil
     )
     shown = [key for key in groups if not key[0] or key[0] in ranges]
     shown.sort(key=lambda key: (bool(key[0]), -max(abs(row["difference_ns"]) for row in groups[key])))
+    # Where the steps are a range, its CPU time has the causes of the steps.
+    causes_of = {key: [(row["cause"], row["name"], row["difference_ns"]) for row in groups[key]] for key in shown}
+    shown = [key for place, key in enumerate(shown) if causes_of[key] not in [causes_of[one] for one in shown[:place]]]
     number = _EXPLAINED if choice.rows.top is None else choice.rows.top or len(shown)
     labels, rows = [], []
     for key in shown[:number]:
@@ -499,19 +529,26 @@ def _format_verdict(row: Row, metric: str) -> str:
     return {**_WORDS, NOT_ENOUGH_DATA: "not enough data"}.get(verdict, "")
 
 
+def _format_condition(value: Any) -> str:
+    """Return the value of a condition, which may be a list."""
+    if isinstance(value, list):
+        return ", ".join(map(_format_condition, value)) or "none"
+    return format_value(value)
+
+
 _CONDITION_COLUMNS = (
     Column("condition"),
-    Column(BASELINE, rank=1),
-    Column(CANDIDATE, rank=1),
+    Column(BASELINE, rank=1, write=_format_condition),
+    Column(CANDIDATE, rank=1, write=_format_condition),
     Column("effect", rank=2, whole=True, write=lambda effect: effect.replace("_", " ")),
 )
 
 _CAUSE_COLUMNS = (
     Column("cause", whole=True),
-    Column("name"),
-    Column("baseline_ns", BASELINE, 2),
-    Column("candidate_ns", CANDIDATE, 2),
+    Column("name", rank=1),
+    Column("baseline_ns", BASELINE, 3),
+    Column("candidate_ns", CANDIDATE, 3),
     Column("difference_ns", "difference"),
-    Column("share", "share", 1, write=format_percent),
+    Column("share", "share", 2, write=format_percent),
 )
 """Of a table `explanation`; all a unit."""

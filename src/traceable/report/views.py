@@ -502,6 +502,77 @@ _STEPS = View(
     },
 )
 
+_CRITICAL_PATH = View(
+    "critical_path",
+    "the chain of work that made each step as long as it was",
+    by=("range", "path", "kind", "operation", "step"),
+    fields=True,
+    options={**_BY_RANGE, "top": "top", "step_range": "step_range", "step_kernel": "step_kernel"},
+    columns=(
+        Column("value", rank=0, write=str),
+        Column("range", rank=0),
+        Column("path", rank=0),
+        Column("operation", rank=0),
+        Column("step"),
+        *_WHOSE,
+        Column("kind", rank=0),
+        Column("total_ns", "total", 2),
+        Column("path_share", "share", 1),
+        Column("step_mean_ns", "a step", 3),
+        Column("step_p50_ns", "p50", 5),
+        Column("steps", rank=8),
+        Column("start_ns", "at", 7),
+        Column("wall_ns", "wall", 0),
+        *(
+            Column(f"{kind}_ns", kind.replace("_", " "), rank, only_if_any=True)
+            for kind, rank in {
+                "kernel": 1,
+                "copy": 2,
+                "memset": 12,
+                "graph": 3,
+                "nccl": 4,
+                "gpu_gap": 9,
+                "launch_latency": 8,
+                "launch": 5,
+                "wait_overhead": 10,
+                "api": 7,
+                "cpu": 6,
+                "unknown": 11,
+            }.items()
+        ),
+        Column("segments", rank=9),
+        Column("inferred_share", "inferred", 6, only_if_any=True),
+    ),
+    others={
+        "kinds": ViewTable(
+            "by kind",
+            (
+                Column("kind"),
+                Column("total_ns", "total", 0),
+                Column("path_share", "share", 1),
+                Column("step_mean_ns", "a step", 2),
+                Column("step_p50_ns", "p50", 3),
+                Column("segments", rank=5),
+                Column("inferred_share", "inferred", 4, only_if_any=True),
+            ),
+        ),
+        "chain": ViewTable(
+            "the longest segments of the median step, in order",
+            (
+                Column("after_ns", "after", 1),
+                Column("duration_ns", "length", 0),
+                Column("kind", rank=0),
+                Column("range", rank=2),
+                Column("operation", rank=3),
+                Column("bound_by", "bound by", 4),
+                Column("certainty", rank=5),
+                Column("tid", rank=7),
+                Column("stream", rank=6),
+            ),
+        ),
+    },
+)
+
 _STREAMS = View(
     "streams",
     "the work of each stream, and what ran at the same time",
@@ -544,6 +615,31 @@ _STREAMS = View(
             ),
         ),
     },
+)
+
+_RATES = View(
+    "rates",
+    "how fast ranges did the work that they declare, and the share of the peak",
+    by=("path", "name"),
+    options={**_BY_RANGE, "peaks": "peaks", "dtype": "dtype"},
+    row_filters=frozenset({"domain", "match"}),
+    columns=(
+        Column("name", "range"),
+        Column("domain", rank=15, only_if_any=True),
+        Column("work_count", "count", 5),
+        Column("clipped", rank=11, only_if_any=True),
+        Column("flops_gpu_busy_ns", "GPU busy", 7, only_if_any=True),
+        Column("tflop_per_s", "on GPU", 0),
+        Column("flops_share", "of peak", 1),
+        Column("gb_per_s", "on GPU", 2),
+        Column("bytes_share", "of peak", 3),
+        Column("cpu_tflop_per_s", "over CPU time", 8),
+        Column("cpu_gb_per_s", "over CPU time", 9),
+        Column("gpu_span_tflop_per_s", "over GPU span", 12),
+        Column("gpu_span_gb_per_s", "over GPU span", 13),
+        Column("dtype", rank=6),
+        Column("gpu", "GPU", 4),
+    ),
 )
 
 _REQUESTS = View(
@@ -618,6 +714,10 @@ FINDINGS = View(
 """The largest findings are also shown below the ranges."""
 
 VIEWS: dict[str, View] = {
-    view.name: view for view in (RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _REQUESTS, _STREAMS, FINDINGS)
+    view.name: view
+    for view in (
+        *(RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _CRITICAL_PATH, _REQUESTS, _STREAMS),
+        *(_RATES, FINDINGS),
+    )
 }
 """The views by name, in the order of `--view all`."""

@@ -1,4 +1,4 @@
-"""Baselines: what is written is read back, small and in the same bytes; and what can't be read is an error of one line."""
+"""Baselines: a saved one is loaded as it was, is small, and always the same bytes; others are an error of one line."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,14 @@ def test_a_side_with_several_values_has_them_all_and_the_median_of_numbers() -> 
     # One of the runs does not know.
     rows = {row["condition"]: row for row in compare_conditions([*runs, {"driver": None}], runs).rows()}
     assert (rows["driver"]["code"], rows["driver"]["effect"]) == ("driver_unknown", LOWERS_CONFIDENCE)
+
+
+def test_the_page_has_every_condition_with_its_effect() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "conditions.md").read_text()
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| .* \| (.*) \|$", page, re.MULTILINE)
+    documented = {name: effect for names, effect in rows for name in re.findall(r"`(\w+)`", names)}
+    assert set(documented) - {*EFFECTS} == set(CONDITIONS)
+    assert all(f"`{condition.effect}`" in documented[name] for name, condition in CONDITIONS.items())
 
 
 values = st.none() | st.integers(2, 5) | st.sampled_from(["a", "b", True]) | st.just(["a"])

@@ -73,9 +73,10 @@ def check_sums(comparison: Comparison) -> None:
             for order in (differences, differences[::-1], sorted(differences)):
                 assert sum(order) == (row[f"{name}_difference_ns"] or 0)
         assert not causes
-    steps = list_causes(comparison, "step_wall")
-    whole = [row["wall_per_unit_difference_ns"] or 0 for row in comparison.tables["steps"].rows()] if steps else []
-    assert [sum(row["difference_ns"] for row in rows) for rows in steps.values()] == whole
+    for of, name in (("step_wall", "wall_per_unit"), ("step_gpu_busy", "gpu_busy_per_unit")):
+        steps = list_causes(comparison, of)
+        whole = [row[f"{name}_difference_ns"] or 0 for row in comparison.tables["steps"].rows()] if steps else []
+        assert [sum(row["difference_ns"] for row in rows) for rows in steps.values()] == whole
 
 
 @SLOWLY

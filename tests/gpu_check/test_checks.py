@@ -656,3 +656,45 @@ def test_the_programs_run_on_the_cpu(tmp_path):
     assert results["compiled"] == {"compiled": True}
     assert results["forking"]["exit_codes"] == [0, 0]
     assert set(checks.FINDINGS) <= set(results)
+
+
+# ---- clocks and power
+
+UUID = "12345678-1234-1234-1234-123456789abc"
+LISTED = [[f"GPU-{UUID}", "NVIDIA X", "580.95.05", "1980", "00000000:1B:00.0"]]
+
+
+def make_sampled_manifest() -> dict[str, Any]:
+    properties = {"name": "NVIDIA X", "uuid": f"GPU-{UUID}", "bus": "0000:1b:00.0", "driver": "580.95.05"}
+    values = {name: {"min": 1, "p50": value, "max": 1980} for name, value in (("sm_clock_mhz", 1755), ("power_w", 650))}
+    sampled = {"samples": 40, "active_samples": 30, "power_limit_w": None, "throttled_share": 0.0, "reason_shares": {}}
+    cost = {"min": 100_000, "p50": 1_500_000, "max": 2_500_000}
+    return {
+        "gpus": [properties | {"max_sm_clock_mhz": 1980}],
+        "gpu_conditions": {"problem": None, "samples": 40, "sample_cost_ns": cost, "gpus": [sampled | values]},
+    }
+
+
+@pytest.mark.parametrize(("uuid", "listed"), [(UUID, LISTED), ("", LISTED), (UUID, [])])
+def test_samples_of_a_busy_gpu_are_right(uuid: str, listed: list[list[str]]) -> None:
+    evidence = checks.check_gpu_conditions(make_sampled_manifest(), uuid, listed)
+    assert evidence.startswith("40 samples of 1 GPUs, each 1.50 ms (2.50 ms at most), 30 at work: 1755 MHz, 650 W")
+
+
+@pytest.mark.parametrize(
+    ("change", "uuid"),
+    [
+        (lambda manifest: manifest.update(gpu_conditions=None), UUID),
+        (lambda manifest: manifest["gpu_conditions"].update(problem={"code": "nvml_not_usable"}), UUID),
+        (lambda manifest: manifest["gpu_conditions"]["gpus"][0].update(active_samples=2), UUID),
+        (lambda manifest: manifest["gpu_conditions"]["gpus"][0].update(sm_clock_mhz=None), UUID),
+        (lambda manifest: manifest["gpus"][0].update(max_sm_clock_mhz=1000), UUID),
+        (lambda manifest: manifest["gpus"][0].update(driver="1.0"), UUID),
+        (lambda manifest: None, "87654321"),
+    ],
+)
+def test_samples_that_can_not_be_those_of_the_gpu_fail(change: Callable[[dict[str, Any]], None], uuid: str) -> None:
+    manifest = make_sampled_manifest()
+    change(manifest)
+    with pytest.raises(Failed):
+        checks.check_gpu_conditions(manifest, uuid, LISTED)

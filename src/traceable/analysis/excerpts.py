@@ -18,11 +18,10 @@ from traceable.analysis.context import Context
 from traceable.analysis.fidelity import Excerpt
 from traceable.analysis.fields import get_instance_fields
 from traceable.analysis.gpus import find_gpus, group_by_lane
-from traceable.analysis.intervals import Lanes
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.operations import GRAPH, KERNEL
-from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes
+from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
 from traceable.analysis.steps import find_warm_up_spans, infer_steps, steps
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Int64, find_distinct
@@ -39,6 +38,7 @@ def build_excerpt(
     step: int | None = None,
     match: str,
     families: Sequence[Family],
+    excluded_ns: Int64 | None = None,
 ) -> Excerpt:
     """Return an excerpt of a recording: instances of a range, one step, or else its steady steps.
 
@@ -47,6 +47,7 @@ def build_excerpt(
     Args:
         range_name, match, families: see `alignment.collect_sequence`.
         step: the number of a step.
+        excluded_ns: (n, 2): starts and ends of times, disjoint, whose instances are left out: those of a throttled GPU.
 
     Raises:
         MissingDataError: there are no kernels, or none such; or a CUDA graph was recorded as one operation.
@@ -67,7 +68,18 @@ def build_excerpt(
             sequence = collect_sequence(context, match=match, families=families)
             note = Message("all_kernels_compared", f"all kernels of the recording are compared, for {error.problem}")
             sequence, runs = replace(sequence, notes=(*sequence.notes, note)), []
-    return _measure_runs(context, sequence, runs, match, families)
+    equal = list(_select_equal_runs(context, sequence, runs, match, families))
+    notes = []
+    if len(equal) < len(runs):
+        text = f"{len(runs) - len(equal)} of {len(runs)} instances ran other kernels, and are excluded"
+        notes.append(Message("other_instances_excluded", text))
+    equal = equal or [(sequence.kernel, sequence.kernel)]
+    if excluded_ns is not None:
+        equal = _drop_excluded(context, equal, excluded_ns, notes)
+    if len(equal) > MAX_INSTANCES:
+        notes.append(Message("instances_sampled", f"{MAX_INSTANCES} of {len(equal)} instances are measured"))
+        equal = [equal[at] for at in np.linspace(0, len(equal) - 1, MAX_INSTANCES).astype(np.int64).tolist()]
+    return _measure_runs(context, sequence, equal, notes)
 
 
 def _make_graph_error(launches: int) -> MissingDataError:
@@ -82,7 +94,7 @@ def _make_graph_error(launches: int) -> MissingDataError:
 def _list_range_runs(context: Context, range_name: str) -> list[Int64]:
     """Return the operations of each whole instance of a range outside of warm-ups, in the order of time."""
     ranges = context.instances
-    selected = context.mask_instances(range_name) & ~ranges.clipped
+    selected = select_range_instances(context, range_name) & ~ranges.clipped
     process = map_threads_to_processes(context.trace)[ranges.thread]
     warm_up_process, start_ns, end_ns = find_warm_up_spans(context)
     for one in find_distinct(warm_up_process).tolist():
@@ -112,27 +124,37 @@ def _list_step_runs(context: Context, sequence: KernelSequence) -> list[Int64]:
     return [work.operation[work.bounds[row] : work.bounds[row + 1]] for row in rows.tolist()]
 
 
+def _drop_excluded(
+    context: Context, runs: Sequence[tuple[Int64, Int64]], excluded_ns: Int64, notes: list[Message]
+) -> list[tuple[Int64, Int64]]:
+    """Return the runs that overlap none of the times; all of them if each does."""
+    gpu = context.gpu
+    start = np.array([gpu.start_ns[kernels].min() for kernels, _ in runs], np.int64)
+    end = np.array([gpu.end_ns[kernels].max() for kernels, _ in runs], np.int64)
+    # The times are disjoint: of those that end after a run has begun, the first is the one to look at.
+    following = np.searchsorted(excluded_ns[:, 1], start, "right")
+    overlaps = np.append(excluded_ns[:, 0], np.iinfo(np.int64).max)[following] < end
+    if overlaps.all():
+        notes.append(Message("all_instances_throttled", "the GPU was throttled in every instance"))
+        return list(runs)
+    if overlaps.any():
+        text = f"{int(overlaps.sum())} of {len(runs)} instances with a throttled GPU are excluded"
+        notes.append(Message("throttled_instances_excluded", text))
+    return [run for run, out in zip(runs, overlaps.tolist(), strict=True) if not out]
+
+
 def _measure_runs(
-    context: Context, sequence: KernelSequence, runs: Sequence[Int64], match: str, families: Sequence[Family]
+    context: Context, sequence: KernelSequence, runs: Sequence[tuple[Int64, Int64]], notes: Sequence[Message]
 ) -> Excerpt:
-    """Return the excerpt of those of the runs that have the kernels of the sequence; of its own where there is none."""
-    equal = list(_select_equal_runs(context, sequence, runs, match, families))
-    notes = []
-    if len(equal) < len(runs):
-        text = f"{len(runs) - len(equal)} of {len(runs)} instances ran other kernels, and are excluded"
-        notes.append(Message("other_instances_excluded", text))
-    if not equal:
-        equal = [(sequence.kernel, sequence.kernel)]
-    if len(equal) > MAX_INSTANCES:
-        notes.append(Message("instances_sampled", f"{MAX_INSTANCES} of {len(equal)} instances are measured"))
-        equal = [equal[at] for at in np.linspace(0, len(equal) - 1, MAX_INSTANCES).astype(np.int64).tolist()]
+    """Return the excerpt with the times of these runs, given as kernels in the order of launch and all operations."""
     used = find_gpus(context)
-    lanes = group_by_lane(context, used.streams.gpu, len(used))
-    parts = [_measure_run(context, lanes, kernels, operations) for kernels, operations in equal]
+    lanes = list(group_by_lane(context, used.streams.gpu, len(used)))
+    starts = [context.gpu.start_ns[rows] for rows in lanes]
+    parts = [_measure_run(context, lanes, starts, kernels, operations) for kernels, operations in runs]
     duration, exposed, idle, copies, others = (np.stack(columns) for columns in zip(*parts, strict=True))
     return Excerpt(
         *(sequence, duration, exposed, idle, copies, others),
-        fields=_find_constant_fields(context, np.concatenate([kernels for kernels, _ in equal])),
+        fields=_find_constant_fields(context, np.concatenate([kernels for kernels, _ in runs])),
         notes=(*sequence.notes, *notes),
     )
 
@@ -157,12 +179,12 @@ def _select_equal_runs(
 
 
 def _measure_run(
-    context: Context, lanes: Lanes, kernels: Int64, operations: Int64
+    context: Context, lanes: Sequence[Int64], starts: Sequence[Int64], kernels: Int64, operations: Int64
 ) -> tuple[Int64, Int64, Int64, Int64, Int64]:
     """Return the times of one instance, as the columns of `Excerpt`; of several GPUs their sum.
 
     Args:
-        lanes: all operations by GPU and start.
+        lanes, starts: of each GPU all operations by their start, and these.
         kernels: in the order of launch.
         operations: of the instance, the kernels among them.
     """
@@ -174,10 +196,8 @@ def _measure_run(
     for number in find_distinct(of_gpu).tolist():
         mine = operations[of_gpu == number]
         first_ns, last_ns = int(gpu.start_ns[mine].min()), int(gpu.end_ns[mine].max())
-        rows = lanes.order[lanes.bounds[number] : lanes.bounds[number + 1]]
-        low, high = np.searchsorted(gpu.start_ns[rows], [first_ns, last_ns])
-        # An operation without length may lie at the very end.
-        rows = rows[low : max(int(high), int(low) + 1)]
+        low, high = np.searchsorted(starts[number], [first_ns, last_ns])
+        rows = lanes[number][low:high]
         if graphs := int((gpu.kind[rows] == GRAPH).sum()):
             raise _make_graph_error(graphs)
         start, end = gpu.start_ns[rows], np.minimum(gpu.end_ns[rows], last_ns)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from traceable.analysis.samples import NOT_ENOUGH_DATA, SLOWER
 from traceable.analysis.table import Table
 from traceable.errors import Message, UsageError
 from traceable.units import format_count, format_duration, format_number, format_percent
@@ -20,9 +21,6 @@ PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
 STATES = (PASSED, UNKNOWN, FAILED)
 """From the best to the worst."""
 
-NOT_ENOUGH_DATA, SLOWER = "not_enough_data", "slower"
-_CODES = {PASSED: "limit_kept", FAILED: "limit_exceeded", UNKNOWN: "limit_undecided"}
-
 REGRESSION = "regression"
 
 STEP_NAMES = ("step", "steps")
@@ -30,10 +28,11 @@ STEP_NAMES = ("step", "steps")
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)"
 _LIMIT = re.compile(
-    rf"(?P<range>.+)\.(?P<metric>[A-Za-z]\w*)\s*(?P<operator>[<>]=?)\s*(?P<amount>{_NUMBER})\s*(?P<unit>%|[a-zµ]*)"
+    rf"(?P<range>.+)\.(?P<metric>[A-Za-z]\w*)\s*(?P<operator>[<>]=?)\s*(?P<amount>{_NUMBER})\s*(?P<unit>%|[a-zµ]*)",
+    re.DOTALL,
 )
 _REGRESSION = re.compile(rf"{REGRESSION}\s*(?::\s*(?P<least>{_NUMBER})\s*%)?")
-_PATH_PART = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([^/\"']+?))\s*(/|$)")
+_PATH_PART = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([^/\"']+?))\s*(/|$)", re.DOTALL)
 _TIME_UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _UNITS = ("", "_ns", "_bytes", "_share", "_gb_per_s")
 """Ends of the columns of a metric."""
@@ -77,6 +76,9 @@ class Regression:
     least_share: float
 
 
+FailCondition: TypeAlias = Limit | Regression
+
+
 @dataclass(frozen=True)
 class Case:
     """The verdict on one row.
@@ -109,7 +111,7 @@ class ConditionResult:
     cases: tuple[Case, ...]
 
 
-def parse_fail_condition(text: str) -> Limit | Regression:
+def parse_fail_condition(text: str) -> FailCondition:
     """Return the condition of `--fail-on`.
 
     Raises:
@@ -163,7 +165,7 @@ def _split_path(path: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def evaluate_fail_condition(condition: Limit | Regression, ranges: Table, steps: Table) -> ConditionResult:
+def evaluate_fail_condition(condition: FailCondition, ranges: Table, steps: Table) -> ConditionResult:
     """Return whether a comparison meets a condition.
 
     Args:
@@ -230,6 +232,22 @@ def list_tested_metrics(table: Table) -> list[str]:
     return [name.removesuffix("_verdict") for name in table.columns if name.endswith("_verdict")]
 
 
+def list_judged_metrics(table: Table, row: Mapping[str, Any]) -> list[str]:
+    """Return the metrics with a verdict in a row of the table, without those that neither side has a value of."""
+    units = {metric: find_unit(metric, row) for metric in list_tested_metrics(table)}
+    sides = ("baseline", "candidate")
+    return [
+        metric
+        for metric, unit in units.items()
+        if row[f"{metric}_verdict"] is not None and any(row[f"{side}_{metric}{unit}"] is not None for side in sides)
+    ]
+
+
+def find_unit(metric: str, row: Mapping[str, Any]) -> str:
+    """Return the end of the columns with the values of a metric."""
+    return next(unit for unit in _UNITS if f"baseline_{metric}{unit}" in row)
+
+
 def list_metrics(table: Table) -> list[str]:
     """Return the metrics of a table without their units, those with a verdict first."""
     others = [name.removeprefix("baseline_") for name in table.columns if name.startswith("baseline_")]
@@ -239,7 +257,7 @@ def list_metrics(table: Table) -> list[str]:
 
 def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]) -> Case:
     """Return the verdict on one row: FAILED or PASSED only if all of the interval is on one side of the limit."""
-    unit = next(unit for unit in _UNITS if f"baseline_{metric}{unit}" in row)
+    unit = find_unit(metric, row)
     if limit.unit not in ("%", "ns" if unit == "_ns" else ""):
         is_time = unit == "_ns"
         raise UsageError(
@@ -254,7 +272,7 @@ def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]
     if f"{metric}_verdict" in row:
         shares = row[f"{metric}_low_share"], row[f"{metric}_high_share"]
         if None in shares or not baseline:
-            return Case(subject, UNKNOWN, Message(NOT_ENOUGH_DATA, f"{subject}: not enough data to judge it"))
+            return Case(subject, UNKNOWN, Message("not_enough_data", f"{subject}: not enough data to judge it"))
         interval = shares if limit.unit == "%" else (shares[0] * baseline, shares[1] * baseline)
     elif unit == "_ns":
         words = f"{subject} has no interval, so that chance can't be ruled out; use a median or p99"
@@ -266,7 +284,15 @@ def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]
             interval = ((candidate - baseline) / baseline if baseline else math.inf if candidate else 0.0,) * 2
     state = _judge(limit.operator, limit.amount, *interval)
     words = f"{subject} changed by {_format_interval(interval, limit.unit)}"
-    return Case(subject, state, Message(_CODES[state], words))
+    return Case(subject, state, _make_message(state, words))
+
+
+def _make_message(state: str, words: str) -> Message:
+    return {
+        FAILED: Message("limit_exceeded", words),
+        PASSED: Message("limit_kept", words),
+        UNKNOWN: Message("limit_undecided", words),
+    }[state]
 
 
 def _judge(operator: str, limit: float, low: float, high: float) -> str:
@@ -297,14 +323,13 @@ def _evaluate_regression(condition: Regression, ranges: Table, steps: Table) -> 
         for table, name in ((ranges, ""), (steps, "steps"))
         for row in table.rows()
         for subject in [name or " / ".join(row["path"])]
-        for metric in list_tested_metrics(table)
-        if row[f"{metric}_verdict"] is not None
+        for metric in list_judged_metrics(table, row)
     ]
     judged = [case for case in cases if case.message.code != NOT_ENOUGH_DATA]
     left_out = len(cases) - len(judged)
     more = f"; {format_count(left_out, 'further measure')} without enough data" if left_out else ""
     if not judged:
-        message = Message(NOT_ENOUGH_DATA, f"nothing has enough data to be judged{more}")
+        message = Message("not_enough_data", f"nothing has enough data to be judged{more}")
         return ConditionResult(condition.text, UNKNOWN, message, tuple(cases))
     state = max((case.state for case in judged), key=STATES.index)
     if state == PASSED:
@@ -313,15 +338,18 @@ def _evaluate_regression(condition: Regression, ranges: Table, steps: Table) -> 
     else:
         worst = [case for case in judged if case.state == state]
         others = f"; and {len(worst) - 1} more" if len(worst) > 1 else ""
-        message = Message(worst[0].message.code, f"{worst[0].message}{others}")
+        message = _make_message(state, f"{worst[0].message}{others}")
     return ConditionResult(condition.text, state, message, tuple(cases))
 
 
 def _judge_row(condition: Regression, subject: str, metric: str, row: dict[str, Any]) -> Case:
     verdict, low, high = (row[f"{metric}_{name}"] for name in ("verdict", "low_share", "high_share"))
     if verdict == NOT_ENOUGH_DATA:
-        return Case(subject, UNKNOWN, Message(NOT_ENOUGH_DATA, f"{subject}: not enough data to judge it"))
+        return Case(subject, UNKNOWN, Message("not_enough_data", f"{subject}: not enough data to judge it"))
     if verdict != SLOWER:
         return Case(subject, PASSED, Message("no_regression", f"{subject} is not slower"))
+    if low is None or high is None:
+        state = UNKNOWN if condition.least_share else FAILED
+        return Case(subject, state, _make_message(state, f"{subject} is slower, by a share that is not known"))
     state = _judge(">", condition.least_share, low, high) if condition.least_share else FAILED
-    return Case(subject, state, Message(_CODES[state], f"{subject} is slower: {_format_interval((low, high), '%')}"))
+    return Case(subject, state, _make_message(state, f"{subject} is slower: {_format_interval((low, high), '%')}"))

@@ -16,10 +16,11 @@ docs/align.md has the formulas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -34,8 +35,12 @@ from traceable.analysis.alignment import (
     KernelSequence,
 )
 from traceable.analysis.expected_shares import FAMILY, KINDS, RANGE, ExpectedShare, resolve_kind
+from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN
+from traceable.analysis.fail_conditions import STATES as CHECK_STATES
 from traceable.analysis.grouping import sum_groups
+from traceable.analysis.kernel_families import OTHER
 from traceable.analysis.labels import extract_base_name
+from traceable.analysis.samples import FASTER, SLOWER, Change, compare_samples, judge_changes
 from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Bool, Int8, Int64, NDArray
@@ -54,13 +59,30 @@ CAUSES = (
 RESOLUTION_NS = 32
 """The step of the GPU's clock in recordings of recent GPUs: a difference of it says nothing."""
 
-PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
+UNCLEAR = "unclear"
+"""The verdict on a difference that may be noise."""
 
-Bounds: TypeAlias = tuple[float | None, float | None]
-"""The change of a time is between these shares; None where that is not known."""
 
-CompareSamples: TypeAlias = Callable[[Int64, Int64], Bounds]
-"""Returns the bounds of the change of the median, of samples of both in the order of time."""
+@dataclass(frozen=True, eq=False)
+class Typical:
+    """The typical instance of an excerpt: the lower median of each of its columns."""
+
+    duration_ns: Int64
+    exposed_ns: Int64
+    idle_ns: Int64
+    copy_ns: Int64
+    other_ns: Int64
+
+    @property
+    def total_ns(self) -> int:
+        """The whole time."""
+        return self.measure_ns(0, len(self.exposed_ns) + 1)
+
+    def measure_ns(self, first: int, stop: int) -> int:
+        """Return the time of the kernels from `first` until `stop`, with what is before each of them."""
+        kernels = slice(first, stop)
+        parts = (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)
+        return int(sum(part[kernels].sum() for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +122,13 @@ class Excerpt:
         return span
 
     @cached_property
+    def typical(self) -> Typical:
+        """The typical instance."""
+        middle = (self.instances - 1) // 2
+        columns = ("duration_ns", "exposed_ns", "idle_ns", "copy_ns", "other_ns")
+        return Typical(**{name: np.partition(getattr(self, name), middle, axis=0)[middle] for name in columns})
+
+    @cached_property
     def keys(self) -> list[str | None]:
         """What each kernel is matched by."""
         return [self.sequence.keys[label] for label in self.sequence.label.tolist()]
@@ -124,47 +153,27 @@ class Excerpt:
         """Grid and block of each kernel, three columns each; negative where not recorded."""
         return self.sequence.geometry[:, :6]
 
-    def take_kernels(self, first: int, stop: int) -> Excerpt:
-        """Return the kernels from `first` until before `stop`: one layer of a step, say.
+    def take_sequence(self, sequence: KernelSequence) -> Excerpt:
+        """Return the part whose kernels are a slice of this one's: one layer of a step, say.
 
         The time before its first kernel and after its last one is not part of it.
         """
-        rows = slice(first, stop)
+        first = int(np.flatnonzero(self.sequence.kernel == sequence.kernel[0])[0])
+        stop = first + len(sequence)
         between = {}
         for column in ("idle_ns", "copy_ns", "other_ns"):
             values = getattr(self, column)[:, first : stop + 1].copy()
             values[:, [0, -1]] = 0
             between[column] = values
+        kernels = slice(first, stop)
         return replace(
             self,
-            sequence=self.sequence.take(rows),
-            duration_ns=self.duration_ns[:, rows],
-            exposed_ns=self.exposed_ns[:, rows],
+            sequence=sequence,
+            duration_ns=self.duration_ns[:, kernels],
+            exposed_ns=self.exposed_ns[:, kernels],
+            notes=(*self.notes, *(note for note in sequence.notes if note not in self.sequence.notes)),
             **between,
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Typical:
-    """The typical instance of an excerpt: the lower median of each of its columns."""
-
-    duration_ns: Int64
-    exposed_ns: Int64
-    idle_ns: Int64
-    copy_ns: Int64
-    other_ns: Int64
-
-    @property
-    def total_ns(self) -> int:
-        """The whole time."""
-        return int(sum(part.sum() for part in (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)))
-
-
-def find_typical(excerpt: Excerpt) -> Typical:
-    """Return the typical instance."""
-    middle = (excerpt.instances - 1) // 2
-    columns = ("duration_ns", "exposed_ns", "idle_ns", "copy_ns", "other_ns")
-    return Typical(**{name: np.partition(getattr(excerpt, name), middle, axis=0)[middle] for name in columns})
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +221,7 @@ def split_difference(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> di
     Returns:
         By cause of CAUSES one value a pair, in ns, and a last one for the time after the last kernel.
     """
-    ours, theirs = find_typical(reference), find_typical(candidate)
+    ours, theirs = reference.typical, candidate.typical
     has_left, has_right = pairs.reference >= 0, pairs.candidate >= 0
 
     def take(name: str) -> tuple[Int64, Int64]:
@@ -287,112 +296,162 @@ def tabulate_residual(differences: Mapping[str, Int64], reference_ns: int) -> Ta
 # ---- the tables
 
 
-def tabulate_kernels(
-    pairs: Pairs, reference: Excerpt, candidate: Excerpt, within: float, compare: CompareSamples | None = None
-) -> Table:
-    """Return one row a kernel and shape, with its time on both; the longest first.
+@dataclass(frozen=True, eq=False)
+class KernelRows:
+    """The pairs by kernel and shape, of the reference if it has the kernel.
 
-    A pair is in the row of the reference's kernel. The times are those of the typical instance, of all its kernels of
-    the row; the ratio is of those that both have.
+    Attributes:
+        number: row of each pair.
+        heads: of each row one of its kernels: the excerpt and the position.
+    """
+
+    number: Int64
+    heads: list[tuple[Excerpt, int]]
+
+    def sum(self, which: Bool, values: Int64 | None = None) -> Int64:
+        """Return the sum of one value a pair by row, of some of the pairs; their number without values."""
+        ones = np.ones(len(self.number), np.int64)
+        return sum_groups(self.number[which], (ones if values is None else values)[which], len(self.heads))
+
+
+def group_kernels(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> KernelRows:
+    """Return the rows of the table of kernels, in the order of the first pair of each."""
+    numbers: dict[Any, int] = {}
+    heads: list[tuple[Excerpt, int]] = []
+    number = np.empty(len(pairs), np.int64)
+    for pair, (left, right) in enumerate(zip(pairs.reference.tolist(), pairs.candidate.tolist(), strict=True)):
+        excerpt, at = (reference, left) if left >= 0 else (candidate, right)
+        word = (excerpt.keys[at], *excerpt.shape[at].tolist())
+        if word not in numbers:
+            numbers[word] = len(heads)
+            heads.append((excerpt, at))
+        number[pair] = numbers[word]
+    return KernelRows(number, heads)
+
+
+@dataclass(frozen=True, eq=False)
+class TimePair:
+    """One time in both: of a row of kernels, or the whole.
+
+    Attributes:
+        reference_ns, candidate_ns: of the typical instances.
+        kernels: how many it is of.
+        samples: the time of each instance of the reference and of the candidate.
+    """
+
+    reference_ns: int
+    candidate_ns: int
+    kernels: int
+    samples: tuple[Int64, Int64]
+
+
+@dataclass(frozen=True)
+class TimeVerdict:
+    """Whether a time is the same.
+
+    Attributes:
+        code: `slower` or `faster`; `unclear` for what may be noise; None for the same.
+        low_share, high_share: the interval of the change; None where it is not known, or was not needed.
+    """
+
+    code: str | None = None
+    low_share: float | None = None
+    high_share: float | None = None
+
+
+def judge_times(times: Sequence[TimePair], within: float) -> list[TimeVerdict]:
+    """Return whether each time differs by more than a share of the reference, and not by noise alone.
+
+    A difference of `RESOLUTION_NS` a kernel is none. Larger ones are tested together (`analysis.samples`) as far as
+    there are enough instances; with fewer the typical instances decide.
+    """
+    verdicts = [TimeVerdict()] * len(times)
+    changes: list[tuple[int, Change]] = []
+    for place, time in enumerate(times):
+        difference = time.candidate_ns - time.reference_ns
+        if abs(difference) > max(within * time.reference_ns, RESOLUTION_NS * time.kernels):
+            ours, theirs = time.samples
+            changes.append((place, compare_samples([ours], [theirs], 0.5)))
+            verdicts[place] = TimeVerdict(SLOWER if difference > 0 else FASTER)
+    judged = judge_changes([change for _, change in changes])
+    for (place, change), verdict in zip(changes, judged, strict=True):
+        if change.p_value is not None:
+            code = verdicts[place].code if verdict.code in (SLOWER, FASTER) else UNCLEAR
+            verdicts[place] = TimeVerdict(code, change.low_share, change.high_share)
+    return verdicts
+
+
+def list_times(pairs: Pairs, rows: KernelRows, reference: Excerpt, candidate: Excerpt) -> list[TimePair]:
+    """Return the time of the paired kernels of each row."""
+    ours, theirs = reference.typical.duration_ns, candidate.typical.duration_ns
+    order = np.argsort(rows.number, kind="stable")
+    bounds = np.searchsorted(rows.number[order], np.arange(len(rows.heads) + 1)).tolist()
+    times = []
+    for low, high in pairwise(bounds):
+        mine = order[low:high][pairs.is_paired[order[low:high]]]
+        left, right = pairs.reference[mine], pairs.candidate[mine]
+        samples = reference.duration_ns[:, left].sum(axis=1), candidate.duration_ns[:, right].sum(axis=1)
+        times.append(TimePair(int(ours[left].sum()), int(theirs[right].sum()), len(mine), samples))
+    return times
+
+
+def tabulate_kernels(
+    pairs: Pairs,
+    rows: KernelRows,
+    times: Sequence[TimePair],
+    verdicts: Sequence[TimeVerdict],
+    reference: Excerpt,
+    candidate: Excerpt,
+) -> Table:
+    """Return one row a kernel and shape, with its time in both; the longest first.
+
+    The times are those of the typical instance, of all its kernels of the row; the ratio is of those that both have.
 
     Args:
-        within: how much of the reference's time the difference may be.
-        compare: returns low and high share of the change of the median, where several instances give one; called with
-            the time of the row in each instance of both, for rows that differ by more than `within` alone.
+        times, verdicts: of each row, as `list_times` and `judge_times` return them.
     """
-    ours, theirs = find_typical(reference), find_typical(candidate)
-    has_left, has_right, paired = pairs.reference >= 0, pairs.candidate >= 0, pairs.is_paired
-    sources = [
-        (reference, left) if left >= 0 else (candidate, right)
-        for left, right in zip(pairs.reference.tolist(), pairs.candidate.tolist(), strict=True)
-    ]
-    words: dict[Any, int] = {}
-    row = np.array(
-        [words.setdefault((excerpt.keys[at], *excerpt.shape[at].tolist()), len(words)) for excerpt, at in sources],
-        np.int64,
-    )
-    rows = len(words)
-    left = np.where(has_left, ours.duration_ns[pairs.reference], 0)
-    right = np.where(has_right, theirs.duration_ns[pairs.candidate], 0)
-
-    def total(which: Bool, values: Int64 | None = None) -> Int64:
-        return sum_groups(row[which], (np.ones(len(row), np.int64) if values is None else values)[which], rows)
-
-    paired_left, paired_right, pairs_of_row = total(paired, left), total(paired, right), total(paired)
-    verdicts = [
-        judge_time(int(before), int(after), int(count), within)
-        for before, after, count in zip(paired_left, paired_right, pairs_of_row, strict=True)
-    ]
-    bounds: list[Bounds] = [(None, None)] * rows
-    if compare is not None:
-        for number in [number for number, verdict in enumerate(verdicts) if verdict is not None]:
-            mine = np.flatnonzero(paired & (row == number))
-            samples = (
-                reference.duration_ns[:, pairs.reference[mine]].sum(axis=1),
-                candidate.duration_ns[:, pairs.candidate[mine]].sum(axis=1),
-            )
-            bounds[number] = compare(*samples)
-            verdicts[number] = qualify_verdict(verdicts[number], bounds[number], within)
-    other_shape = paired & _has_other_shape(pairs, reference, candidate)
-    by_reason = {
-        "missing": total(pairs.state == MISSING),
-        "extra": total(pairs.state == EXTRA),
-        "replaced": total(pairs.state == REPLACED),
-        "reordered": total(pairs.state == REORDERED),
-        "shape": total(other_shape),
+    has_left, has_right = pairs.reference >= 0, pairs.candidate >= 0
+    left = np.where(has_left, reference.typical.duration_ns[pairs.reference], 0)
+    right = np.where(has_right, candidate.typical.duration_ns[pairs.candidate], 0)
+    left_count, right_count = rows.sum(has_left), rows.sum(has_right)
+    left_ns, right_ns = rows.sum(has_left, left), rows.sum(has_right, right)
+    counts = {
+        "missing": rows.sum(pairs.state == MISSING),
+        "extra": rows.sum(pairs.state == EXTRA),
+        "replaced": rows.sum(pairs.state == REPLACED),
+        "reordered": rows.sum(pairs.state == REORDERED),
+        "shape": rows.sum(pairs.is_paired & _has_other_shape(pairs, reference, candidate)),
     }
     reasons = [
-        [reason for reason, counts in by_reason.items() if counts[number]] + ([verdict] if verdict else [])
-        for number, verdict in enumerate(verdicts)
+        [reason for reason, count in counts.items() if count[row]] + ([verdict.code] if verdict.code else [])
+        for row, verdict in enumerate(verdicts)
     ]
-    first = np.unique(row, return_index=True)[1].tolist()
-    heads = [sources[one] for one in first]
     table = Table(
         {
-            "kernel": pack_objects(excerpt.keys[at] for excerpt, at in heads),
-            "name": pack_objects(excerpt.names[at] for excerpt, at in heads),
-            "family": pack_objects(excerpt.families[at] for excerpt, at in heads),
-            "grid": pack_objects(format_shape(excerpt.shape[at, :3]) for excerpt, at in heads),
-            "block": pack_objects(format_shape(excerpt.shape[at, 3:]) for excerpt, at in heads),
-            "reference_count": total(has_left),
-            "candidate_count": total(has_right),
-            "reference_ns": mask_integers(total(has_left, left), total(has_left) > 0),
-            "candidate_ns": mask_integers(total(has_right, right), total(has_right) > 0),
-            "ratio": compute_ratios(paired_right, paired_left),
-            "low_share": pack_objects(low for low, _ in bounds),
-            "high_share": pack_objects(high for _, high in bounds),
-            "match": pack_objects(None if one == ["unclear"] else not one for one in reasons),
+            "kernel": pack_objects(excerpt.keys[at] for excerpt, at in rows.heads),
+            "name": pack_objects(excerpt.names[at] for excerpt, at in rows.heads),
+            "family": pack_objects(excerpt.families[at] for excerpt, at in rows.heads),
+            "grid": pack_objects(format_shape(excerpt.shape[at, :3]) for excerpt, at in rows.heads),
+            "block": pack_objects(format_shape(excerpt.shape[at, 3:]) for excerpt, at in rows.heads),
+            "reference_count": left_count,
+            "candidate_count": right_count,
+            "reference_ns": mask_integers(left_ns, left_count > 0),
+            "candidate_ns": mask_integers(right_ns, right_count > 0),
+            "ratio": compute_ratios(
+                np.array([time.candidate_ns for time in times], np.int64),
+                np.array([time.reference_ns for time in times], np.int64),
+            ),
+            "low_share": pack_objects(verdict.low_share for verdict in verdicts),
+            "high_share": pack_objects(verdict.high_share for verdict in verdicts),
+            "match": pack_objects(None if one == [UNCLEAR] else not one for one in reasons),
             "reasons": pack_objects(reasons),
         }
     )
-    return table.take(np.argsort(-np.maximum(total(has_left, left), total(has_right, right)), kind="stable"))
-
-
-def judge_time(reference_ns: int, candidate_ns: int, kernels: int, within: float) -> str | None:
-    """Return `slower` or `faster` for a time that differs by more than a share of the reference, None for any other.
-
-    A difference of `RESOLUTION_NS` a kernel is none.
-
-    Examples:
-        >>> judge_time(10_000, 10_300, 1, 0.02), judge_time(10_000, 10_100, 1, 0.02), judge_time(1_000, 1_032, 1, 0.02)
-        ('slower', None, None)
-    """
-    difference = candidate_ns - reference_ns
-    if abs(difference) <= max(within * reference_ns, RESOLUTION_NS * kernels):
-        return None
-    return "slower" if difference > 0 else "faster"
-
-
-def qualify_verdict(verdict: str | None, bounds: Bounds, within: float) -> str | None:
-    """Return the verdict of `judge_time`, or `unclear` where the interval of the change reaches into the tolerance."""
-    low, high = bounds
-    if verdict is None or low is None or high is None or low > within or high < -within:
-        return verdict
-    return "unclear"
+    return table.take(np.argsort(-np.maximum(left_ns, right_ns), kind="stable"))
 
 
 def _has_other_shape(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Bool:
-    """Return which pairs have a grid or block on each, and not the same."""
+    """Return which pairs have a known grid and block in both, and not the same."""
     both = (pairs.reference >= 0) & (pairs.candidate >= 0)
     left, right = reference.shape[pairs.reference], candidate.shape[pairs.candidate]
     known = (left[:, 0] >= 0) & (right[:, 0] >= 0)
@@ -412,7 +471,7 @@ def format_shape(sizes: Int64) -> str | None:
 
 def tabulate_alignment(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Table:
     """Return one row a kernel of either, in the order of the reference, with what became of it."""
-    ours, theirs = find_typical(reference), find_typical(candidate)
+    ours, theirs = reference.typical, candidate.typical
     columns: dict[str, NDArray[Any]] = {"state": pack_objects(STATES[state] for state in pairs.state.tolist())}
     places = {"reference": (pairs.reference, reference, ours), "candidate": (pairs.candidate, candidate, theirs)}
     for word, (at, _, _) in places.items():
@@ -440,7 +499,7 @@ def tabulate_shares(expected: Sequence[ExpectedShare], reference: Excerpt, candi
     """Return one row an expected share: the shares of the kernel time in both, and whether the candidate's is met.
 
     Raises:
-        UsageError: a name that matches nothing on either.
+        UsageError: a name matches nothing in either.
     """
     excerpts = (reference, candidate)
     words = {kind: [_list_words(excerpt, kind) for excerpt in excerpts] for kind in KINDS}
@@ -451,7 +510,7 @@ def tabulate_shares(expected: Sequence[ExpectedShare], reference: Excerpt, candi
         shares = []
         for excerpt, names in zip(excerpts, words[kind], strict=True):
             matching = {name: one.matches(name) for name in set(names)}
-            duration = find_typical(excerpt).duration_ns
+            duration = excerpt.typical.duration_ns
             inside = np.array([matching[name] for name in names], np.bool_)
             shares.append(int(duration[inside].sum()) / int(duration.sum()) if duration.any() else None)
         state = UNKNOWN if shares[1] is None else PASSED if one.includes(shares[1]) else FAILED
@@ -497,14 +556,14 @@ def evaluate_checks(
     candidate: Excerpt,
     kernels: Table,
     within: float,
-    total: tuple[str | None, Bounds],
+    total: TimeVerdict,
 ) -> list[Check]:
     """Return the checklist, without the expected shares.
 
     Args:
         kernels: as `tabulate_kernels` returns it.
         within: how much of the reference's time a difference may be.
-        total: verdict on the whole time, as `qualify_verdict` returns it, and the bounds of its change.
+        total: the verdict on the whole time.
     """
     count, others = format_count(len(reference)), format_count(len(candidate))
     replaced, missing, extra, reordered = map(pairs.count, (REPLACED, MISSING, EXTRA, REORDERED))
@@ -513,7 +572,7 @@ def evaluate_checks(
             "kernel_names", replaced, Message("kernels_replaced", f"{_count(replaced)} of {count} have another name")
         ),
         _check_kernel_latency(kernels, within),
-        _check_total_latency(reference, candidate, within, *total),
+        _check_total_latency(reference, candidate, within, total),
         _check_none("no_missing_kernels", missing, Message("kernels_missing", f"{_count(missing)} of {count} missing")),
         _check_none("no_extra_kernels", extra, Message("kernels_extra", f"{_count(extra)} of {others} extra")),
         _check_shapes(pairs, reference, candidate),
@@ -539,9 +598,9 @@ def _check_kernel_latency(kernels: Table, within: float) -> Check:
         if ratio is not None
     ]
     if not slow:
-        return Check("kernel_latency", UNKNOWN, None, within, Message("no_kernel_times", "no kernel is on both"))
-    failed = [one for one in slow if {"slower", "faster"} & set(one[3])]
-    unclear = [one for one in slow if "unclear" in one[3]]
+        return Check("kernel_latency", UNKNOWN, None, within, Message("no_kernel_times", "no kernel is in both"))
+    failed = [one for one in slow if {SLOWER, FASTER} & set(one[3])]
+    unclear = [one for one in slow if UNCLEAR in one[3]]
     state = FAILED if failed else UNKNOWN if unclear else PASSED
     change, ratio, name, _ = max(failed or unclear or slow, key=lambda one: one[0])
     if failed:
@@ -555,17 +614,14 @@ def _check_kernel_latency(kernels: Table, within: float) -> Check:
     return Check("kernel_latency", state, change, within, Message("kernel_latency", text))
 
 
-def _check_total_latency(
-    reference: Excerpt, candidate: Excerpt, within: float, verdict: str | None, bounds: Bounds
-) -> Check:
-    before, after = find_typical(reference).total_ns, find_typical(candidate).total_ns
+def _check_total_latency(reference: Excerpt, candidate: Excerpt, within: float, verdict: TimeVerdict) -> Check:
+    before, after = reference.typical.total_ns, candidate.typical.total_ns
     if not before:
         return Check("total_latency", UNKNOWN, None, within, Message("no_reference_time", "the reference took no time"))
-    low, high = bounds
     text = f"{format_duration(after)} instead of {format_duration(before)}: x{after / before:.3f}"
-    if low is not None and high is not None:
-        text += f", between x{1 + low:.3f} and x{1 + high:.3f}"
-    state = PASSED if verdict is None else UNKNOWN if verdict == "unclear" else FAILED
+    if verdict.low_share is not None and verdict.high_share is not None:
+        text += f", between x{1 + verdict.low_share:.3f} and x{1 + verdict.high_share:.3f}"
+    state = PASSED if verdict.code is None else UNKNOWN if verdict.code == UNCLEAR else FAILED
     return Check("total_latency", state, abs(after / before - 1), within, Message("total_latency", text))
 
 
@@ -576,7 +632,7 @@ def _check_shapes(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Check
     common = sorted(set(reference.fields) & set(candidate.fields))
     fields = [name for name in common if reference.fields[name] != candidate.fields[name]]
     if not known.any() and not common:
-        return Check("shapes", UNKNOWN, None, 0, Message("shapes_not_recorded", "grids and blocks are not recorded"))
+        return Check("shapes", UNKNOWN, None, 0, Message("shapes_not_recorded", "no kernel in both has a known grid"))
     text = f"{_count(others)} of {format_count(int(known.sum()))} have another grid or block"
     if common:
         text += f"; {_count(len(fields))} of {format_count(len(common), 'field')} of ranges differ"
@@ -620,9 +676,8 @@ def tabulate_checks(checks: Sequence[Check]) -> Table:
 
 
 def summarize_states(states: Iterable[str]) -> str:
-    """Return FAILED if one has failed, else UNKNOWN if one is not known, else PASSED."""
-    there = set(states)
-    return FAILED if FAILED in there else UNKNOWN if UNKNOWN in there else PASSED
+    """Return the worst of some states."""
+    return max(states, key=CHECK_STATES.index, default=PASSED)
 
 
 # ---- all of it
@@ -656,7 +711,6 @@ def measure_fidelity(
     within: float = 0.02,
     expected: Sequence[ExpectedShare] = (),
     min_score: float | None = None,
-    compare: CompareSamples | None = None,
 ) -> Fidelity:
     """Hold the candidate against the reference.
 
@@ -665,14 +719,15 @@ def measure_fidelity(
         within: how much of the reference's time a difference may be.
         expected: shares of kernels of the candidate.
         min_score: the least score that is accepted.
-        compare: of the samples of several instances; None to judge the medians alone.
 
     Raises:
         MissingDataError: the excerpts have no kernel in common.
         UsageError: an expected share matches nothing.
     """
     pairs = pair_kernels(alignment)
-    if not pairs.is_paired.any():
+    # Kernels that were all replaced, by those of another type say, are of the same families still.
+    known = np.array([family != OTHER for family in reference.families], np.bool_)
+    if not (pairs.is_paired.any() or (alignment.has_equal_family() & known).any()):
         raise MissingDataError(
             "no_common_kernels",
             f"none of {format_count(len(reference), 'kernel')} of the reference is among "
@@ -680,15 +735,14 @@ def measure_fidelity(
             "match them by function or family (--match-kernels family), or select the same part of both",
         )
     differences = split_difference(pairs, reference, candidate)
-    before, after = find_typical(reference).total_ns, find_typical(candidate).total_ns
+    before, after = reference.typical.total_ns, candidate.typical.total_ns
     score = compute_score(differences, before)
-    bounds: Bounds = (None, None)
-    verdict = judge_time(before, after, len(reference), within)
-    if verdict is not None and compare is not None:
-        bounds = compare(reference.span_ns, candidate.span_ns)
-        verdict = qualify_verdict(verdict, bounds, within)
-    kernels = tabulate_kernels(pairs, reference, candidate, within, compare)
-    checks = evaluate_checks(pairs, reference, candidate, kernels, within, (verdict, bounds))
+    rows = group_kernels(pairs, reference, candidate)
+    times = list_times(pairs, rows, reference, candidate)
+    whole = TimePair(before, after, len(reference), (reference.span_ns, candidate.span_ns))
+    *verdicts, total = judge_times([*times, whole], within)
+    kernels = tabulate_kernels(pairs, rows, times, verdicts, reference, candidate)
+    checks = evaluate_checks(pairs, reference, candidate, kernels, within, total)
     tables = {
         "residual": tabulate_residual(differences, before),
         "kernels": kernels,

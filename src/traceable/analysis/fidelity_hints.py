@@ -36,10 +36,10 @@ _COMMUNICATION = frozenset({"nccl", "communication"})
 
 _DTYPES = (
     ("fp8", re.compile(r"e4m3|e5m2|fp8|float8", re.IGNORECASE)),
-    ("int8", re.compile(r"(?<![a-z])[su]?i?8(?=[su]8|_)|(?<![a-z])s8|int8|imma", re.IGNORECASE)),
+    ("int8", re.compile(r"(?<![a-z0-9])(?:[usi]8)+(?![0-9a-hj-rt-z])|int8|imma", re.IGNORECASE)),
     ("bf16", re.compile(r"bf16|bfloat16", re.IGNORECASE)),
-    ("f16", re.compile(r"(?<!b)f16(?!\d)|fp16|(?<![a-z])half(?![a-z])|hgemm", re.IGNORECASE)),
-    ("tf32", re.compile(r"tf32", re.IGNORECASE)),
+    ("f16", re.compile(r"(?<!b)f16(?!\d)|fp16|(?<![a-z])half(?![a-z])|half_t|hgemm", re.IGNORECASE)),
+    ("tf32", re.compile(r"tf32|s1688gemm", re.IGNORECASE)),
     ("f32", re.compile(r"f32|(?<![a-z])float(?![a-z0-9])|sgemm", re.IGNORECASE)),
 )
 """The types of elements, from the narrowest: what is computed in one is often summed up in a wider one."""
@@ -76,16 +76,21 @@ def tabulate_hints(hints: Sequence[Message]) -> Table:
 def _find_scaled_grids(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Iterator[Message]:
     """Heads that are divided change the grids of attention alone; another batch or length those of all kernels."""
     both = np.flatnonzero((pairs.reference >= 0) & (pairs.candidate >= 0))
-    heads: list[tuple[Fraction, str]] = []
-    others: list[tuple[Fraction, str]] = []
-    for left, right in zip(pairs.reference[both].tolist(), pairs.candidate[both].tolist(), strict=True):
-        before, after = (int(np.prod(excerpt.shape[at, :3])) for excerpt, at in ((reference, left), (candidate, right)))
-        if reference.shape[left, 0] > 0 and candidate.shape[right, 0] > 0:
-            family = reference.families[left]
-            (heads if family in _ATTENTION else others).append(
-                (Fraction(after, before), extract_base_name(reference.names[left] or ""))
-            )
-    scaled = Counter(ratio for ratio, _ in others if ratio != 1)
+    left, right = pairs.reference[both], pairs.candidate[both]
+    grids = [excerpt.shape[at, :3] for excerpt, at in ((reference, left), (candidate, right))]
+    blocks = [np.where(grid[:, 0] > 0, grid.prod(axis=1), 0) for grid in grids]
+    heads: Counter[tuple[Fraction, str]] = Counter()
+    others: Counter[tuple[Fraction, str]] = Counter()
+    kernels = Counter(zip(reference.sequence.label[left].tolist(), *(part.tolist() for part in blocks), strict=True))
+    for (label, before, after), count in kernels.items():
+        if before and after:
+            name = extract_base_name(reference.sequence.names[label] or "")
+            is_head = reference.sequence.families[label] in _ATTENTION
+            (heads if is_head else others)[Fraction(after, before), name] += count
+    scaled: Counter[Fraction] = Counter()
+    for (ratio, _), count in others.items():
+        if ratio != 1:
+            scaled[ratio] += count
     common, count = scaled.most_common(1)[0] if scaled else (Fraction(1), 0)
     # Grids are rounded up to whole blocks, so that not all of one batch have the same ratio.
     if count < max(MIN_KERNELS_SCALED, MIN_SHARE_SCALED * sum(scaled.values())):
@@ -102,8 +107,8 @@ def _find_scaled_grids(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> 
         excerpt = "candidate" if ratio < 1 else "reference"
         yield Message(
             "heads_divided",
-            f"the grids of attention, as of {heads[0][1]}, are x{_format_ratio(ratio)} of the reference's: the heads "
-            f"of the {excerpt} are divided by a tensor-parallel size of {_get_parallel_size(ratio)}",
+            f"the grids of attention, as of {next(iter(heads))[1]}, are x{_format_ratio(ratio)} of the reference's: "
+            f"the heads of the {excerpt} are divided by a tensor-parallel size of {_get_parallel_size(ratio)}",
         )
 
 
@@ -139,6 +144,8 @@ def _get_dtype(name: str) -> str | None:
         ['bf16', 'f32', None]
         >>> [_get_dtype(one) for one in ("cutlass::half_t gemm", "add<c10::Half>", "add<float>", "gemm_e4m3_bf16")]
         ['f16', 'f16', 'f32', 'fp8']
+        >>> [_get_dtype(one) for one in ("tensorop_s1688gemm_256x128_tn", "i16832gemm_s8_128x128", "gemm_i8i32_i8")]
+        ['tf32', 'int8', 'int8']
     """
     return next((dtype for dtype, pattern in _DTYPES if pattern.search(name)), None)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from traceable.analysis.api import api
 from traceable.analysis.context import Context, group_waits_by_thread, measure_time_in_calls, select_calls
 from traceable.analysis.gaps import CAUSES, classify_idle_gaps
-from traceable.analysis.gpus import find_gpus
+from traceable.analysis.gpus import find_gpus, find_streams
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.instances import Instances
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_by_lane, merge_intervals
@@ -31,14 +31,16 @@ from traceable.analysis.memory import find_memory_operations, group_by_operation
 from traceable.analysis.name_patterns import SYNCHRONIZATION_CALLS
 from traceable.analysis.operations import COPY, DIRECTIONS, GRAPH, KERNEL, MEMSET
 from traceable.analysis.phases import (
+    FIELD_TOKENS,
     WholeSteps,
     count_tokens,
     make_summary_table,
     summarize_recording,
     take_whole_steps,
 )
-from traceable.analysis.profile import InstanceCosts, measure_selected_instances, profile_paths
-from traceable.analysis.step_detection import RANGE, is_in_spans, map_threads_to_processes
+from traceable.analysis.profile import InstanceCosts, iter_unsorted_pairs, measure_selected_instances, profile_paths
+from traceable.analysis.range_names import merge_folds
+from traceable.analysis.step_detection import RANGE, Steps, is_in_spans, map_threads_to_processes
 from traceable.analysis.steps import MeasuredSteps, measure_added_ns, measure_steady_steps
 from traceable.analysis.table import Table, mask_integers, pack_objects
 from traceable.errors import MissingDataError
@@ -47,15 +49,20 @@ from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, fi
 GIVEN_TOKENS = "given"
 """Source of a number of tokens: the user."""
 
-OVERLAP, OTHER_GAP = "overlap", "gap_other"
-"""Parts of a GPU span: the time in which operations overlap, which is negative; and idle time that is no gap of the one
-GPU that the range used: that GPU worked for other ranges, or the range used several."""
+OTHER_IDLE = "gpu_idle"
+"""A part of the wall time of steps that are no ranges: the GPU was idle, and not in a gap between two operations of
+the one GPU that their process used."""
+
+OVERLAP, OTHER_WORK, SEVERAL_GPUS = "overlap", "other_work", "gap_several_gpus"
+"""Parts of a GPU span: the time in which operations overlap, which is negative; the time in which its GPU worked for
+other ranges alone (or the recording was off); and the idle time of ranges that used several GPUs."""
 
 OUTSIDE = -1
 """The row of parts that are of the steps, and of no range."""
 
-CPU, GPU_SPAN, STEP_WALL = "cpu", "gpu_span", "step_wall"
-"""What the parts of `parts` add up to: the CPU time of a range, its GPU span, the wall time of the steps."""
+CPU, GPU_SPAN, STEP_WALL, STEP_BUSY = "cpu", "gpu_span", "step_wall", "step_gpu_busy"
+"""What the parts of `parts` add up to: the CPU time of a range, its GPU span, the wall time of the steps, and the time
+in which their operations kept the GPU busy."""
 
 SAMPLED, CLIPPED, WARM_UP, THROTTLED = range(4)
 """Whether an instance is a sample, or why not; of several reasons the first counts."""
@@ -103,7 +110,8 @@ class Snapshot:
         label: how the recording is called in the output: its path as the user gave it.
         facts: plain JSON values: `conditions` (what the recording was made with, see `analysis.comparability`) and
             others that the caller adds; and from here `graphs` (`whole` if CUDA graphs were traced as one operation
-            each, `node` if by their kernels, None without graphs), `has_ranges`, `has_gpu`, `has_kernels`, `has_calls`.
+            each, `node` if by their kernels, None without graphs), `gpus` (how many ran something), `has_ranges`,
+            `has_gpu`, `has_kernels`, `has_calls`.
         tables: by name: what is summed and counted; see `take_snapshot`.
         samples: the time of each sampled instance in ns, in the order of their start.
     """
@@ -119,7 +127,7 @@ def take_snapshot(
     *,
     label: str,
     facts: Mapping[str, Any],
-    tokens: int | None = None,
+    tokens: int | str | None = None,
     excluded_ns: Int64 | None = None,
     step_range: str | None = None,
     step_kernel: str | None = None,
@@ -132,7 +140,8 @@ def take_snapshot(
         context: the recording.
         label: what it is called.
         facts: see `Snapshot`.
-        tokens: how many tokens its steps processed; None to take that from the fields of the steps.
+        tokens: how many tokens its steps processed, or the field of the steps that has the number of each; None for
+            the field `tokens`, if there is one.
         excluded_ns: times in which the GPU was throttled, shape (n, 2), in ns of the trace; None for none. An instance
             that touches one is not sampled.
         step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
@@ -144,18 +153,21 @@ def take_snapshot(
 
         - `ranges`, one row a range path, domain and style: `path`, `name`, `domain`, `style`, RANGE_TOTALS,
           `launch_total_ns` (time of the thread in launch calls), and of the sampled instances `samples`,
-          `sampled_cpu_ns`, `gpu_samples` (those with GPU work), `sampled_gpu_busy_ns`, `sampled_gpu_span_ns`,
+          `sampled_cpu_ns`, `sync_wait_samples`, `sampled_sync_wait_ns`, `gpu_samples` (those with GPU work),
+          `sampled_gpu_busy_ns`, `sampled_gpu_span_ns`,
           `sampled_gpu_sum_ns`, `sampled_kernels`, `sampled_launches`, and how many are not sampled:
           `excluded_clipped`, `excluded_warm_up`, `excluded_throttled`.
         - `parts`, what the sampled instances of a range consist of: `range_row` (of `ranges`; OUTSIDE for the steps),
-          `of` (CPU, GPU_SPAN, STEP_WALL), `part`, `name`, `count`, `total_ns`, `bytes`. The rows of one range and `of`
-          add up to `sampled_cpu_ns`, `sampled_gpu_span_ns`, or `wall_ns` of `steps`.
+          `of` (CPU, GPU_SPAN, STEP_WALL, STEP_BUSY), `part`, `name`, `count`, `total_ns`, `bytes`. The rows of one
+          range and `of` add up to `sampled_cpu_ns`, `sampled_gpu_span_ns`, or of `steps` to `sampled_wall_ns` and
+          `sampled_gpu_busy_ns`.
         - `kernels`, one row a kernel and path of the innermost range that launched it (None outside ranges): `path`,
           `name`, `base`, `family`, `count`, `total_ns`.
         - `kernel_times`, one row a kernel: the columns of the view `kernels`.
         - `api`, `copies`, `gaps`: the view `api`; the view `memory`; its causes over all GPUs.
         - `steps`, one row: `steps`, `samples`, `excluded_clipped`, `excluded_warm_up`, `excluded_throttled`, and of the
-          samples `sampled_tokens` and STEP_SUMS as `sampled_wall_ns`, ....
+          samples `lanes` (how many processes, or processes and GPUs, they are of), `sampled_tokens`,
+          `sampled_kernel_ns` (the summed time of their kernels) and STEP_SUMS as `sampled_wall_ns`, ....
         - `overview`, one row: the columns of `phases`.
         - `findings`: as given.
 
@@ -163,13 +175,13 @@ def take_snapshot(
 
     Raises:
         UsageError: both definitions of a step are given.
-        MissingDataError: nothing has the name of `step_range` or `step_kernel`.
+        MissingDataError: nothing has the name of `step_range` or `step_kernel`, or a step lacks the field of tokens.
     """
     throttled = _merge_times(excluded_ns)
     steps = _sample_steps(context, step_range, step_kernel, throttled, tokens)
     patterns = tuple(load_families() if families is None else families)
     overview = summarize_recording(context, None if steps is None else steps.whole)
-    if tokens is not None:
+    if isinstance(tokens, int):
         overview |= {"tokens": tokens, "token_source": GIVEN_TOKENS}
     tables = {
         "kernels": _list_kernels(context, patterns),
@@ -196,11 +208,14 @@ def take_snapshot(
         if steps.measured.steps.kind == RANGE:
             cpu_time.add_parts(parts, STEP_WALL, _mark_steps(context, steps), np.array([OUTSIDE]))
         else:
-            _add_step_parts(parts, steps)
+            _add_step_parts(parts, context, steps)
+        if len(context.gpu):
+            _add_step_operations(parts, context, steps)
     tables["parts"] = parts.make_table()
     trace = context.trace
     known = {
         "graphs": "whole" if len(trace.graph_launches) else "node" if len(trace.graph_nodes) else None,
+        "gpus": len(find_gpus(context)) if len(context.gpu) else 0,
         "has_ranges": bool(len(context.instances)),
         "has_gpu": bool(len(context.gpu)),
         "has_kernels": bool(len(trace.kernels)),
@@ -251,7 +266,7 @@ class _SampledSteps:
 
 
 def _sample_steps(
-    context: Context, step_range: str | None, step_kernel: str | None, throttled: Union, tokens: int | None
+    context: Context, step_range: str | None, step_kernel: str | None, throttled: Union, tokens: int | str | None
 ) -> _SampledSteps | None:
     """Return the steps of a recording; None for one without, or with a selection by fields that they do not have."""
     measured = None
@@ -259,6 +274,8 @@ def _sample_steps(
     with contextlib.nullcontext() if step_range or step_kernel else contextlib.suppress(MissingDataError):
         measured = measure_steady_steps(context, step_range, step_kernel)
     if measured is None:
+        if isinstance(tokens, str):
+            raise _make_tokens_error(tokens)
         return None
     steps, columns = measured.steps, measured.columns
     here = np.ones(len(steps), np.bool_)
@@ -269,17 +286,23 @@ def _sample_steps(
     left_out = _is_touched(steps.start_ns, steps.end_ns, throttled)
     sampled = measured.steady & here & ~left_out
     whole = take_whole_steps(context, steps, columns)
+    if isinstance(tokens, str) and whole is not None:
+        whole = replace(whole, fields=[{**one, FIELD_TOKENS: one.get(tokens)} for one in whole.fields])
+        if count_tokens(whole.fields)[1] != FIELD_TOKENS:
+            raise _make_tokens_error(tokens)
     sampled_tokens = None
-    if whole is not None and tokens is not None:
+    if whole is not None and isinstance(tokens, int):
         sampled_tokens = tokens * int(sampled.sum()) / len(whole.fields)
     elif whole is not None:
         rows = np.flatnonzero(sampled[~steps.clipped]).tolist()
         sampled_tokens = count_tokens([whole.fields[row] for row in rows])[0]
     sums = {name: columns[name][sampled] for name in STEP_SUMS}
+    sums["kernel_ns"] = measured.work.total(_measure_kernel_times(context, measured.work.operation))[sampled]
     warm_up = measured.phases.warm_up | measured.phases.other
     summary: dict[str, NDArray[Any]] = {
         "steps": np.array([here.sum()]),
         "samples": np.array([sampled.sum()]),
+        "lanes": np.array([len(find_distinct(steps.lane[sampled]))]),
         "excluded_clipped": np.array([(steps.clipped & here).sum()]),
         "excluded_warm_up": np.array([(warm_up & ~steps.clipped & here).sum()]),
         "excluded_throttled": np.array([(left_out & measured.steady & here).sum()]),
@@ -294,6 +317,17 @@ def _sample_steps(
     return _SampledSteps(
         measured, sampled, whole, Table(summary), {key: values for key, values in times.items() if NULL not in values}
     )
+
+
+def _measure_kernel_times(context: Context, operation: Int64) -> Int64:
+    """Return how long each of some operations took if it is a kernel, else 0."""
+    gpu = context.gpu
+    return np.where(gpu.kind[operation] == KERNEL, gpu.end_ns[operation] - gpu.start_ns[operation], 0)
+
+
+def _make_tokens_error(field: str) -> MissingDataError:
+    problem = f"not every step has a whole number in its field {field[:80]!r}"
+    return MissingDataError("tokens_field_missing", problem, "name another field, or give the number of tokens")
 
 
 @dataclass(frozen=True)
@@ -364,6 +398,9 @@ def _make_range_table(measured: _MeasuredInstances, launching_ns: Int64) -> Tabl
     of_cpu, of_gpu = np.flatnonzero(measured.is_cpu_sample), np.flatnonzero(measured.is_gpu_sample)
     columns["samples"] = np.bincount(row[of_cpu], minlength=rows)
     columns["sampled_cpu_ns"] = sum_groups(row[of_cpu], (instances.end_ns - instances.start_ns)[of_cpu], rows)
+    waiting = of_cpu[measured.costs.sync_wait_ns[of_cpu] != NULL]
+    columns["sync_wait_samples"] = np.bincount(row[waiting], minlength=rows)
+    columns["sampled_sync_wait_ns"] = sum_groups(row[waiting], measured.costs.sync_wait_ns[waiting], rows)
     columns["gpu_samples"] = np.bincount(row[of_gpu], minlength=rows)
     for name in ("busy", "span", "sum"):
         columns[f"sampled_gpu_{name}_ns"] = sum_groups(row[of_gpu], getattr(work, f"{name}_ns")[of_gpu], rows)
@@ -435,6 +472,21 @@ class _Parts:
         for word, values in columns.items():
             self._columns[word].append(values[some])
 
+    def add_operations(
+        self, context: Context, of: str, row: Int64, operation: Int64, count: Int64, total_ns: Int64, size_bytes: Int64
+    ) -> None:
+        """Add rows of operations of one name each, given one of them."""
+        kind, label = context.gpu.kind[operation], label_operations(context, operation)
+        self.add(
+            of,
+            row,
+            [_PART_OF_KIND[one] for one in kind.tolist()],
+            total_ns,
+            name=[get_operation_name(context.trace, number) for number in label.tolist()],
+            count=count,
+            size_bytes=mask_integers(size_bytes, (kind == COPY) | (kind == MEMSET)),
+        )
+
     def make_table(self) -> Table:
         return Table({name: np.concatenate(values) for name, values in self._columns.items()})
 
@@ -457,9 +509,10 @@ def _add_gpu_parts(parts: _Parts, context: Context, measured: _MeasuredInstances
     used = find_gpus(context)
     lowest, highest = np.zeros((2, len(measured.instances)), np.int64)
     pieces = [tuple(np.empty(0, np.int64) for _ in range(5))]
-    for instance, operation in context.attribution.iter_pairs():
-        sampled = np.flatnonzero(row_of_instance[instance] >= 0)
-        instance, operation = instance[sampled], operation[sampled]
+    for instance, operation in iter_unsorted_pairs(context):
+        is_sampled = row_of_instance[instance] >= 0
+        if not is_sampled.all():
+            instance, operation = instance[is_sampled], operation[is_sampled]
         group, first = number_groups(row_of_instance[instance], operation_label[operation])
         moved = np.flatnonzero(operation >= len(context.trace.kernels))
         pieces.append(
@@ -480,26 +533,21 @@ def _add_gpu_parts(parts: _Parts, context: Context, measured: _MeasuredInstances
     group, first = number_groups(row, label_of_piece)
     row, one = row[first], first_of_label[label_of_piece[first]]
     count, total, size = (sum_groups(group, column, len(first)) for column in values)
-    parts.add(
-        GPU_SPAN,
-        row,
-        [_PART_OF_KIND[kind] for kind in gpu.kind[one].tolist()],
-        total,
-        name=[get_operation_name(context.trace, number) for number in label[one].tolist()],
-        count=count,
-        size_bytes=mask_integers(size, (gpu.kind[one] == COPY) | (gpu.kind[one] == MEMSET)),
-    )
+    parts.add_operations(context, GPU_SPAN, row, one, count, total, size)
     sampled = np.flatnonzero(measured.is_gpu_sample)
     of_row = measured.row[sampled]
     parts.add(GPU_SPAN, np.arange(rows), OVERLAP, sum_groups(of_row, (work.busy_ns - work.sum_ns)[sampled], rows))
-    rest = sum_groups(of_row, (work.span_ns - work.busy_ns)[sampled], rows)
-    for cause, idle_ns in _sum_idle_by_cause(context, measured, np.where(lowest == highest, lowest, -1)).items():
-        parts.add(GPU_SPAN, np.arange(rows), f"gap_{cause}", idle_ns)
-        rest -= idle_ns
-    parts.add(GPU_SPAN, np.arange(rows), OTHER_GAP, rest)
+    idle_ns = (work.span_ns - work.busy_ns)[sampled]
+    is_alone = lowest[sampled] == highest[sampled]
+    parts.add(GPU_SPAN, np.arange(rows), SEVERAL_GPUS, sum_groups(of_row[~is_alone], idle_ns[~is_alone], rows))
+    rest = sum_groups(of_row[is_alone], idle_ns[is_alone], rows)
+    for cause, gap_ns in _sum_gaps_by_cause(context, measured, np.where(lowest == highest, lowest, -1)).items():
+        parts.add(GPU_SPAN, np.arange(rows), f"gap_{cause}", gap_ns)
+        rest -= gap_ns
+    parts.add(GPU_SPAN, np.arange(rows), OTHER_WORK, rest)
 
 
-def _sum_idle_by_cause(context: Context, measured: _MeasuredInstances, lane: Int64) -> dict[str, Int64]:
+def _sum_gaps_by_cause(context: Context, measured: _MeasuredInstances, lane: Int64) -> dict[str, Int64]:
     """Return by cause the gaps within the spans of the sampled instances of each row, in ns.
 
     A span begins and ends with an operation, so that a gap of its GPU lies in it wholly or not at all.
@@ -662,15 +710,60 @@ def _mark_steps(context: Context, steps: _SampledSteps) -> Int64:
     return row[context.selected_instances]
 
 
-def _add_step_parts(parts: _Parts, steps: _SampledSteps) -> None:
-    """Add the parts of the wall time of steps that are no ranges: the GPU worked, or it was idle."""
-    wall_ns, idle_ns = (steps.measured.columns[name][steps.sampled] for name in ("wall_ns", "idle_ns"))
+def _add_step_parts(parts: _Parts, context: Context, steps: _SampledSteps) -> None:
+    """Add the parts of the wall time of steps that are no ranges: the GPU worked, or it was idle, by cause."""
+    which = np.flatnonzero(steps.sampled)
+    wall_ns, idle_ns = (steps.measured.columns[name][which] for name in ("wall_ns", "idle_ns"))
     outside = np.array([OUTSIDE])
     if NULL in idle_ns:
         parts.add(STEP_WALL, outside, "own", np.array([wall_ns.sum()]))
         return
     parts.add(STEP_WALL, outside, "gpu_busy", np.array([(wall_ns - idle_ns).sum()]))
-    parts.add(STEP_WALL, outside, "gpu_idle", np.array([idle_ns.sum()]))
+    rest = int(idle_ns.sum())
+    for cause, gap_ns in _measure_gaps_of_steps(context, steps.measured.steps.take(steps.sampled)).items():
+        parts.add(STEP_WALL, outside, f"gap_{cause}", np.array([gap_ns]))
+        rest -= gap_ns
+    parts.add(STEP_WALL, outside, OTHER_IDLE, np.array([rest]))
+
+
+def _measure_gaps_of_steps(context: Context, steps: Steps) -> dict[str, int]:
+    """Return by cause how much of some steps' time the one GPU of their process (and device) was idle."""
+    idle_gaps, cause = classify_idle_gaps(context)
+    streams = find_streams(context)
+    gpu_of_lane = np.full(len(steps.process), -1, np.int64)
+    for lane, (process, device) in enumerate(zip(steps.process.tolist(), steps.device.tolist(), strict=True)):
+        used = find_distinct(streams.gpu[(streams.process == process) & ((streams.device == device) | (device < 0))])
+        if len(used) == 1:
+            gpu_of_lane[lane] = used[0]
+    gpu, sums = gpu_of_lane[steps.lane], {}
+    for one in find_distinct(cause).tolist():
+        of_cause = idle_gaps.take(cause == one)
+        lanes = build_lanes(of_cause.lane, len(find_gpus(context)), np.arange(len(of_cause)))
+        union = merge_by_lane(of_cause.start_ns, of_cause.end_ns, lanes)
+        sums[CAUSES[one]] = int(measure_covered_ns(union, gpu, steps.start_ns, steps.end_ns).sum())
+    return sums
+
+
+def _add_step_operations(parts: _Parts, context: Context, steps: _SampledSteps) -> None:
+    """Add the parts of the time in which the operations of the sampled steps kept the GPU busy."""
+    work, gpu = steps.measured.work, context.gpu
+    which = np.flatnonzero(steps.sampled[work.step])
+    operation = work.operation[which]
+    label = label_operations(context, operation)
+    group, first = number_groups(label)
+    duration = gpu.end_ns[operation] - gpu.start_ns[operation]
+    one = operation[first]
+    parts.add_operations(
+        context,
+        STEP_BUSY,
+        np.full(len(first), OUTSIDE),
+        one,
+        np.bincount(group, minlength=len(first)),
+        sum_groups(group, duration, len(first)),
+        sum_groups(group, gpu.get_size_bytes(operation), len(first)),
+    )
+    overlap = int(work.added_ns[which].sum() - duration.sum())
+    parts.add(STEP_BUSY, np.array([OUTSIDE]), OVERLAP, np.array([overlap]))
 
 
 def _list_kernels(context: Context, families: Sequence[Family]) -> Table | None:
@@ -726,3 +819,75 @@ def _sum_gaps(context: Context) -> Table | None:
             "total_ns": sum_groups(group, idle_gaps.end_ns - idle_gaps.start_ns, len(first)),
         }
     )
+
+
+def align_names(
+    baseline: Sequence[Snapshot], candidate: Sequence[Snapshot]
+) -> tuple[tuple[Snapshot, ...], tuple[Snapshot, ...]]:
+    """Return the snapshots with names that are folded as if they were of one recording.
+
+    For snapshots of recordings whose names were not normalized together, such as one from a baseline file: where one
+    side has `layers.*` and another `layers.0` and `layers.1`, the ranges of the latter become one.
+    """
+    snapshots = (*baseline, *candidate)
+    names: dict[str, None] = {}
+    for one in snapshots:
+        for table in ("ranges", "kernels"):
+            for path in one.tables[table].column("path") if table in one.tables else ():
+                names.update(dict.fromkeys(path or ()))
+    folds = merge_folds(names)
+    aligned = [_fold_names(one, folds) for one in snapshots] if folds else list(snapshots)
+    return tuple(aligned[: len(baseline)]), tuple(aligned[len(baseline) :])
+
+
+def _fold_names(snapshot: Snapshot, folds: Mapping[str, str]) -> Snapshot:
+    """Return a snapshot with other names, given those that change; rows and samples of one name become one."""
+
+    def fold(path: Sequence[str] | None) -> list[str] | None:
+        return None if path is None else [folds.get(name, name) for name in path]
+
+    tables = dict(snapshot.tables)
+    if "ranges" in tables:
+        columns = dict(tables["ranges"].values)
+        columns["path"] = pack_objects(fold(path) for path in columns["path"].tolist())
+        columns["name"] = pack_objects(path[-1] for path in columns["path"].tolist())
+        tables["ranges"], row = _merge_rows(Table(columns), ("path", "name", "domain", "style"))
+        columns = dict(tables["parts"].values)
+        of_range = columns["range_row"] != OUTSIDE
+        columns["range_row"] = np.where(of_range, row[columns["range_row"]], OUTSIDE)
+        columns["name"] = pack_objects(
+            folds.get(name, name) if part == "range" else name
+            for name, part in zip(columns["name"].tolist(), columns["part"].tolist(), strict=True)
+        )
+        tables["parts"], _ = _merge_rows(Table(columns), ("range_row", "of", "part", "name"))
+    if "kernels" in tables:
+        columns = dict(tables["kernels"].values)
+        columns["path"] = pack_objects(fold(path) for path in columns["path"].tolist())
+        tables["kernels"], _ = _merge_rows(Table(columns), ("path", "name", "base", "family"))
+    samples: dict[SampleKey, list[Int64]] = {}
+    for key, times in snapshot.samples.items():
+        samples.setdefault(key._replace(path=tuple(fold(key.path) or ())), []).append(times)
+    return replace(snapshot, tables=tables, samples={key: _interleave(times) for key, times in samples.items()})
+
+
+def _merge_rows(table: Table, keys: Sequence[str]) -> tuple[Table, Int64]:
+    """Return a table with rows of equal keys as one, all else summed; and the new number of each row."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    columns = [[tuple(one) if isinstance(one, list) else one for one in table.values[name].tolist()] for name in keys]
+    row = np.array([numbers.setdefault(key, len(numbers)) for key in zip(*columns, strict=True)], np.int64)
+    first = np.unique(row, return_index=True)[1]
+    values: dict[str, NDArray[Any]] = {}
+    for name, column in table.values.items():
+        if name in keys:
+            values[name] = column[first]
+            continue
+        known = column != NULL
+        sums = sum_groups(row[known], column[known], len(first))
+        values[name] = mask_integers(sums, np.bincount(row[known], minlength=len(first)) > 0)
+    return Table(values), row
+
+
+def _interleave(samples: Sequence[Int64]) -> Int64:
+    """Return samples that were taken over the same time as one list: in the order of their places within their own."""
+    places = np.concatenate([(np.arange(len(times)) + 0.5) / len(times) for times in samples])
+    return np.concatenate(samples)[np.argsort(places, kind="stable")]

@@ -24,10 +24,12 @@ thread of the step's range; of a step between two operations of the GPU the one 
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -101,13 +103,16 @@ class PathSegments:
         return PathSegments(**{column.name: getattr(self, column.name)[selected] for column in fields(self)})
 
 
-def trace_paths(context: Context, steps: Steps, selected: Int64) -> PathSegments:
+def trace_paths(
+    context: Context, steps: Steps, selected: Int64, launch_latency_ns: int = LAUNCH_LATENCY_NS
+) -> PathSegments:
     """Return the critical paths of some steps.
 
     Args:
         selected: indices into `steps`.
+        launch_latency_ns: the time within which the GPU begins an operation that nothing holds back.
     """
-    links = _link_operations(context)
+    links = _link_operations(context, launch_latency_ns)
     host = _Host(context, links)
     walk = _Walk(links, host)
     entries = _find_entries(context, steps, selected, links, host)
@@ -121,10 +126,11 @@ def trace_paths(context: Context, steps: Steps, selected: Int64) -> PathSegments
     segments = PathSegments(
         **{one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(PathSegments)}
     )
-    segments = segments.take(np.flatnonzero(segments.end_ns > segments.start_ns))
+    some = np.flatnonzero(segments.end_ns > segments.start_ns)
+    segments = segments.take(some[np.lexsort((segments.start_ns[some], segments.step[some]))])
     on_gpu = np.flatnonzero(segments.operation >= 0)
     segments.instance[on_gpu] = context.innermost[segments.operation[on_gpu]]
-    return segments.take(np.lexsort((segments.start_ns, segments.step)))
+    return segments
 
 
 # ---- what holds each operation back
@@ -161,7 +167,7 @@ class _Links:
     head: Int64
 
 
-def _link_operations(context: Context) -> _Links:
+def _link_operations(context: Context, launch_latency_ns: int) -> _Links:
     gpu, launches, streams = context.gpu, context.launches, find_streams(context)
     by_end = gpu.by_start[np.argsort(gpu.end_ns[gpu.by_start], kind="stable")]
     lanes = build_lanes(streams.stream_of_operation, len(streams), by_end)
@@ -191,10 +197,10 @@ def _link_operations(context: Context) -> _Links:
     bound = np.where(released > ended, LAUNCH, np.where(before >= 0, STREAM, NOTHING)).astype(np.int8)
     before[bound == LAUNCH] = -1
     over = np.maximum(ended, released)
-    is_late = (bound == NOTHING) | (start > over + LAUNCH_LATENCY_NS)
+    is_late = (bound == NOTHING) | (start > over + launch_latency_ns)
     place = _find_places(operation)
     candidates = np.flatnonzero(is_late | _find_told_to_wait(context, lanes.bounds, operation))
-    other = _find_dependencies(context, operation[candidates], over[candidates], by_end)
+    other = _find_dependencies(context, operation[candidates], over[candidates], by_end, launch_latency_ns)
     found = candidates[other >= 0]
     before[found], bound[found], is_late[found] = place[other[other >= 0]], DEPENDENCY, False
     is_first = is_late | (bound != STREAM) | (before != np.arange(number) - 1)
@@ -254,11 +260,11 @@ def _find_told_to_wait(context: Context, bounds: Int64, operation: Int64) -> Boo
     return told
 
 
-def _find_dependencies(context: Context, operation: Int64, over_ns: Int64, by_end: Int64) -> Int64:
+def _find_dependencies(context: Context, operation: Int64, over_ns: Int64, by_end: Int64, within_ns: int) -> Int64:
     """Return the operation of another stream of its process that each waited for; -1 for none.
 
     Args:
-        over_ns: it ended after this, and at most LAUNCH_LATENCY_NS before the operation began.
+        over_ns, within_ns: it ended after `over_ns`, and at most `within_ns` before the operation began.
         by_end: all operations by their end.
     """
     gpu, stream = context.gpu, find_streams(context).stream_of_operation
@@ -269,7 +275,7 @@ def _find_dependencies(context: Context, operation: Int64, over_ns: Int64, by_en
     waiting = np.arange(len(operation))
     while len(waiting):
         ended = end[at[waiting]]
-        near = (at[waiting] >= 0) & (ended > over_ns[waiting]) & (begin[waiting] - ended <= LAUNCH_LATENCY_NS)
+        near = (at[waiting] >= 0) & (ended > over_ns[waiting]) & (begin[waiting] - ended <= within_ns)
         waiting = waiting[near]
         one, other = operation[waiting], by_end[at[waiting]]
         fits = (gpu.process[one] == gpu.process[other]) & (stream[one] != stream[other])
@@ -323,6 +329,7 @@ class _Host:
         self.wait_place = [place[low:high].tolist() for low, high in pairwise(bounds)]
         self.wait_call = [self.waits.call[wait[low:high]].tolist() for low, high in pairwise(bounds)]
         self.wait_is_inferred = [inferred[low:high].tolist() for low, high in pairwise(bounds)]
+        self._edges: dict[int, Int64] = {}
         self._handovers: dict[int, _Handovers] = {}
 
     def _find_outermost_calls(self) -> None:
@@ -337,7 +344,7 @@ class _Host:
         bounds = np.searchsorted(calls.thread[rows], np.arange(len(trace.threads) + 1))
         before = np.full(len(rows), NULL, np.int64)
         for low, high in pairwise(bounds.tolist()):
-            before[low + 1 : high] = np.maximum.accumulate(calls.end_ns[rows[low : high - 1]])
+            before[low + 1 : high] = np.maximum.accumulate(calls.end_ns[rows[low : max(low, high - 1)]])
         is_outer = calls.end_ns[rows] > before
         outer = np.flatnonzero(is_outer)
         self.call = rows[outer]
@@ -356,21 +363,15 @@ class _Host:
         end = np.append(self.call_end_ns, segments.end_ns)
         return merge_by_lane(start, end, build_lanes(thread, threads, np.argsort(start, kind="stable")))
 
-    def list_edges(self, thread: int) -> Int64:
+    def get_edges(self, thread: int) -> Int64:
         """Return when a thread begins or ends a call or a range, in order."""
-        low, high = self.call_bounds[thread : thread + 2].tolist()
-        segments = self.context.instances.segments
-        own = segments.thread == thread
-        return find_distinct(
-            np.concatenate(
-                [
-                    self.call_start_ns[low:high],
-                    self.call_end_ns[low:high],
-                    segments.start_ns[own],
-                    segments.end_ns[own],
-                ]
-            )
-        )
+        if thread not in self._edges:
+            calls = slice(*self.call_bounds[thread : thread + 2].tolist())
+            segments = self.context.instances.segments
+            own = segments.thread == thread
+            times = self.call_start_ns[calls], self.call_end_ns[calls], segments.start_ns[own], segments.end_ns[own]
+            self._edges[thread] = find_distinct(np.concatenate(times))
+        return self._edges[thread]
 
     def find_calls_at(self, thread: int, at_ns: Int64) -> Int64:
         """Return the outermost call of a thread that each moment is in, as an index into `call`; -1 for none."""
@@ -392,11 +393,14 @@ class _Host:
         thread = launches.thread
         mine = thread == home
         others = np.flatnonzero(~mine & np.isin(stream, find_distinct(stream[mine])))
-        edges = self.list_edges(home)
+        if not len(others):
+            return _Handovers([], [], [])
+        edges = self.get_edges(home)
         quiet = np.searchsorted(edges, launches.start_ns[others], "right") - 1
         inside = (quiet >= 0) & (quiet < len(edges) - 1)
         others, quiet = others[inside], quiet[inside]
-        inside = (launches.end_ns[others] <= edges[quiet + 1]) & (self.find_calls_at(home, edges[quiet]) < 0)
+        inside = (launches.end_ns[others] <= edges[quiet + 1]) & (launches.end_ns[others] > edges[quiet])
+        inside &= self.find_calls_at(home, edges[quiet]) < 0
         others, quiet = others[inside], quiet[inside]
         time, first = number_groups(quiet)
         worker = find_most_common(time, thread[others], len(first))[1]
@@ -473,19 +477,36 @@ def _find_boundary_entries(context: Context, steps: Steps, selected: Int64, link
 # ---- the chain
 
 
-@dataclass
 class _Rows:
-    """Rows of integers that grow, for a few columns of an array."""
+    """Rows of integers that grow, in 8 bytes each."""
 
-    columns: int
-    values: list[int] = field(default_factory=list)
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.values = array("q")
 
     def add(self, *row: int) -> None:
+        """Add a row."""
         self.values.extend(row)
 
     def unpack(self) -> list[Int64]:
         """Return the columns."""
         return list(np.array(self.values, np.int64).reshape(-1, self.columns).T)
+
+
+class _Position(NamedTuple):
+    """Where a path is, and from there goes on into the past.
+
+    Attributes:
+        at_ns: when.
+        place: of the operation; -1 on a thread.
+        thread: where it is, or else would be; -1 for none.
+        is_inferred: whether it is here by an inferred link.
+    """
+
+    at_ns: int
+    place: int
+    thread: int
+    is_inferred: bool
 
 
 class _Walk:
@@ -500,45 +521,46 @@ class _Walk:
     """
 
     def __init__(self, links: _Links, host: _Host) -> None:
-        self.links, self.host = links, host
+        # A number of a memoryview is one of Python's, and takes a quarter of the time of one of an array.
+        self.links = {one.name: memoryview(getattr(links, one.name)) for one in fields(links)}
+        self.host = host
         self.runs, self.delays, self.stretches = _Rows(6), _Rows(7), _Rows(8)
 
     def follow_step(self, step: int, since_ns: int, until_ns: int, entry: _Entry) -> None:
         """Follow one step from its end to its begin."""
-        links, home = self.links, entry.home
-        at, place, thread, inferred = until_ns, entry.place, entry.home, False
-        while at > since_ns:
-            if place >= 0:
-                head = int(links.head[place])
-                low = head + int(np.searchsorted(links.end_ns[head : place + 1], since_ns, "right"))
-                self.runs.add(step, since_ns, low, place, at, inferred)
-                if low > head:
-                    return
-                at = min(at, int(links.start_ns[head]))
-                bound, before = int(links.bound[head]), int(links.before[head])
-                if bound == NOTHING:
-                    break
-                begun = int(links.launch_ns[head] if bound == LAUNCH else links.end_ns[before])
-                inferred = inferred or bool(links.is_inferred[head])
-                kind = UNKNOWN if links.is_late[head] else LAUNCH_LATENCY if bound == LAUNCH else GPU_GAP
-                begin = max(since_ns, min(at, begun))
-                self.delays.add(step, begin, at, head, kind, bound, inferred)
-                at, place = begin, before
-                if bound == LAUNCH:
-                    thread = int(links.thread[head])
-                    inferred = inferred and thread != home
-                continue
-            if thread < 0:
-                break
-            at, place, thread, inferred = self._follow_thread(step, since_ns, at, thread, home, inferred)
-        if at > since_ns:
-            self.delays.add(step, since_ns, at, -1, UNKNOWN, NOTHING, True)
+        self.step, self.since_ns, self.home = step, since_ns, entry.home
+        now = _Position(until_ns, entry.place, entry.home, False)
+        while now.at_ns > since_ns and (now.place >= 0 or now.thread >= 0):
+            now = self._follow_operations(now) if now.place >= 0 else self._follow_thread(now)
+        if now.at_ns > since_ns:
+            self.delays.add(step, since_ns, now.at_ns, -1, UNKNOWN, NOTHING, True)
 
-    def _follow_thread(
-        self, step: int, since_ns: int, at: int, thread: int, home: int, inferred: bool
-    ) -> tuple[int, int, int, bool]:
-        """Follow a thread back to where it waited or began to work, and return where the path goes on: as the walk."""
-        host = self.host
+    def _follow_operations(self, now: _Position) -> _Position:
+        """Follow a stream back to the begin of an operation that something else held back, and return what did."""
+        links, step, since_ns = self.links, self.step, self.since_ns
+        at, place, thread, inferred = now
+        head = links["head"][place]
+        low = bisect_right(links["end_ns"], since_ns, head, place + 1)
+        self.runs.add(step, since_ns, low, place, at, inferred)
+        if low > head:
+            return _Position(since_ns, -1, -1, inferred)
+        at = min(at, links["start_ns"][head])
+        bound, before = links["bound"][head], links["before"][head]
+        if bound == NOTHING:
+            return _Position(at, -1, -1, inferred)
+        begin = max(since_ns, min(at, links["launch_ns"][head] if bound == LAUNCH else links["end_ns"][before]))
+        inferred = inferred or bool(links["is_inferred"][head])
+        kind = UNKNOWN if links["is_late"][head] else LAUNCH_LATENCY if bound == LAUNCH else GPU_GAP
+        self.delays.add(step, begin, at, head, kind, bound, inferred)
+        if bound != LAUNCH:
+            return _Position(begin, before, thread, inferred)
+        thread = links["thread"][head]
+        return _Position(begin, -1, thread, inferred and thread != self.home)
+
+    def _follow_thread(self, now: _Position) -> _Position:
+        """Follow a thread back to where it waited or began to work, and return for what or whom."""
+        host, home, step, since_ns = self.host, self.home, self.step, self.since_ns
+        at, _, thread, inferred = now
         begin, next_thread, bound = since_ns, thread, PROGRAM
         if thread != home >= 0:
             begin, next_thread = host.find_begin(home, thread, at, since_ns), home
@@ -554,12 +576,12 @@ class _Walk:
                 begin, next_thread, bound = handovers.last_ns[last], handovers.thread[last], HANDOVER
         if bound != WAIT:
             self.stretches.add(step, thread, begin, at, bound, inferred, -1, home)
-            return begin, -1, next_thread, next_thread != home
+            return _Position(begin, -1, next_thread, next_thread != home)
         place = host.wait_place[thread][wait]
-        until = max(since_ns, min(begin, int(self.links.end_ns[place])))
-        self.stretches.add(step, thread, begin, at, PROGRAM if until < begin else WAIT, inferred, -1, home)
-        self.stretches.add(step, thread, until, begin, WAIT, inferred, host.wait_call[thread][wait], home)
-        return until, place, thread, inferred or host.wait_is_inferred[thread][wait]
+        ended = max(since_ns, min(begin, self.links["end_ns"][place]))
+        self.stretches.add(step, thread, begin, at, PROGRAM if ended < begin else WAIT, inferred, -1, home)
+        self.stretches.add(step, thread, ended, begin, WAIT, inferred, host.wait_call[thread][wait], home)
+        return _Position(ended, place, thread, inferred or host.wait_is_inferred[thread][wait])
 
 
 def _make_run_segments(links: _Links, rows: _Rows) -> PathSegments:
@@ -610,9 +632,9 @@ def _make_thread_segments(context: Context, host: _Host, rows: _Rows) -> PathSeg
     parts: list[tuple[Int64, Int64, Int64, Int64]] = []
     for one in find_distinct(thread[some]).tolist():
         here = some[thread[some] == one]
-        edges = host.list_edges(one)
+        edges = host.get_edges(one)
         first = np.searchsorted(edges, start[here], "right")
-        inner = np.where(wait[here] < 0, np.searchsorted(edges, end[here], "left") - first, 0)
+        inner = np.searchsorted(edges, end[here], "left") - first
         stretch = np.repeat(here, inner + 1)
         # Each stretch begins at its start and then at each edge in it, and so on until its end.
         is_first = np.append(True, stretch[1:] != stretch[:-1])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from traceable.cli import profile
 from traceable.cli.options import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from traceable.analysis.align import AlignedPart, Selection, Tolerance
     from traceable.recording import Recording
+    from traceable.report.align import AlignedRecordings
     from traceable.report.page import Page
     from traceable.report.row_filter import Row, RowFilter
 
@@ -57,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = parser.add_argument_group("compared part")
     part.add_argument("--reference-range", metavar="NAME", help="of the reference, instances of this range")
     part.add_argument("--candidate-range", metavar="NAME", help="of the candidate, instances of this range")
+    for option, meaning in (
+        ("--layer", "layer N of both, from 0; of a mock that is one layer, all of it"),
+        ("--reference-layer", "layer N of the reference"),
+        ("--candidate-layer", "layer N of the candidate"),
+    ):
+        part.add_argument(option, metavar="N", type=parse_non_negative_int, help=meaning)
     part.add_argument(
         "--step", metavar="N", type=parse_non_negative_int, help="step N of both (default: the steady steps)"
     )
@@ -85,7 +93,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--min-score", metavar="SCORE", type=_parse_score, help="also require this fidelity score, as in 0.95"
     )
-    add_name_arguments(parser.add_argument_group("names"))
+    names = parser.add_argument_group("recordings")
+    add_name_arguments(names)
+    names.add_argument(
+        "--allow-unrelated",
+        action="store_true",
+        help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
+    )
     add_filter_arguments(parser)
     parser.set_defaults(step_range=None, step_kernel=None)
     group = parser.add_argument_group("output")
@@ -136,45 +150,60 @@ def run(arguments: argparse.Namespace) -> int:
     # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
     from traceable.analysis.align import Selection, Tolerance
+    from traceable.analysis.comparability import compare_conditions
     from traceable.analysis.fidelity import summarize_states
     from traceable.cli.progress import Progress
+    from traceable.conditions import load_throttled_intervals, read_conditions
+    from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
     from traceable.recording import load, normalize_names
+    from traceable.report.align import AlignedRecordings
     from traceable.report.document import build_header
     from traceable.report.page import Page
     from traceable.report.row_filter import RowFilter
 
-    tolerance = Tolerance(arguments.within / 100, expected, arguments.min_score)
-    selections = (
-        Selection(arguments.reference_range, arguments.step),
-        Selection(arguments.candidate_range, arguments.step),
-    )
+    paths = (arguments.reference, arguments.candidate)
+    for path in paths:
+        check_memory_limit(path)
+    use_one_blas_thread()
+    keep_freed_memory()
     with Progress() as progress:
-        recordings = [
-            load(path, progress=progress, raw_names=True) for path in (arguments.reference, arguments.candidate)
+        wholes = [
+            load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True) for path in paths
         ]
         if rules is not None:
-            normalize_names(recordings, rules, arguments.expand or ())
-        recordings = [select_requested_part(recording, arguments) for recording in recordings]
+            normalize_names(wholes, rules, arguments.expand or ())
+        conditions = compare_conditions(
+            *([read_conditions(whole, path)] for whole, path in zip(wholes, paths, strict=True))
+        )
+        throttled = [load_throttled_intervals(whole, path) for whole, path in zip(wholes, paths, strict=True)]
+        recordings = [select_requested_part(whole, arguments) for whole in wholes]
+        ranges = (arguments.reference_range, arguments.candidate_range)
         recordings = [
-            recording if one.range_name is None else recording.with_range(one.range_name)
-            for recording, one in zip(recordings, selections, strict=True)
+            recording if name is None else recording.with_names_matching(name)
+            for recording, name in zip(recordings, ranges, strict=True)
         ]
+        layers = [
+            arguments.layer if layer is None else layer
+            for layer in (arguments.reference_layer, arguments.candidate_layer)
+        ]
+        selections = (
+            Selection(ranges[0], arguments.step, layers[0], excluded_ns=throttled[0]),
+            Selection(ranges[1], arguments.step, layers[1], arguments.candidate_layer is None, throttled[1]),
+        )
+        tolerance = Tolerance(arguments.within / 100, expected, arguments.min_score)
         parts = _align_phases(recordings, selections, tolerance, arguments)
-        heads = {
-            word: build_header(recording)
-            for word, recording in zip(("reference", "candidate"), recordings, strict=True)
-        }
+        result = AlignedRecordings(build_header(recordings[0]), build_header(recordings[1]), conditions, parts)
     state = summarize_states(part.fidelity.state for part in parts.values())
     choice = RowFilter(top=arguments.top)
     content = Content(
-        lambda: _build_document(heads, state, parts, choice, arguments),
+        lambda: _build_document(result, state, choice, arguments),
         lambda: _select_table(parts, arguments.table or "kernels", choice),
-        lambda page: _write_text(page, heads, parts, choice),
+        lambda page: _write_text(page, result, choice.apply_terminal_defaults(TERMINAL_ROWS)),
         arguments.raw,
     )
     profile.write_content(content, arguments, sys.stdout)
     if has_table_output(arguments):
-        _write_text(Page(sys.stdout), heads, parts, choice.apply_terminal_defaults(TERMINAL_ROWS))
+        content.text(Page(sys.stdout))
     sys.stdout.flush()
     return EXIT_CODES[state]
 
@@ -231,17 +260,16 @@ def _list_phases(recordings: Sequence[Recording]) -> list[str]:
 
 
 def _build_document(
-    heads: Mapping[str, Mapping[str, object]],
-    state: str,
-    parts: Mapping[str | None, AlignedPart],
-    choice: RowFilter,
-    arguments: argparse.Namespace,
-) -> dict[str, object]:
+    result: AlignedRecordings, state: str, choice: RowFilter, arguments: argparse.Namespace
+) -> dict[str, Any]:
     from traceable.report.align import build_document
 
-    names = ("reference_range", "candidate_range", "step", "match_kernels", "min_score")
+    names = (
+        *("reference_range", "candidate_range", "layer", "reference_layer", "candidate_layer"),
+        *("step", "match_kernels", "min_score"),
+    )
     request = {name: getattr(arguments, name) for name in names}
-    return build_document(heads, {**request, "within_share": arguments.within / 100}, state, parts, choice)
+    return build_document(result, {**request, "within_share": arguments.within / 100}, state, choice)
 
 
 def _select_table(
@@ -261,12 +289,7 @@ def _select_table(
     return rows, columns if None in tables else ("phase", *columns)
 
 
-def _write_text(
-    page: Page,
-    heads: Mapping[str, Mapping[str, object]],
-    parts: Mapping[str | None, AlignedPart],
-    choice: RowFilter,
-) -> None:
+def _write_text(page: Page, result: AlignedRecordings, choice: RowFilter) -> None:
     from traceable.report.align import write_alignment
 
-    write_alignment(page, heads, parts, choice)
+    write_alignment(page, result, choice)

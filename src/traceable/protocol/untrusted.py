@@ -132,19 +132,20 @@ def _read_mode(path: Path) -> int:
         return 0
 
 
-def read_file(path: Path, max_bytes: int = RECORD_BYTES) -> bytes:
-    """Return the content of a file in a run directory.
+def read_file(path: Path, max_bytes: int = RECORD_BYTES, *, follow: bool = False) -> bytes:
+    """Return the content of a file in a run directory, or of one that the user named.
 
     Args:
         path: the file.
         max_bytes: how large it may be, before `scale_limit`.
+        follow: whether it may be a link: only a path from the user may.
 
     Raises:
         OSError: it can't be read, is not a regular file, or is larger.
     """
     limit = scale_limit(max_bytes)
     parts, left = [], limit + 1
-    with open_regular(path) as file:
+    with open_regular(path, follow=follow) as file:
         if os.fstat(file.fileno()).st_size > limit:
             left = 0
         # Not in one piece: the file may grow, and that much memory would be allocated for a file of any size.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from traceable.analysis.align import AlignedPart
-from traceable.analysis.fidelity import FAILED, PASSED, UNKNOWN, Excerpt
-from traceable.report.columns import ABSENT
+from traceable.analysis.comparability import NOTE
+from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN
+from traceable.analysis.fidelity import Excerpt
+from traceable.analysis.table import Table
+from traceable.report.columns import ABSENT, Column, format_column
 from traceable.report.layout import Cells
 from traceable.report.page import Page
 from traceable.report.row_filter import Row, RowFilter
@@ -21,6 +25,9 @@ SCHEMA = "traceable.align/1"
 
 TABLES = ("kernels", "checks", "residual", "alignment", "hints", "shares", "layers")
 """The tables of a part. The last two are there if shares are expected, and if the reference has layers."""
+
+_LAYERS = 10
+"""How many layers are printed."""
 
 _TICKS = {PASSED: "[x]", FAILED: "[ ]", UNKNOWN: "[?]"}
 _LABELS = {
@@ -36,31 +43,46 @@ _LABELS = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class AlignedRecordings:
+    """What is printed.
+
+    Attributes:
+        reference, candidate: what `report.document.build_header` returns of each.
+        conditions: how they were recorded, as far as that differs (`analysis.comparability.compare_conditions`).
+        parts: the result of each phase; of None without phases.
+    """
+
+    reference: Mapping[str, Any]
+    candidate: Mapping[str, Any]
+    conditions: Table
+    parts: Mapping[str | None, AlignedPart]
+
+
 def build_document(
-    heads: Mapping[str, Mapping[str, Any]],
-    request: Mapping[str, Any],
-    state: str,
-    parts: Mapping[str | None, AlignedPart],
-    choice: RowFilter,
+    result: AlignedRecordings, request: Mapping[str, Any], state: str, choice: RowFilter
 ) -> dict[str, Any]:
     """Return the document that docs/align.md describes, in plain Python values; None for absent.
 
     Args:
-        heads: of `reference` and `candidate`, what `report.document.build_header` returns.
         request: how they were compared.
         state: the verdict on all parts.
-        parts: the result of each phase; of None without phases.
         choice: which rows of kernels are in it.
     """
     recordings = {
-        word: {name: value for name, value in head.items() if name != "schema"} for word, head in heads.items()
+        word: {name: value for name, value in head.items() if name != "schema"}
+        for word, head in (("reference", result.reference), ("candidate", result.candidate))
     }
     return {
         "schema": SCHEMA,
         **recordings,
         "request": dict(request),
         "state": state,
-        "parts": [_build_part(phase, part, choice) for phase, part in parts.items()],
+        "conditions": [
+            {("reference" if name == "baseline" else name): value for name, value in row.items()}
+            for row in result.conditions.rows()
+        ],
+        "parts": [_build_part(phase, part, choice) for phase, part in result.parts.items()],
     }
 
 
@@ -91,23 +113,30 @@ def _build_excerpt(excerpt: Excerpt) -> dict[str, Any]:
     }
 
 
-def write_alignment(
-    page: Page, heads: Mapping[str, Mapping[str, Any]], parts: Mapping[str | None, AlignedPart], choice: RowFilter
-) -> None:
-    """Print what the recordings are, and of each part the checklist, the score, the causes and the review table.
+def write_alignment(page: Page, result: AlignedRecordings, choice: RowFilter) -> None:
+    """Print what the recordings are and how they were made, and of each part the checklist, the score and the tables.
 
     Args:
-        heads, parts, choice: as for `build_document`.
+        choice: as for `build_document`.
     """
-    for word, head in heads.items():
+    for word, head in (("reference", result.reference), ("candidate", result.candidate)):
         page.write_line(f"{word}:")
         for line in format_header(head):
             page.write_line(f"   {format_line(line)}")
-    for phase, part in parts.items():
+    _write_conditions(page, [row for row in result.conditions.rows() if row["effect"] != NOTE])
+    for phase, part in result.parts.items():
         page.write_line()
         if phase is not None:
             page.write_heading(f"phase {phase}")
         _write_part(page, part, choice)
+
+
+def _write_conditions(page: Page, rows: Sequence[Row]) -> None:
+    if rows:
+        page.write_line()
+        page.write_heading("the conditions differ, so that the times may differ for these reasons")
+        columns = (Column("condition"), Column("baseline", "reference"), Column("candidate"), Column("effect"))
+        page.write_table([format_column(column, rows) for column in columns])
 
 
 def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
@@ -134,6 +163,10 @@ def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
         _write_shares(page, list(tables["shares"].rows()))
     page.write_line()
     _write_review(page, tables["kernels"], choice)
+    layers = list(tables["layers"].rows()) if "layers" in tables else []
+    if sum(row["matched"] > 0 for row in layers) > 1:
+        page.write_line()
+        _write_layers(page, layers)
     hints = list(tables["hints"].rows())
     if hints:
         page.write_line()
@@ -176,7 +209,7 @@ def _write_shares(page: Page, rows: Sequence[Row]) -> None:
     )
 
 
-def _write_review(page: Page, table: Any, choice: RowFilter) -> None:
+def _write_review(page: Page, table: Table, choice: RowFilter) -> None:
     """Print the table that people paste into reviews."""
     rows = choice.select_rows(table)
     several = Counter(table.column("kernel"))
@@ -190,12 +223,34 @@ def _write_review(page: Page, table: Any, choice: RowFilter) -> None:
             Cells("Kernel", labels, is_text=True),
             Cells("Mock layer", [_format_time(row["candidate_ns"], row["candidate_count"]) for row in rows]),
             Cells("Full model", [_format_time(row["reference_ns"], row["reference_count"]) for row in rows]),
-            Cells("Ratio", [ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}" for row in rows]),
+            Cells("Ratio", [_format_ratio(row["ratio"]) for row in rows]),
             Cells("Match", [_format_match(row) for row in rows], is_text=True, whole=True),
         ]
     )
     if hidden := len(table) - len(rows):
         page.write_line(f"and {hidden} more: --top 0 shows all")
+
+
+def _write_layers(page: Page, rows: Sequence[Row]) -> None:
+    """Print the first layers of the reference, and their time in both."""
+    more = len(rows) - _LAYERS
+    rows = rows[:_LAYERS]
+    page.write_table(
+        [
+            Cells("layer of the reference", [f"{row['name'] or 'layer'} {row['layer']}" for row in rows], is_text=True),
+            Cells("kernels", [format_count(row["kernels"]) for row in rows], rank=2),
+            Cells("matched", [format_count(row["matched"]) for row in rows], rank=3),
+            Cells("reference", [_format_time(row["reference_ns"], 1) for row in rows]),
+            Cells("candidate", [_format_time(row["candidate_ns"], 1) for row in rows]),
+            Cells("ratio", [_format_ratio(row["ratio"]) for row in rows], rank=1),
+        ]
+    )
+    if more > 0:
+        page.write_line(f"and {more} more: --json has all, and --csv --table layers")
+
+
+def _format_ratio(ratio: float | None) -> str:
+    return ABSENT if ratio is None else f"{ratio:.3f}"
 
 
 def _format_time(ns: int | None, count: int) -> str:

@@ -367,11 +367,15 @@ class _Host:
         """Return when a thread begins or ends a call or a range, in order."""
         if thread not in self._edges:
             calls = slice(*self.call_bounds[thread : thread + 2].tolist())
-            segments = self.context.instances.segments
-            own = segments.thread == thread
-            times = self.call_start_ns[calls], self.call_end_ns[calls], segments.start_ns[own], segments.end_ns[own]
+            times = self.call_start_ns[calls], self.call_end_ns[calls], self.list_range_edges(thread)
             self._edges[thread] = find_distinct(np.concatenate(times))
         return self._edges[thread]
+
+    def list_range_edges(self, thread: int) -> Int64:
+        """Return when a thread begins or ends a range; none for no thread."""
+        segments = self.context.instances.segments
+        own = segments.thread == thread
+        return np.append(segments.start_ns[own], segments.end_ns[own])
 
     def find_calls_at(self, thread: int, at_ns: Int64) -> Int64:
         """Return the outermost call of a thread that each moment is in, as an index into `call`; -1 for none."""
@@ -630,9 +634,14 @@ def _make_thread_segments(context: Context, host: _Host, rows: _Rows) -> PathSeg
     step, thread, start, end, bound, inferred, wait, home = rows.unpack()
     some = np.flatnonzero(end > start)
     parts: list[tuple[Int64, Int64, Int64, Int64]] = []
-    for one in find_distinct(thread[some]).tolist():
-        here = some[thread[some] == one]
+    place, first_of_place = number_groups(thread[some], home[some])
+    for number, row in enumerate(some[first_of_place].tolist()):
+        here = some[place == number]
+        one, owner = int(thread[row]), int(home[row])
         edges = host.get_edges(one)
+        if one != owner:
+            # Where it has no range of its own, it is in that of the step's thread.
+            edges = find_distinct(np.append(edges, host.list_range_edges(owner)))
         first = np.searchsorted(edges, start[here], "right")
         inner = np.searchsorted(edges, end[here], "left") - first
         stretch = np.repeat(here, inner + 1)

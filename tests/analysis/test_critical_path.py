@@ -485,8 +485,8 @@ def test_a_path_is_not_that_of_some_of_the_gpus_of_its_process() -> None:
     assert error.value.code == "path_needs_all_gpus"
 
 
-def test_a_rank_that_uses_one_gpu_alone_has_a_path_where_that_is_selected(recording: Recording) -> None:
-    check_sums(recording.select(device=1))
+def test_a_process_has_the_same_paths_alone(recording: Recording) -> None:
+    check_sums(recording.select(process="71"))
 
 
 def test_a_part_in_time_is_measured_as_a_whole_recording_is(captures: Path) -> None:

@@ -61,7 +61,8 @@ def critical_path(
         MissingDataError: no steps are found or none is steady, the range or field is unknown, or nothing of the range
             or selection is on the path.
     """
-    steps, steady = find_steady_steps(context, step_range, step_kernel)
+    # Steps are found among all, whatever part of them is selected.
+    steps, steady = find_steady_steps(context.unselected or context, step_range, step_kernel)
     if not steady.any():
         raise MissingDataError(
             "no_steady_step",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.analysis.sample_requests import make_load, make_trace
-from tests.report.sample_export import STEPS, export
+from tests.report.sample_export import STEPS, declare_work, export
 
 import traceable
 from traceable.errors import MissingDataError, TraceError, UsageError
@@ -29,6 +29,8 @@ def sum_counts(table: Any) -> int:
 def test_every_view_is_a_method_that_answers_with_a_table(recording: Recording, view: str) -> None:
     if view == "requests":
         recording = Recording(make_trace(make_load(3)))
+    if view == "rates":
+        recording = Recording(declare_work(recording.trace))
     table = getattr(recording, view)()
     assert len(table) == len(list(table.rows())) > 0
     assert tuple(table.to_numpy()) == table.columns

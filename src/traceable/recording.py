@@ -56,7 +56,7 @@ _WORTH_A_THREAD = 200_000
 
 
 def load(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
     progress: ProgressCallback | None = None,
     run_directory: Path | None = None,
@@ -71,12 +71,13 @@ def load(
     Args:
         path: a run directory, a `.nsys-rep` (which needs nsys), an nsys `.sqlite` file, or a Kineto trace of
             torch.profiler (`.json`, `.json.gz`, or a directory of several), or a directory with the runs of several
-            ranks (docs/ranks.md) or sides (docs/sides.md). It is only read.
+            ranks (docs/ranks.md) or sides (docs/sides.md). Several are read as one recording, such as the files of
+            several ranks or windows (docs/report.md). They are only read.
         progress: called with the current activity; None for none.
         run_directory: the run of the recording, whose manifest has the requested steps; by default `path` if it is one.
             If that run has a report for each window, all of them are read, as one.
-        allow_unrelated: read the traces of torch.profiler in a directory as one recording even if they were recorded
-            more than a minute apart, as those of different runs are.
+        allow_unrelated: read several paths, or the traces of torch.profiler in a directory, as one recording even if
+            they were recorded more than a minute apart, as those of different runs are.
         raw_names: leave the names of ranges as recorded, instead of normalizing them (docs/names.md).
         expand: folded names (`layers.*`), or globs over them, whose ranges are not folded.
         name_rules: a TOML file of rules for names, applied before traceable's own.
@@ -84,11 +85,11 @@ def load(
             offsets of the others follow from the host and from requests.
 
     Raises:
-        TraceError: there is no such file, or it can't be read as a recording, or the directory holds unrelated traces.
+        TraceError: there is no such file, or it can't be read as a recording, or several are unrelated.
         CollectorError: nsys is missing or can't read the `.nsys-rep`.
         TraceableError: `name_rules` can't be read, or contains anything but rules.
         UsageError: `expand` or `name_rules` together with `raw_names`, or an offset of a side that does not exist, or
-            sides that can't be joined (docs/sides.md).
+            sides that can't be joined (docs/sides.md), or several paths that can't be.
         MissingDataError: no folded name matches one of `expand`.
     """
     if raw_names and (expand or name_rules):
@@ -98,7 +99,11 @@ def load(
             "leave raw_names out",
         )
     rules = None if raw_names else load_name_rules(None if name_rules is None else Path(name_rules))
-    recording = _load_raw(path, progress, run_directory, allow_unrelated, clock_offsets or {})
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if len(paths) == 1:
+        recording = _load_raw(paths[0], progress, run_directory, allow_unrelated, clock_offsets or {})
+    else:
+        recording = _load_several(list(map(Path, paths)), progress, allow_unrelated, clock_offsets or {})
     if rules is not None:
         normalize_names([recording], rules, [expand] if isinstance(expand, str) else expand)
     return recording
@@ -185,6 +190,26 @@ def _load_raw(
         recording.command = _read_command(manifest)
         recording.trace, recording.client_records = add_client_records(recording.trace, directory)
         recording.overhead = manifest["overhead"] if isinstance(manifest.get("overhead"), dict) else None
+    return recording
+
+
+def _load_several(
+    paths: Sequence[Path], progress: ProgressCallback | None, allow_unrelated: bool, clock_offsets: Mapping[str, int]
+) -> Recording:
+    """Return the recordings at several paths as one, with raw names. Errors as of `join_paths`."""
+    from traceable.joined_paths import join_paths
+
+    if not paths:
+        raise UsageError("no_path", "no path is given", "give at least one")
+    if clock_offsets:
+        problem = "a clock offset is of a side, and several paths have none"
+        raise UsageError("clock_offset_without_sides", problem, "give the directory of the sides")
+    load_path = partial(load, progress=progress, raw_names=True, allow_unrelated=allow_unrelated)
+    joined = join_paths(paths, load_path, allow_unrelated=allow_unrelated)
+    recording = Recording(joined.trace, progress)
+    recording.windows, recording.completeness = joined.windows, joined.completeness
+    recording.command, recording.flight = joined.command, list(joined.flight)
+    recording.client_records = joined.client_records
     return recording
 
 
@@ -441,6 +466,28 @@ class Recording:
             kernel: a step ends with a kernel whose name matches this glob. Without either, steps are detected.
         """
         return self.query("steps", by=by, range_name=range, step_kernel=kernel)
+
+    def rates(
+        self,
+        *,
+        by: str = "path",
+        range: str | None = None,  # noqa: A002
+        peaks: str | Path | None = None,
+        dtype: str | None = None,
+    ) -> Table:
+        """Return how fast ranges did the work that they declare, and the share of the peak (docs/rates.md).
+
+        Args:
+            by: `path` or `name`: the rows.
+            range: only rows of ranges of this name.
+            peaks: a file of peaks of GPUs, which override traceable's own.
+            dtype: the type of number, such as `bf16`, of flops that are declared without one.
+        """
+        from traceable.analysis.gpu_peaks import load_peaks
+
+        return self.query(
+            "rates", by=by, range_name=range, peaks=load_peaks(None if peaks is None else Path(peaks)), dtype=dtype
+        )
 
     def critical_path(
         self,

@@ -119,6 +119,21 @@ def find_manifest(path: Path) -> dict[str, Any] | None:
     return run_dir.load_manifest(runs[0] if runs else path)
 
 
+def is_torch_trace(path: Path) -> bool:
+    """Return whether a path is a trace of torch.profiler, or a directory of such traces that is not a run directory.
+
+    Raises:
+        TraceError: a file can't be read.
+    """
+    if path.is_dir():
+        return _has_torch_traces(path)
+    if not path.is_file() or path.suffix in run_dir.NSYS_REPORT_SUFFIXES:
+        return False
+    from traceable.trace import kineto
+
+    return kineto.is_trace(path)
+
+
 def _has_torch_traces(directory: Path) -> bool:
     """Return whether a directory has torch.profiler traces and is not a run directory."""
     if (directory / run_dir.MANIFEST).exists():

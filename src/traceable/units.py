@@ -86,7 +86,21 @@ def format_rate(gb_per_s: float) -> str:
         >>> format_rate(25.6321), format_rate(0.00512), format_rate(1688.4)
         ('25.6 GB/s', '0.00512 GB/s', '1688 GB/s')
     """
-    return f"{gb_per_s:.3g} GB/s" if abs(gb_per_s) < 999.5 else f"{gb_per_s:.0f} GB/s"
+    return _format_rate(gb_per_s, "GB/s")
+
+
+def format_flop_rate(tflop_per_s: float) -> str:
+    """Write 10**12 operations a second.
+
+    Examples:
+        >>> format_flop_rate(312.44), format_flop_rate(0.0021)
+        ('312 TFLOP/s', '0.0021 TFLOP/s')
+    """
+    return _format_rate(tflop_per_s, "TFLOP/s")
+
+
+def _format_rate(number: float, unit: str) -> str:
+    return f"{number:.3g} {unit}" if abs(number) < 999.5 else f"{number:.0f} {unit}"
 
 
 def format_timestamp(ns: float) -> str:

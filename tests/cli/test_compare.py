@@ -1,172 +1,474 @@
-"""`traceable report A B ...`: one real program under each collector, its numbers side by side."""
+"""`traceable compare`: real programs under the recorder, recordings with known times, and the real captures."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import importlib.util
 import io
 import json
 import os
 import re
+import shutil
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 from tests.conftest import REPOSITORY
-from tests.printed_messages import message
-from tests.skips import skip_unless_ci
+from tests.printed_messages import message, messages
+from tests.report.sample_export import STEPS, export
 
 from traceable._native import find_recorder_library
+from traceable.cli.main import main
 
-Report = Callable[..., "subprocess.CompletedProcess[str]"]
-
-PROGRAM = """
-import os, torch, traceable
-for n in traceable.steps(range(12)):
-    with traceable.annotate("forward"):
-        torch.relu(torch.ones(50))
-    if os.environ["TRACEABLE_COLLECTOR"] == "nsys":
-        with traceable.annotate("only here", domain="lib"):
-            pass
-"""
-LISTENERS = ("recorder", "torch", "nsys")
+US = 1000
+DOCUMENT = REPOSITORY / "docs" / "compare.md"
 
 
-def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
-    line = [sys.executable, "-m", "traceable", *words]
-    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, env=variables, stdin=subprocess.DEVNULL)
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        read: dict[str, Any] = json.loads(self.out)
+        return read
 
 
-@pytest.fixture(scope="module")
-def runs(nsys: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a run of the same program under each of LISTENERS, and one without steps."""
-    if importlib.util.find_spec("torch") is None:
-        skip_unless_ci("torch is missing")
-    if find_recorder_library() is None:
-        pytest.skip("the embedded recorder was not built")
-    folder = tmp_path_factory.mktemp("runs")
-    for collector in LISTENERS:
-        ended = command("run", "--steps", "2:8", "--collector", collector, "-o", collector, "-c", PROGRAM, cwd=folder)
-        assert ended.returncode == 0, ended.stderr
-    code = "import traceable\nwith traceable.annotate('forward'): pass\n"
-    assert command("run", "--collector", "recorder", "-o", "stepless", "-c", code, cwd=folder).returncode == 0
-    return folder
+Compare = Callable[..., Done]
 
 
 @pytest.fixture
-def report(runs: Path) -> Report:
-    """Run `traceable report` beside the runs."""
-    return lambda *words: command("report", *words, cwd=runs)
+def compare(capsys: pytest.CaptureFixture[str]) -> Compare:
+    """Run `traceable compare` in this process."""
+
+    def run(*words: str | Path) -> Done:
+        code = main(["compare", *map(str, words)])
+        return Done(code, *capsys.readouterr())
+
+    return run
 
 
-def test_the_numbers_of_each_are_those_of_its_own_report(report):
-    ended = report(*LISTENERS, "--json")
-    assert ended.returncode == 0, ended.stderr
-    document = json.loads(ended.stdout)
-    assert (document["schema"], document["by"]) == ("traceable.compare/1", "path")
-    alone = [json.loads(report(one, "--json").stdout) for one in LISTENERS]
-    for letter, mine, own in zip("abc", document["recordings"], alone, strict=True):
-        assert mine == {"recording": letter.upper(), **{name: own[name] for name in mine if name != "recording"}}
-        rows = {tuple(row["path"]): row for row in own["ranges"]}
-        for row in document["rows"]:
-            its = rows.get(tuple(row["path"]), {})
-            for name in ("count", "cpu_mean_ns", "cpu_p50_ns", "gpu_busy_mean_ns"):
-                assert row[f"{letter}_{name}"] == its.get(name)
-    assert [row["path"] for row in document["rows"]] == [
-        ["step"],
-        ["step", "forward"],
-        ["step", "only here"],
-        ["step.wait"],
+def write_recording(path: Path, times_us: Sequence[float], name: str = "forward", outer: str = "step") -> Path:
+    """Write an export of steps, each with one range of these times inside, 10 us around it and 10 us to the next."""
+    rows, t = [], 0
+    for time_us in times_us:
+        length = round(time_us * US)
+        rows.append((t, t + length + 10 * US, outer, 59, 70 << 24 | 1))
+        rows.append((t + 5 * US, t + 5 * US + length, name, 59, 70 << 24 | 1))
+        t += length + 20 * US
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE META_DATA_EXPORT (name, value)")
+    connection.execute("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_SCHEMA_VERSION', '3.16.1')")
+    connection.execute("CREATE TABLE StringIds (id, value)")
+    connection.execute("CREATE TABLE NVTX_EVENTS (start, end, text, eventType, globalTid)")
+    connection.executemany("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?)", rows)
+    connection.commit()
+    connection.close()
+    return path
+
+
+def draw_times(median_us: float, count: int = 400, seed: int = 0) -> list[float]:
+    """Independent times around a median, 1 % apart."""
+    drawn: list[float] = (median_us * np.random.default_rng(seed).lognormal(0, 0.01, count)).tolist()
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with `base`, one that is as fast, one 20 % slower, one 20 % faster, and one too short to tell."""
+    folder = tmp_path_factory.mktemp("recordings")
+    for seed, (name, median_us, count) in enumerate(
+        [("base", 100, 400), ("same", 100, 400), ("slow", 120, 400), ("fast", 80, 400), ("short", 100, 4)]
+    ):
+        write_recording(folder / f"{name}.sqlite", draw_times(median_us, count, seed))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def directory(recordings: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(recordings)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return recordings
+
+
+# ---- real programs
+
+PROGRAM = """
+import sys, time, traceable
+for _ in range(int(sys.argv[2])):
+    with traceable.annotate("forward"):
+        end = time.perf_counter_ns() + int(sys.argv[1])
+        while time.perf_counter_ns() < end:
+            pass
+"""
+
+SCRIPT = """
+set -e
+record() { python -m traceable run --collector recorder -o "$1" program.py "$2" "$3" >/dev/null 2>&1; }
+record short 500000 5
+record base 500000 100
+record new 1000000 100
+python -m traceable baseline save main base 2>/dev/null
+set +e
+python -m traceable compare new base --fail-on regression >0.txt 2>&1; echo $?
+python -m traceable compare main new --fail-on regression --quiet 2>1.txt; echo $?
+python -m traceable compare base short --fail-on regression --quiet 2>2.txt; echo $?
+"""
+
+
+@pytest.mark.slow
+def test_a_shell_script_fails_on_a_regression(tmp_path: Path) -> None:
+    """Twice as fast passes, twice as slow fails, and five instances are too few to tell."""
+    if find_recorder_library() is None:
+        pytest.skip("the embedded recorder was not built")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+    variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
+    done = subprocess.run(["bash", "-c", SCRIPT], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (["0", "1", "2"], "")
+    texts = [(tmp_path / f"{code}.txt").read_text() for code in range(3)]
+    assert "no_regression" in {one.code for one in messages(texts[0])}
+    assert message(texts[1], "limit_exceeded").startswith("failed: regression: forward cpu_p50")
+    assert message(texts[2], "not_enough_data").startswith("unknown: regression")
+
+
+# ---- verdicts and exit codes
+
+
+def get_range(done: Done, *path: str) -> dict[str, Any]:
+    (row,) = (row for row in done.document["candidates"][0]["tables"]["ranges"] if tuple(row["path"]) == path)
+    read: dict[str, Any] = row
+    return read
+
+
+@pytest.mark.parametrize(
+    ("candidate", "verdict"),
+    [("same", "no_difference"), ("slow", "slower"), ("fast", "faster"), ("short", "not_enough_data")],
+)
+def test_the_verdict_on_known_times(compare: Compare, candidate: str, verdict: str) -> None:
+    row = get_range(compare("base.sqlite", f"{candidate}.sqlite", "--json"), "step", "forward")
+    assert row["cpu_p50_verdict"] == verdict
+    if verdict in ("slower", "faster"):
+        assert row["cpu_p50_low_share"] < {"slower": 0.2, "faster": -0.2}[verdict] < row["cpu_p50_high_share"]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "condition", "code"),
+    [
+        ("same", "regression", 0),
+        ("fast", "regression", 0),
+        ("slow", "regression", 1),
+        ("slow", "regression:5%", 1),
+        ("slow", "regression:40%", 0),
+        ("short", "regression", 2),
+        ("slow", "forward.cpu_p50 > +3%", 1),
+        ("slow", "step/forward.cpu_p50_ns > 10us", 1),
+        ("slow", "forward.cpu_p50 > 1ms", 0),
+        ("slow", "forward.cpu_p50 > 20%", 2),
+        ("slow", "forward.cpu_total > 3%", 2),
+        ("slow", "forward.count > 0", 0),
+        ("short", "forward.count < 0", 1),
+        ("short", "forward.cpu_p50 > 3%", 2),
+        ("slow", "forward.gpu_busy_p50 > 3%", 2),
+        ("slow", "step.wall_p50 > 3%", 1),
+        ("fast", "step.wall_p50 > 3%", 0),
+    ],
+)
+def test_exit_codes(compare: Compare, candidate: str, condition: str, code: int) -> None:
+    done = compare("base.sqlite", f"{candidate}.sqlite", "--step-range", "step", "--fail-on", condition, "--json")
+    (entry,) = done.document["candidates"]
+    state = ["passed", "failed", "unknown"][code]
+    assert (done.code, entry["state"], [one["state"] for one in entry["fail_on"]]) == (code, state, [state])
+    assert [one.code for one in messages(done.err)] == ([entry["fail_on"][0]["code"]] if code else [])
+
+
+def test_a_regression_is_told_before_what_is_not_known(compare: Compare) -> None:
+    conditions = ("--fail-on", "forward.cpu_total > 3%", "--fail-on", "regression", "--fail-on", "forward.count > 0")
+    done = compare("base.sqlite", "slow.sqlite", *conditions, "--quiet")
+    assert (done.code, done.out) == (1, "")
+    assert [one.code for one in messages(done.err)] == ["metric_not_tested", "limit_exceeded"]
+
+
+def test_conditions_apply_to_the_ranges_of_range(compare: Compare) -> None:
+    words = ("base.sqlite", "slow.sqlite", "--fail-on", "regression", "--range", "forward")
+    entry = compare(*words, "--json").document["candidates"][0]
+    assert [case["subject"] for case in entry["fail_on"][0]["cases"]] == [
+        f"step / forward cpu_{quantile}" for quantile in ("p50", "p99")
     ]
-    for row in document["rows"][:2]:
-        assert (row["a_count"], row["b_count"], row["c_count"]) == (6, 6, 6)
-        assert row["c_cpu_p50_ratio"] == row["c_cpu_p50_ns"] / row["a_cpu_p50_ns"]
+    assert [row["path"] for row in entry["tables"]["ranges"]] == [["step", "forward"]]
 
 
-def test_what_one_lacks_is_absent_and_never_0(report):
-    (row,) = (row for row in json.loads(report(*LISTENERS, "--json").stdout)["rows"] if row["name"] == "only here")
-    assert (row["domain"], row["c_count"]) == ("lib", 6)
-    assert {row[f"{letter}_{name}"] for letter in "ab" for name in ("count", "cpu_mean_ns", "cpu_p50_ns")} == {None}
-    assert row["c_cpu_p50_ratio"] is None
+def test_strict_refuses_other_conditions(compare: Compare, tmp_path: Path) -> None:
+    assert compare("base.sqlite", "same.sqlite", "--strict").code == 0
+    with_gpu = [export(tmp_path / f"{name}.sqlite", name) for name in ("A100", "H100")]
+    assert compare(*with_gpu, "--fail-on", "forward.count > 0").code == 0
+    done = compare(*with_gpu, "--strict", "--fail-on", "forward.count > 0")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "gpu_models" in message(done.err, "not_comparable")
+    rows = compare(*with_gpu, "--csv", "--table", "conditions").out
+    (row,) = (row for row in csv.DictReader(io.StringIO(rows)) if row["condition"] == "gpu_models")
+    assert (json.loads(row["baseline"]), json.loads(row["candidate"]), row["effect"]) == (
+        ["A100"],
+        ["H100"],
+        "confounds",
+    )
 
 
-def test_people_see_what_is_what_and_a_tree(report):
-    ended = report("recorder", "nsys")
-    lines = ended.stdout.splitlines()
-    assert lines[:3] == ["2 recordings compared", "A  recorder", "   requested steps 2 to 7, captured 6 of 6"]
-    assert "B  nsys" in lines
-    heading = next(line for line in lines if line.startswith("range "))
-    assert " ".join(heading.split()) == "range A count A mean A p50 B count B mean B p50 mean B/A p50 B/A"
-    tree = lines[lines.index(heading) + 1 :]
-    assert [line.split("  ")[0] for line in tree[:1]] == ["step"]
-    assert tree[1].startswith("  forward ")
-    assert tree[2].split()[:4] == ["only", "here", "-", "-"]
-    assert "steady steps:" in lines
+# ---- sides
 
 
-def test_steps_stand_side_by_side(report):
-    rows = json.loads(report(*LISTENERS, "--json").stdout)["others"]["steps"]
-    assert [(row["recording"], row["steps"]) for row in rows] == [("A", 6), ("B", 6), ("C", 6)]
-    assert rows[0]["wall_p50_ratio"] == 1
-    assert rows[2]["wall_p50_ratio"] == rows[2]["wall_p50_ns"] / rows[0]["wall_p50_ns"]
-    printed = csv.DictReader(io.StringIO(report(*LISTENERS, "--csv", "--table", "steps").stdout))
-    assert [float(row["wall_p50_ns"]) for row in printed] == [row["wall_p50_ns"] for row in rows]
+def test_several_runs_a_side(compare: Compare, tmp_path: Path) -> None:
+    for side, median_us in (("base", 100), ("new", 130)):
+        for seed in range(3):
+            write_recording(tmp_path / f"{side}-{seed}.sqlite", draw_times(median_us, 100, seed + median_us))
+    done = compare("--baseline", tmp_path / "base-*", "--candidate", tmp_path / "new-*", "--json")
+    assert [[Path(one["label"]).stem for one in side["recordings"]] for side in done.document["sides"]] == [
+        [f"{side}-{seed}" for seed in range(3)] for side in ("base", "new")
+    ]
+    row = get_range(done, "step", "forward")
+    assert (row["cpu_p50_verdict"], row["baseline_samples"], row["candidate_count"]) == ("slower", 300, 100)
+    same = compare("--baseline", tmp_path / "base-[01]*", tmp_path / "base-2.sqlite", "--json")
+    assert get_range(same, "step", "forward")["cpu_p50_verdict"] != "slower"
 
 
-def test_a_recording_without_steps_says_so_and_has_its_ranges(report):
-    document = json.loads(report("recorder", "stepless", "--json").stdout)
-    assert [row["recording"] for row in document["others"]["steps"]] == ["A"]
-    (note,) = document["notes"]
-    assert (note["code"], note["text"][:2]) == ("steps_not_shown", "B ")
-    # Not inside of a step, so it is another path.
-    assert [row["path"] for row in document["rows"]] == [["step"], ["step", "forward"], ["step.wait"], ["forward"]]
-    by_name = json.loads(report("recorder", "stepless", "--json", "--by", "name").stdout)["rows"]
-    assert {row["name"]: (row["a_count"], row["b_count"]) for row in by_name} == {
-        "step": (6, None),
-        "forward": (6, 1),
-        "step.wait": (5, None),
-    }
+def test_several_candidates_have_each_a_verdict(compare: Compare) -> None:
+    words = ("base.sqlite", "slow.sqlite", "fast.sqlite", "--step-range", "step")
+    done = compare(*words, "--fail-on", "regression", "--json")
+    assert done.code == 1
+    assert [(side["side"], side["role"]) for side in done.document["sides"]] == [
+        *(("A", "baseline"), ("B", "candidate"), ("C", "candidate"))
+    ]
+    assert [(one["side"], one["state"]) for one in done.document["candidates"]] == [("B", "failed"), ("C", "passed")]
+    assert [row["steps"] for row in done.document["overview"]] == [400, 400, 400]
+    rows = list(csv.DictReader(io.StringIO(compare(*words, "--csv").out)))
+    assert [(row["side"], row["name"]) for row in rows] == [
+        (side, name) for side in "BC" for name in ("step", "forward")
+    ]
+    printed = compare(*words).out.splitlines()
+    assert [line[:11] for line in printed if " against A: " in line] == ["B against A", "C against A"]
 
 
-def test_rows_are_chosen_as_in_any_report(report):
-    ended = report("recorder", "nsys", "--csv", "--by", "name", "--sort", "b_cpu_p50_ns", "--top", "1")
-    (row,) = csv.DictReader(io.StringIO(ended.stdout))
-    assert (row["name"], row["a_count"], row["b_count"]) == ("step", "6", "6")
-    for words in (("--match", "only*"), ("--domain", "lib"), ("--range", "only here")):
-        (row,) = csv.DictReader(io.StringIO(report("recorder", "nsys", "--csv", *words).stdout))
-        assert (row["name"], row["a_count"]) == ("only here", "")
-    output = [line for line in ended.stderr.splitlines() if "captured" in line]
-    assert output == [f"traceable: {one}: requested steps 2 to 7, captured 6 of 6" for one in ("recorder", "nsys")]
+def test_tokens_and_throughput(compare: Compare) -> None:
+    words = ("base.sqlite", "slow.sqlite", "--step-range", "step", "--per", "token", "--tokens", "800")
+    alike = compare(*words, "--json").document
+    row = alike["candidates"][0]["tables"]["steps"][0]
+    assert row["baseline_wall_per_unit_ns"] == pytest.approx(row["baseline_wall_mean_ns"] / 2, rel=1e-6)
+    twice = compare(*words, "--tokens", "B=1600", "--throughput", "A=1000", "--throughput", "B=500", "--json").document
+    other = twice["candidates"][0]["tables"]["steps"][0]
+    assert other["candidate_wall_per_unit_ns"] == pytest.approx(row["candidate_wall_per_unit_ns"] / 2, rel=1e-6)
+    assert other["baseline_wall_per_unit_ns"] == row["baseline_wall_per_unit_ns"]
+    assert [one["throughput_tokens_per_s"] for one in twice["overview"]] == [1000, 500]
 
 
+def test_tokens_of_a_field(compare: Compare, tmp_path: Path) -> None:
+    files = [export(tmp_path / f"{name}.sqlite") for name in "ab"]
+    for count, file in enumerate(files, 1):
+        with sqlite3.connect(file) as connection:
+            connection.execute(f"UPDATE NVTX_EVENTS SET text = 'step, seq = {count}' WHERE text = 'step'")
+        connection.close()
+    words = (*files, "--step-range", "step", "--per", "token")
+    entry = compare(*words, "--tokens", "seq", "--json").document
+    assert [row["tokens"] / row["steps"] for row in entry["overview"]] == [1, 2]
+    done = compare(*words, "--tokens", "size")
+    assert (done.code, done.out) == (2, "")
+    assert "'size'" in message(done.err, "tokens_field_missing")
+
+
+def test_a_saved_baseline_is_compared_as_its_recording(compare: Compare, tmp_path: Path, capsys: Any) -> None:
+    assert main(["baseline", "save", str(tmp_path / "main.json"), "base.sqlite", "--step-range", "step"]) == 0
+    capsys.readouterr()
+    words = ("slow.sqlite", "--step-range", "step", "--json")
+    saved, live = (compare(one, *words).document["candidates"] for one in (tmp_path / "main.json", "base.sqlite"))
+    assert saved[0]["tables"] == live[0]["tables"]
+
+
+def test_numbers_in_the_names_of_several_recordings_are_folded_together(compare: Compare, tmp_path: Path) -> None:
+    files = []
+    for number, name in enumerate(("a.sqlite", "b.sqlite")):
+        files.append(export(tmp_path / name))
+        with sqlite3.connect(files[-1]) as connection:
+            new_name = f"'layers.' || (rowid + {100 * number})"
+            connection.execute(f"UPDATE NVTX_EVENTS SET text = {new_name} WHERE text = 'forward'")
+        connection.close()
+
+    def count_ranges(*words: str) -> dict[str, tuple[str, str]]:
+        rows = csv.DictReader(io.StringIO(compare(*files, "--csv", *words).out))
+        return {row["name"]: (row["baseline_count"], row["candidate_count"]) for row in rows}
+
+    assert count_ranges() == {"step": ("12", "12"), "layers.*": ("12", "12")}
+    assert len(count_ranges("--raw-names")) == 1 + 4 * STEPS
+    assert count_ranges("--process", "70") == {"step": ("6", "6"), "layers.*": ("6", "6")}
+
+
+# ---- outputs
+
+
+def test_every_key_is_documented(compare: Compare) -> None:
+    documented = set(re.findall(r"`(\w+)`", DOCUMENT.read_text().partition("\n## JSON\n")[2]))
+
+    def check(value: Any, *, inside: bool = True) -> None:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict):
+                assert set(one) - documented == set() or not inside
+                for key, inner in one.items():
+                    check(inner, inside=inside and key not in ("facts", "overview", "tables"))
+
+    document = compare("base.sqlite", "slow.sqlite", "--fail-on", "regression", "--json").document
+    check(document)
+    assert set(document["candidates"][0]["tables"]) - documented == set()
+
+
+def test_options_are_documented() -> None:
+    text = DOCUMENT.read_text()
+    printed = subprocess.run([sys.executable, "-m", "traceable", "compare", "--help"], capture_output=True, text=True)
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", printed.stdout)) - {"--help"}
+    shared = {"--raw", "--allow-unrelated"}
+    assert {option for option in options - shared if f"{option}" not in text} == set()
+
+
+HOSTILE = "a|b `c` <img src=x> ]]> & \x1b[31m\x00\n# h"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("hostile")
+    return (
+        write_recording(folder / "`|<b>.sqlite", draw_times(100), HOSTILE),
+        write_recording(folder / "new.sqlite", draw_times(130), HOSTILE),
+    )
+
+
+def test_markdown_is_what_a_terminal_shows(compare: Compare, hostile: tuple[Path, Path]) -> None:
+    done = compare(*hostile, "--fail-on", "regression", "--markdown")
+    assert done.code == 1
+    tokens = MarkdownIt("commonmark").enable("table").parse(done.out)
+    inner = [child for token in tokens for child in token.children or ()]
+    assert {child.type for child in inner} <= {"text", "text_special", "softbreak"}
+    headings = [tokens[place + 1].content for place, token in enumerate(tokens) if token.type == "heading_open"]
+    assert "verdict" in headings
+    escaped = HOSTILE.replace("\x1b", "\\x1b").replace("\x00", "\\x00").replace("\n", "\\n")
+    texts = ["".join(child.content for child in token.children or ()) for token in tokens if token.type == "inline"]
+    assert any(escaped in text for text in texts)
+    assert any(hostile[0].name in text for text in texts)
+
+
+def test_junit_has_a_test_for_each_range(compare: Compare, hostile: tuple[Path, Path], tmp_path: Path) -> None:
+    file = tmp_path / "junit.xml"
+    limit = f'"{HOSTILE}".count > 0'.replace("\x00", "")
+    assert compare(*hostile, "--fail-on", "regression", "--fail-on", "step.cpu_total > 1%", "--junit", file).code == 1
+    suites = ElementTree.parse(file).getroot().findall("testsuite")
+    assert [(suite.get("name"), suite.get("failures"), suite.get("errors")) for suite in suites] == [
+        ("regression", "3", "0"),
+        ("step.cpu_total > 1%", "0", "1"),
+    ]
+    cases = {case.get("name", ""): [child.tag for child in case] for case in suites[0]}
+    assert cases["step cpu_p50"] == ["failure"]
+    assert cases["step cpu_p99"] == ["skipped"]
+    assert any(name.startswith("step / a|b `c` <img src=x> ]]> & \\x1b[31m") for name in cases)
+    assert compare(*hostile, "--fail-on", limit, "--junit", file, "--quiet").code in (0, 2)
+    ElementTree.parse(file)
+
+
+def test_no_line_steers_a_terminal(compare: Compare, hostile: tuple[Path, Path]) -> None:
+    for words in ((), ("--csv",), ("--json",), ("--markdown",)):
+        done = compare(*hostile, *words)
+        assert {char for char in done.out + done.err if not char.isprintable()} == {"\n"}
+
+
+def test_outputs_to_files_leave_the_tables_on_stdout(compare: Compare, tmp_path: Path) -> None:
+    printed = compare("base.sqlite", "slow.sqlite").out
+    for name in ("json", "csv", "markdown"):
+        file = tmp_path / name
+        assert compare("base.sqlite", "slow.sqlite", f"--{name}={file}").out == printed
+        assert compare("base.sqlite", "slow.sqlite", f"--{name}").out == file.read_text()
+
+
+# ---- the real captures
+
+
+def test_the_captures_fit_a_screen(compare: Compare, captures: Path, tmp_path: Path) -> None:
+    pair = [captures / "nsys" / f"h100x2-torchrun-{side}.sqlite" for side in ("before", "after")]
+    done = compare(*pair, f"--json={tmp_path / 'compare.json'}")
+    assert done.code == 0
+    assert len(done.out.splitlines()) < 60
+    tables = json.loads((tmp_path / "compare.json").read_text())["candidates"][0]["tables"]
+    for side, file in zip(("baseline", "candidate"), pair, strict=True):
+        with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)) as connection:
+            (total_ns,) = connection.execute("SELECT sum(end - start) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
+        for table in ("kernels", "range_kernels", "families"):
+            assert sum(row[f"{side}_total_ns"] or 0 for row in tables[table]) == total_ns
+
+
+# ---- bad input
+
+
+def bad(*words: str, code: str, names: str) -> tuple[tuple[str, ...], str, str]:
+    return words, code, names
+
+
+PAIR = ("base.sqlite", "slow.sqlite")
 BAD = {
-    "a view of one": (("--view", "kernels"), "view_of_one_recording", "--view kernels"),
-    "rows of one": (("--by", "instance"), "no_such_grouping", "--by instance"),
-    "an expectation": (("--expect", "forward"), "option_of_one_recording", "--expect"),
-    "strict": (("--strict",), "option_of_one_recording", "--strict"),
-    "a threshold": (("--threshold", "low_utilization.utilization=0.5"), "option_of_one_recording", "--threshold"),
-    "no such column": (("--sort", "wall"), "no_such_column", "'wall'; it has path, name"),
-    "no such table": (("--csv", "--table", "rules"), "no_such_table", "'rules'; it has steps"),
-    "a table for nobody": (("--table", "steps"), "table_needs_csv", "--table"),
-    "no such file": (("absent",), "no_such_file", "absent"),
+    "nothing": bad(code="baseline_missing", names="BASELINE"),
+    "one side": bad("base.sqlite", code="candidate_missing", names="traceable report"),
+    "only a baseline": bad("--baseline", "base.sqlite", code="candidate_missing", names="CANDIDATE"),
+    "no such file": bad("base.sqlite", "absent", code="no_such_recording", names="'absent'"),
+    "no such pattern": bad("base.sqlite", "--candidate", "absent-*", code="no_such_recording", names="'absent-*'"),
+    "one recording twice": bad("base.sqlite", "./base.sqlite", code="recording_twice", names="base.sqlite"),
+    "one run twice": bad(
+        "--baseline", "bas*", "--baseline", "base.sqlite", "slow.sqlite", code="recording_twice", names="base"
+    ),
+    "no condition": bad(*PAIR, "--fail-on", "faster", code="fail_on_malformed", names="'faster'"),
+    "before anything is read": bad(
+        "base.sqlite", "empty", "--fail-on", "x > y", code="fail_on_malformed", names="x > y"
+    ),
+    "no such range": bad(*PAIR, "--fail-on", "backward.cpu_p50 > 3%", code="range_not_found", names="'backward'"),
+    "no such metric": bad(*PAIR, "--fail-on", "forward.cpu_p51 > 3%", code="no_such_metric", names="cpu_p50, cpu_p99"),
+    "a unit for a count": bad(*PAIR, "--fail-on", "forward.count > 3ms", code="fail_on_unit", names="count"),
+    "range": bad(*PAIR, "--range", "backward", code="range_not_found", names="'backward'"),
+    "nothing in common": bad("base.sqlite", "other.sqlite", code="nothing_in_common", names=""),
+    "no steps": bad(*PAIR, "--step-range", "backward", code="range_not_found", names="backward"),
+    "a baseline from a newer schema": bad("newer.json", "slow.sqlite", code="baseline_too_new", names="newer.json"),
+    "no tokens": bad(*PAIR, "--per", "token", code="tokens_not_known", names="--tokens"),
+    "tokens of no side": bad(*PAIR, "--tokens", "C=7", code="no_such_side", names="A, B"),
+    "tokens of nothing": bad(*PAIR, "--tokens", "A=", code="tokens_malformed", names="'A='"),
+    "throughput of no side": bad(*PAIR, "--throughput", "12", code="no_such_side", names="A, B"),
+    "throughput of 0": bad(*PAIR, "--throughput", "A=0", code="throughput_malformed", names="A=0"),
+    "no such column": bad(*PAIR, "--sort", "wall", code="no_such_column", names="'wall'"),
+    "no such table": bad(*PAIR, "--csv", "--table", "rules", code="no_such_table", names="conditions"),
+    "a table for nobody": bad(*PAIR, "--table", "steps", code="table_needs_csv", names="--table"),
+    "JUnit of nothing": bad(*PAIR, "--junit", "x.xml", code="junit_needs_fail_on", names="--junit"),
+    "JUnit nowhere": bad(
+        *PAIR, "--junit", "no/x.xml", "--fail-on", "regression", code="output_file_invalid", names="no"
+    ),
+    "options of recordings": bad("old.json", "saved.json", "--steady", code="option_of_recordings", names="--steady"),
+    "too many": bad(*map(str, range(27)), code="too_many_sides", names="26"),
 }
 
 
+@pytest.fixture(scope="module")
+def bad_input(recordings: Path) -> None:
+    """Files that can't be compared."""
+    write_recording(recordings / "other.sqlite", draw_times(100), "prefill", "request")
+    shutil.copy(recordings / "base.sqlite", recordings / "empty")
+    (recordings / "newer.json").write_text('{\n "schema": "traceable.baseline/9",\n "snapshots": []\n}\n')
+    for name in ("old", "saved"):
+        assert main(["baseline", "save", str(recordings / f"{name}.json"), str(recordings / "base.sqlite")]) == 0
+
+
+@pytest.mark.usefixtures("bad_input")
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_one_line_and_code_2(what, report):
+def test_bad_input_is_one_line_and_code_2(what: str, compare: Compare) -> None:
     words, code, names = BAD[what]
-    ended = report("recorder", "nsys", *words)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.count("\n") == 1
-    assert names in message(ended.stderr, code)
-
-
-def test_every_column_is_explained(report):
-    section = (REPOSITORY / "docs" / "report.md").read_text().partition("\n## side by side\n")[2]
-    explained = set(re.findall(r"`(\w+)`", section))
-    document = json.loads(report("recorder", "nsys", "--json").stdout)
-    columns = {name for name in document["rows"][0] if name[:2] != "b_" or name.endswith("_ratio")}
-    assert {*columns, *document["others"]["steps"][0], *document} - explained == set()
+    done = compare(*words)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1), done
+    assert names in message(done.err, code)

@@ -21,8 +21,8 @@ from traceable.recording import load
 from traceable.report.views import ALL, RANGES, VIEWS
 
 OTHERS = [name for name in VIEWS if name != RANGES.name]
-ANSWERED = [name for name in OTHERS if name != "requests"]
-"""Views of the sample, which has no requests: `test_requests.py` has those of real ones."""
+ANSWERED = [name for name in OTHERS if name not in ("requests", "rates")]
+"""Views of the sample, which has no requests and no declared work: `test_requests.py` and `test_rates.py` have them."""
 
 UNLIKE_THE_REST = {"findings"}
 """Views whose answer may have no row."""
@@ -301,27 +301,6 @@ def test_what_is_refused_is_named_with_what_there_is(
     assert [name for name in names if name not in error] == []
 
 
-def test_numbers_in_the_names_of_several_recordings_are_folded_together(tmp_path: Path) -> None:
-    files = []
-    for number, name in enumerate(("a.sqlite", "b.sqlite")):
-        files.append(export(tmp_path / name))
-        connection = sqlite3.connect(files[-1])
-        connection.execute(
-            f"UPDATE NVTX_EVENTS SET text = 'layers.' || (rowid + {100 * number}) WHERE text = 'forward'"
-        )
-        connection.commit()
-        connection.close()
-    assert len(document(files[0])["names"]) == 1 + 2 * STEPS
-
-    def count_ranges(*words: str) -> dict[str, tuple[str, str]]:
-        rows = csv.DictReader(io.StringIO(read_output(*files, "--by", "name", "--csv", *words)))
-        return {row["name"]: (row["a_count"], row["b_count"]) for row in rows}
-
-    assert count_ranges() == {"step": ("12", "12"), "layers.*": ("12", "12")}
-    assert count_ranges("--range", "layers.2") == {"layers.2": ("1", "")}
-    assert len(count_ranges("--raw-names")) == 1 + 4 * STEPS
-
-
 def test_fields_of_names_are_what_rows_are_by(tmp_path: Path) -> None:
     file = export(tmp_path / "a.sqlite")
     connection = sqlite3.connect(file)
@@ -453,12 +432,6 @@ def test_conditions_on_fields_narrow_every_view(with_fields: Path) -> None:
     assert "only seq=1" in read_output(with_fields, "--where", "seq=1").splitlines()
     instances = csv.DictReader(io.StringIO(read_output(with_fields, "--by", "instance", "--csv", "--where", "seq=1")))
     assert [row["fields"] for row in instances if row["name"] == "step"] == ['{"seq": 1}'] * 4
-
-
-def test_conditions_on_fields_apply_to_both_of_two_recordings(with_fields: Path) -> None:
-    printed = read_output(with_fields, with_fields, "--by", "name", "--csv", "--where", "seq=1")
-    rows = {row["name"]: (row["a_count"], row["b_count"]) for row in csv.DictReader(io.StringIO(printed))}
-    assert rows == {"step": ("4", "4"), "forward": ("4", "4")}
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from traceable.analysis.columns import RANGE_COLUMNS
+from traceable.trace.model import Trace
 
 NAME_COLUMNS = (*RANGE_COLUMNS[1:-1], "nsys_cpu_share", "nsys_level_mean", "nsys_children_mean")
 """Columns of the table of names, in order."""
@@ -63,6 +67,13 @@ def export(path: Path, gpu: str = "") -> Path:
     connection.commit()
     connection.close()
     return path
+
+
+def declare_work(trace: Trace) -> Trace:
+    """Return the trace with work on each of its ranges, which the export lacks."""
+    fields = np.full(len(trace.ranges), len(trace.names), np.int32)
+    names = (*trace.names, '{"flops": 1e6, "bytes": 4096, "dtype": "bf16"}')
+    return replace(trace, names=names, ranges=replace(trace.ranges, fields=fields))
 
 
 def _add_step(rows: dict[str, list[tuple[Any, ...]]], device: int, process: int, thread: int, step: int) -> None:

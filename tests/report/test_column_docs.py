@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.analysis.sample_requests import make_load, make_trace
-from tests.report.sample_export import NAME_COLUMNS, export
+from tests.report.sample_export import NAME_COLUMNS, declare_work, export
 
 from traceable.analysis import gaps
 from traceable.analysis.columns import RANGE_COLUMNS
@@ -31,8 +31,10 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def query(recording: Recording, view: str, by: str | None) -> Table:
-    """The view of the recording, or of one with requests, which the other views have no use for."""
+    """The view of the recording, or of one with requests, which the other views have no use for, or with work."""
     made = Recording(make_trace(make_load(3))) if view == "requests" else recording
+    if view == "rates":
+        made = Recording(declare_work(recording.trace))
     return made.query(view, **({"by": by} if by else {}))
 
 

@@ -25,6 +25,7 @@ class Range:
         payload: Any = ...,
         *,
         level: int | None = ...,
+        work: Mapping[str, Any] | None = ...,
     ) -> Self: ...
     def __enter__(self) -> Self: ...
     def __exit__(

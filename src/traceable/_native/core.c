@@ -39,9 +39,11 @@
  * a request id must not grow the process without a limit. */
 #define INTERNED_MAX 4096
 
-/* message, color, domain, category, payload; then the level, by keyword alone */
+/* message, color, domain, category, payload; then the level and the work, by keyword alone */
 #define ARGUMENTS 5
 #define LEVEL 5
+#define WORK 6
+#define ALL_ARGUMENTS 7
 
 /* What a range does when it is entered: emit; nothing (disabled, or its level is not recorded); emit with fields. */
 enum { PLAIN, SILENT, FIELDS };
@@ -128,7 +130,7 @@ typedef struct {
     PyTypeObject *public_type;
     PyObject *spare; /* a silent range of the public type */
     PyObject *slot_of; /* returns the slot of a range by domain and message; NULL if ranges are not counted */
-    PyObject *names[ARGUMENTS + 1];
+    PyObject *names[ALL_ARGUMENTS];
     int silent;
     int level; /* ranges of a higher one are silent */
 } State;
@@ -852,6 +854,53 @@ set_payload(Range *self, PyObject *payload)
     return result;
 }
 
+/* Whether the work of a range is a mapping of what it may be, so that it is a payload as it is. */
+static int
+is_plain_work(PyObject *work)
+{
+    int plain = PyDict_CheckExact(work) && PyDict_GET_SIZE(work) > 0;
+    if (!plain) {
+        return 0;
+    }
+    LOCKED(work);
+    PyObject *key, *value;
+    Py_ssize_t place = 0;
+    while (plain && PyDict_Next(work, &place, &key, &value)) {
+        if (!PyUnicode_CheckExact(key)) {
+            plain = 0;
+        }
+        else if (PyUnicode_CompareWithASCIIString(key, "dtype") == 0) {
+            plain = is_plain_text(value) && PyUnicode_GET_LENGTH(value) > 0;
+        }
+        else if (PyUnicode_CompareWithASCIIString(key, "flops") != 0
+                 && PyUnicode_CompareWithASCIIString(key, "bytes") != 0) {
+            plain = 0;
+        }
+        else if (PyLong_CheckExact(value)) {
+            int overflow = 0;
+            plain = PyLong_AsLongLongAndOverflow(value, &overflow) >= 0 && overflow == 0;
+        }
+        else {
+            plain = PyFloat_CheckExact(value) && PyFloat_AS_DOUBLE(value) >= 0 && isfinite(PyFloat_AS_DOUBLE(value));
+        }
+    }
+    UNLOCKED();
+    return plain;
+}
+
+/* Return the payload of a range with this work, a new reference: its fields and those of the work. */
+static PyObject *
+payload_with_work(PyObject *payload, PyObject *work)
+{
+    if (work == Py_None || (payload == Py_None && is_plain_work(work))) {
+        return Py_NewRef(work == Py_None ? payload : work);
+    }
+    PyObject *both = PyTuple_Pack(2, payload, work);
+    PyObject *merged = both == NULL ? NULL : call_arguments("add_work", "O", both);
+    Py_XDECREF(both);
+    return merged;
+}
+
 /* The number of the innermost instance of this context, 0 outside of all. */
 static uint32_t
 innermost(PyObject *variable)
@@ -1209,11 +1258,14 @@ range_make(State *state, PyTypeObject *type, PyObject *const *values, int bare)
     if (range == NULL) {
         return NULL;
     }
-    if (values[4] != Py_None) {
-        PyObject *arguments = PyTuple_Pack(5, values[0], values[1], values[2], values[3], values[4]);
+    if (values[4] != Py_None || values[WORK] != Py_None) {
+        PyObject *payload = payload_with_work(values[4], values[WORK]);
+        PyObject *arguments = payload == NULL ? NULL
+                                              : PyTuple_Pack(5, values[0], values[1], values[2], values[3], payload);
         Range *base = (Range *)range;
-        range = arguments == NULL ? NULL : (PyObject *)range_with_payload(type, base, arguments, values[4]);
+        range = arguments == NULL ? NULL : (PyObject *)range_with_payload(type, base, arguments, payload);
         Py_XDECREF(arguments);
+        Py_XDECREF(payload);
         Py_DECREF(base);
     }
     else if (by_message && ((Range *)range)->enter != NULL) {
@@ -1268,14 +1320,14 @@ range_or_silent(PyTypeObject *type, PyObject *range, PyObject *message, PyObject
 static PyObject *
 range_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"message", "color", "domain", "category", "payload", "level", NULL};
-    PyObject *values[ARGUMENTS + 1] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
+    static char *names[] = {"message", "color", "domain", "category", "payload", "level", "work", NULL};
+    PyObject *values[ALL_ARGUMENTS] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
     State *state = state_of(type);
     if (state == NULL) {
         return range_or_silent(type, NULL, Py_None, NULL);
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOO$O:annotate", names, &values[0], &values[1], &values[2],
-                                     &values[3], &values[4], &values[LEVEL])) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOO$OO:annotate", names, &values[0], &values[1], &values[2],
+                                     &values[3], &values[4], &values[LEVEL], &values[WORK])) {
         return NULL;
     }
     PyObject *range = range_make(state, type, values, kwargs == NULL && PyTuple_GET_SIZE(args) == 1);
@@ -1287,7 +1339,7 @@ static PyObject *
 range_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords)
 {
     PyTypeObject *type = (PyTypeObject *)object;
-    PyObject *values[ARGUMENTS + 1] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
+    PyObject *values[ALL_ARGUMENTS] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
     Py_ssize_t count = PyVectorcall_NARGS(nargsf);
     Py_ssize_t named = keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords);
     State *state = state_of(type);
@@ -1303,13 +1355,13 @@ range_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyObjec
     for (Py_ssize_t i = 0; i < named; i++) {
         PyObject *keyword = PyTuple_GET_ITEM(keywords, i);
         Py_ssize_t place = 0;
-        while (place <= LEVEL && keyword != state->names[place]) { /* keywords in code are interned strings */
+        while (place < ALL_ARGUMENTS && keyword != state->names[place]) { /* keywords in code are interned strings */
             place++;
         }
-        for (Py_ssize_t other = 0; place > LEVEL && other <= LEVEL; other++) {
+        for (Py_ssize_t other = 0; place == ALL_ARGUMENTS && other < ALL_ARGUMENTS; other++) {
             place = PyUnicode_Compare(keyword, state->names[other]) == 0 ? other : place;
         }
-        if (place > LEVEL) {
+        if (place == ALL_ARGUMENTS) {
             return PyErr_Format(PyExc_TypeError, "annotate() got an unexpected keyword argument %R", keyword);
         }
         if (place < count) {
@@ -2166,8 +2218,8 @@ core_exec(PyObject *module)
     if (state->domains == NULL || state->interned == NULL || state->by_message == NULL) {
         return -1;
     }
-    static const char *const names[] = {"message", "color", "domain", "category", "payload", "level"};
-    for (int i = 0; i <= LEVEL; i++) {
+    static const char *const names[] = {"message", "color", "domain", "category", "payload", "level", "work"};
+    for (int i = 0; i < ALL_ARGUMENTS; i++) {
         state->names[i] = PyUnicode_InternFromString(names[i]);
         if (state->names[i] == NULL) {
             return -1;
@@ -2228,7 +2280,7 @@ core_clear(PyObject *module)
     Py_CLEAR(state->public_type);
     Py_CLEAR(state->spare);
     Py_CLEAR(state->slot_of);
-    for (int i = 0; i <= LEVEL; i++) {
+    for (int i = 0; i < ALL_ARGUMENTS; i++) {
         Py_CLEAR(state->names[i]);
     }
     return 0;

@@ -1,19 +1,934 @@
-"""The numbers of several recordings of one program side by side: one row a range, and for each recording its columns.
+"""Recordings held against each other: what differs, whether that is more than noise, and what explains it.
 
-It lists numbers next to each other and does not rate them. Recordings are called A, B, C in the order in which they are
-given; ratios are relative to A.
+`compare_snapshots` compares a baseline with a candidate, `compare_overviews` any number of recordings side by side.
+Both work on snapshots alone (`analysis.snapshot`), of which several may be runs of one side. docs/compare-numbers.md
+has the definition of every column.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from traceable.analysis.kernel_families import Family, load_families
+from traceable.analysis.kernel_names import EXACT, make_kernel_keys
+from traceable.analysis.operations import DIRECTIONS
+from traceable.analysis.samples import Change, compare_samples, judge_changes
+from traceable.analysis.snapshot import (
+    CPU,
+    EXCLUSIONS,
+    GIVEN_TOKENS,
+    GPU_SPAN,
+    OUTSIDE,
+    RANGE_MEASURES,
+    RANGE_TOTALS,
+    STEP_BUSY,
+    STEP_MEASURES,
+    STEP_SUMS,
+    STEP_WALL,
+    SampleKey,
+    Snapshot,
+)
 from traceable.analysis.table import Table, compute_ratios, pack_objects
-from traceable.trace.model import NULL, NDArray
+from traceable.errors import Message, MissingDataError, UsageError
+from traceable.trace.model import NULL, Int64, NDArray
+
+INSTANCE, STEP_UNIT, TOKEN = "instance", "step", "token"
+
+UNITS = (INSTANCE, STEP_UNIT, TOKEN)
+"""What costs are normalized to: an instance of the range, a step, or a token."""
+
+BOTH, ADDED, REMOVED = "both", "added", "removed"
+"""The states of a row: in both sides, in the candidate alone, in the baseline alone."""
+
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+
+_GRID = 64
+"""Times a unit are multiples of this part of a ns: numbers of which 2**53 fit a float add up exactly, in any order."""
+
+Key = tuple[tuple[str, ...], str | None, str]
+"""A range: path, domain, style."""
+
+
+_Units = tuple[Fraction | None, Fraction | None]
+"""By how many units the sampled instances, and by how many all that was recorded, are divided; None for INSTANCE."""
+
+_Values = dict[str, tuple[Any, Any]]
+"""By name the values of both sides."""
+
+_RANGE_VALUES = {f"{direction}_ns": f"{direction}_time_ns" for direction in DIRECTIONS}
+"""Columns of a snapshot's ranges that have another name here."""
+
+_SAMPLED_TOTALS = {
+    "cpu": ("sampled_cpu_ns", "samples"),
+    "gpu_busy": ("sampled_gpu_busy_ns", "gpu_samples"),
+    "gpu_span": ("sampled_gpu_span_ns", "gpu_samples"),
+    "sync_wait": ("sampled_sync_wait_ns", "sync_wait_samples"),
+}
+"""Of each measure of ranges the columns with the sum and the number of the samples."""
+
+_RANGE_COLUMNS = tuple(
+    dict.fromkeys(
+        (
+            *(*RANGE_TOTALS, "launch_total_ns", "sampled_kernels", "sampled_launches"),
+            *(name for names in _SAMPLED_TOTALS.values() for name in names),
+            *(f"excluded_{word}" for word in EXCLUSIONS.values()),
+        )
+    )
+)
+
+_STEP_COLUMNS = (
+    *("steps", "samples", "lanes", "sampled_tokens", "sampled_kernel_ns"),
+    *(f"excluded_{word}" for word in EXCLUSIONS.values()),
+    *(f"sampled_{name}" for name in STEP_SUMS),
+)
+
+_EXPLAINED = {
+    CPU: _SAMPLED_TOTALS["cpu"],
+    GPU_SPAN: _SAMPLED_TOTALS["gpu_span"],
+    STEP_WALL: ("sampled_wall_ns", "samples"),
+    STEP_BUSY: ("sampled_gpu_busy_ns", "samples"),
+}
+"""The sum that is explained, and the number of its samples."""
+
+_COUNTED = {"kernel": "count", "range": "count", "copy": "size"}
+"""Parts of which more or fewer, or larger ones, are told from slower or faster ones."""
+
+_EXPLANATION = (
+    *("path", "domain", "style", "of", "cause", "name", "baseline_count", "candidate_count"),
+    *("baseline_ns", "candidate_ns", "difference_ns", "share"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between a baseline and a candidate.
+
+    Attributes:
+        tables: by name; see `compare_snapshots`.
+        notes: remarks that qualify the numbers.
+    """
+
+    tables: Mapping[str, Table]
+    notes: tuple[Message, ...] = ()
+
+
+def compare_snapshots(
+    baseline: Sequence[Snapshot],
+    candidate: Sequence[Snapshot],
+    *,
+    match_kernels: str = EXACT,
+    unit: str = INSTANCE,
+    families: Sequence[Family] | None = None,
+    seed: int = 0,
+) -> Comparison:
+    """Return what differs between two sides.
+
+    Args:
+        baseline, candidate: the runs of each side; at least one. Their ranges have common names (`align_names`).
+        match_kernels: which kernels are the same: one of `kernel_names.KERNEL_MATCHES`.
+        unit: one of UNITS, of the columns `X_per_unit`.
+        families: patterns for kernel families; None for `load_families()`.
+        seed: of the resampling behind the verdicts.
+
+    Returns:
+        Tables. A value X has the columns `baseline_X`, `candidate_X`, `X_difference` and `X_ratio`; times end in `_ns`
+        (`baseline_cpu_total_ns`, `cpu_total_difference_ns`, `cpu_total_ratio`). Every row has a `state`: BOTH, ADDED or
+        REMOVED. Totals and counts of several runs are means over the runs.
+
+        - `ranges`, one row a range path, inner ones after those around them: `path`, `name`, `domain`, `style`,
+          `state`; X in `count`, `clipped`, the totals `cpu_total`, `cpu_self_total`, `sync_wait_total`,
+          `launch_total`, `gpu_busy_total`, `gpu_span_total`, `gpu_idle_total`, `gpu_sum_total`, `gpu_count`,
+          `gpu_operations`, `kernels`, `graph_launches`, `launches`, and by direction of copy `h2d_count`, `h2d_bytes`,
+          `h2d_time`, ...; of the sampled instances `samples`, `gpu_samples`, `cpu_per_unit`, `gpu_busy_per_unit`,
+          `gpu_span_per_unit`, `kernels_per_unit`, `launches_per_unit`, and for M in `cpu`, `gpu_busy`, `gpu_span`,
+          `sync_wait` the values `M_mean`, `M_p50`, `M_p99`; and `excluded`, the number of instances that are no
+          samples. `M_p50` and `M_p99` have a verdict: `M_p50_verdict`, `M_p50_low_share`, `M_p50_high_share`,
+          `M_p50_p_value`, `M_p50_detectable_share`, `M_p50_bound_share`.
+        - `steps`, one row: `state`, X in `steps`, `samples`, `wall_mean`, `wall_p50`, `wall_p99`, `gpu_busy_mean`, ...,
+          `gpu_sum_mean`, `idle_mean`, `launch_mean`, `sync_mean`, `copy_mean`, `nccl_mean`, `kernels_mean`,
+          `wall_per_unit`, `gpu_busy_per_unit`; and verdicts on `wall_p50`, `wall_p99`, `gpu_busy_p50`, `gpu_busy_p99`.
+        - `explanation`, rows that add up to the difference of a range or of the steps: `path` (empty for the steps),
+          `domain`, `style`, `of` (`cpu`: of `cpu_per_unit_difference_ns`; `gpu_span`: of
+          `gpu_span_per_unit_difference_ns`; `step_wall`: of `wall_per_unit_difference_ns`; `step_gpu_busy`: of
+          `gpu_busy_per_unit_difference_ns`), `cause`, `name` (the kernel, kind of copy or range that it is about),
+          `baseline_count`, `candidate_count`, `baseline_ns`, `candidate_ns` (all a unit), `difference_ns`, `share` (of
+          the whole difference).
+        - `kernels`, one row a key of kernels: `name`, `family`, `baseline_names`, `candidate_names` (how many names
+          have that key), `state`, X in `count`, `total`, `mean`, `p50`, `p99` (quantiles only of one name and run).
+        - `range_kernels`, the same by `path` of the innermost range (None outside): X in `count`, `total`, `mean`.
+        - `families`: `family`, X in `count`, `total`, `mean`. `api`: `name`, `kind`, X in `count`, `total`, `mean`,
+          `p50`, `p99`. `copies`: `operation`, X in `count`, `bytes`, `total`, `mean`, `p50`, `p99`, `gb_per_s`. `gaps`:
+          `cause`, X in `count`, `total`, `mean`.
+        - With a unit other than INSTANCE these have `count_per_unit` and `total_per_unit` too: of all that was
+          recorded, by all steps or their tokens.
+        - `findings`, one row a code: `code`, `severity`, `state`, X in `count`, `potential_saving`,
+          `potential_saving_share`.
+
+        A table for which neither side has data is not there.
+
+    Raises:
+        UsageError: `unit` or `match_kernels` is none of the words above.
+        MissingDataError: the sides hold nothing that can be compared, data of different kinds, or not the unit.
+    """
+    if unit not in UNITS:
+        raise UsageError("unit_unknown", f"{unit!r} is not a unit", f"give one of {', '.join(UNITS)}")
+    patterns = load_families() if families is None else families
+    keys = _KernelKeys([*baseline, *candidate], match_kernels, patterns)
+    sides = _Side(baseline, "baseline"), _Side(candidate, "candidate")
+    _check_kinds(sides)
+    _check_common(sides, keys)
+    units = [side.get_units(unit) for side in sides]
+    tests = _Tests(sides, seed)
+    tables = {
+        "ranges": _compare_ranges(sides, units, tests),
+        "steps": _compare_steps(sides, units, tests),
+        "explanation": _explain_differences(sides, units, keys),
+        **_compare_kernels(sides, units, keys),
+        "api": _compare_counts(sides, units, "api", ("name", "kind"), "call_"),
+        "copies": _compare_counts(sides, units, "copies", ("operation",), "gpu_"),
+        "gaps": _compare_counts(sides, units, "gaps", ("cause",), None),
+        "findings": _compare_findings(sides),
+    }
+    verdicts = tests.judge()
+    return Comparison(
+        {
+            name: Table({**table.values, **verdicts.get(name, {})})
+            for name, table in tables.items()
+            if table is not None
+        },
+        _make_notes(sides, unit, match_kernels),
+    )
+
+
+def compare_overviews(sides: Sequence[Sequence[Snapshot]], throughput: Sequence[float | None]) -> Table:
+    """Return any number of sides next to each other: what their GPUs did for a step and a token.
+
+    Args:
+        sides: the runs of each side.
+        throughput: of each side in tokens per second; None where it is not known.
+
+    Returns:
+        One row a side: `label`, `runs`, `gpus` (of the first run), `steps`, `tokens` (of the sampled steps, or of all
+        that was recorded where there are no steps), `throughput_tokens_per_s`, `throughput_ratio` (to the first side),
+        `step_mean_ns`, `token_mean_ns` (from the throughput if that is known, else `token_source` is `steps` and it is
+        the wall time of a process's steps by its tokens), `step_kernel_ns`, `token_kernel_ns` (time of kernels on one
+        GPU), `step_kernels`, `token_kernels` (their number), `step_copy_ns`, `token_copy_ns`, `copies`, `copy_bytes`,
+        `utilization_share`, `launch_share`, `sync_share`, and `kernel_explained_share`: how much of the difference of
+        `token_mean_ns` to the first side is one of `token_kernel_ns`,
+
+            (token_kernel_ns - that of the first) / (token_mean_ns - that of the first)
+
+        which may be negative or above 1, and is absent where the tokens take as long, or one time is of the throughput
+        and the other of the steps.
+    """
+    rows = [
+        _describe_side(_Side(runs, f"side {number}"), rate)
+        for number, (runs, rate) in enumerate(zip(sides, throughput, strict=True), 1)
+    ]
+    for row in rows:
+        first = rows[0]
+        row["throughput_ratio"] = _divide(row["throughput_tokens_per_s"], first["throughput_tokens_per_s"])
+        times = [one["token_mean_ns"] for one in (first, row)]
+        kernel_times = [one["token_kernel_ns"] for one in (first, row)]
+        explained = None
+        if None not in (*times, *kernel_times) and first["token_source"] == row["token_source"]:
+            difference = times[1] - times[0]
+            explained = (kernel_times[1] - kernel_times[0]) / difference if difference else None
+        row["kernel_explained_share"] = explained
+    return Table(
+        {
+            name: (pack_objects if name in ("label", "token_source") else _pack_numbers)([row[name] for row in rows])
+            for name in _OVERVIEW
+        }
+    )
+
+
+def _describe_side(side: _Side, throughput: float | None) -> dict[str, Any]:
+    first, steps = side.runs[0], side.steps
+    gpus = first.facts.get("gpus") or None
+    overview = side.sum_rows("overview", (), _OVERVIEW_SUMS).get((), dict.fromkeys(_OVERVIEW_SUMS))
+    tokens, _ = side.tokens
+    if steps is not None and steps["samples"]:
+        sums = {name: steps[f"sampled_{name}"] for name in ("kernel_ns", "kernels", "copy_ns")}
+        number, lanes, wall_ns = steps["samples"], steps["lanes"] / len(side.runs), steps["sampled_wall_ns"]
+    else:
+        sums = {"kernel_ns": overview["kernel_total_ns"], "kernels": None, "copy_ns": overview["copy_total_ns"]}
+        number, lanes, wall_ns = None, 1.0, None
+    # Tokens that the user counted are those of all processes together, those in fields those of each.
+    given = any(GIVEN_TOKENS in run.tables["overview"].column("token_source") for run in side.runs)
+    own_tokens = None if tokens is None else float(tokens) * (lanes if given else 1.0)
+    on_one_gpu = None if sums["kernel_ns"] is None or gpus is None else sums["kernel_ns"] * lanes / gpus
+    return {
+        "label": first.label,
+        "runs": len(side.runs),
+        "gpus": gpus,
+        "steps": number,
+        "tokens": None if tokens is None else float(tokens),
+        "throughput_tokens_per_s": throughput,
+        "step_mean_ns": _divide(wall_ns, number),
+        "token_mean_ns": 1e9 / throughput if throughput else _divide(wall_ns, own_tokens),
+        "token_source": "throughput" if throughput else "steps" if own_tokens and wall_ns else None,
+        "step_kernel_ns": _divide(on_one_gpu, number),
+        "token_kernel_ns": _divide(on_one_gpu, own_tokens),
+        "step_kernels": _divide(sums["kernels"], number),
+        "token_kernels": _divide(sums["kernels"], own_tokens),
+        "step_copy_ns": _divide(sums["copy_ns"], number),
+        "token_copy_ns": _divide(sums["copy_ns"], own_tokens),
+        "copies": side.average(overview["copies"]),
+        "copy_bytes": side.average(overview["copy_bytes"]),
+        **{name: side.average(overview[name]) for name in ("utilization_share", "launch_share", "sync_share")},
+    }
+
+
+_OVERVIEW_SUMS = (
+    *("kernel_total_ns", "copies", "copy_bytes", "copy_total_ns"),
+    *("utilization_share", "launch_share", "sync_share"),
+)
+
+_OVERVIEW = (
+    *("label", "runs", "gpus", "steps", "tokens", "throughput_tokens_per_s", "throughput_ratio"),
+    *("step_mean_ns", "token_mean_ns", "token_source", "step_kernel_ns", "token_kernel_ns", "kernel_explained_share"),
+    *("step_kernels", "token_kernels", "step_copy_ns", "token_copy_ns", "copies", "copy_bytes"),
+    *("utilization_share", "launch_share", "sync_share"),
+)
+
+
+def _sum_rows(
+    tables: Iterable[Table | None], keys: Sequence[str], values: Sequence[str]
+) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return the sums of some columns by others, in order of appearance; None where all summands are absent.
+
+    `rows` is the number of rows that were summed.
+    """
+    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for table in tables:
+        if table is None:
+            continue
+        names = [name for name in values if name in table.values]
+        key_columns: list[list[Any]] = [
+            [tuple(one) if isinstance(one, list) else one for one in table.column(name)] for name in keys
+        ]
+        rows = zip(*key_columns, strict=True) if keys else ((),) * len(table)
+        for key, *row in zip(rows, *(table.column(name) for name in names), strict=True):
+            into = sums.setdefault(key, {**dict.fromkeys(values), "rows": 0})
+            into["rows"] += 1
+            for name, value in zip(names, row, strict=True):
+                if value is not None:
+                    into[name] = value if into[name] is None else into[name] + value
+    return sums
+
+
+class _Side:
+    """The runs of one side, summed."""
+
+    def __init__(self, runs: Sequence[Snapshot], word: str) -> None:
+        self.runs, self.word = runs, word
+
+    def sum_rows(self, table: str, keys: Sequence[str], values: Sequence[str]) -> dict[tuple[Any, ...], dict[str, Any]]:
+        """Return the sums over the runs of a table of theirs."""
+        return _sum_rows((one.tables.get(table) for one in self.runs), keys, values)
+
+    def average(self, total: Any) -> Any:
+        """Return a sum over the runs as a mean; of one run it stays as it is."""
+        return total if total is None or len(self.runs) == 1 else total / len(self.runs)
+
+    def collect_samples(self, key: SampleKey) -> list[Int64]:
+        """Return the samples of each run that has some."""
+        return [one.samples[key] for one in self.runs if key in one.samples]
+
+    @cached_property
+    def steps(self) -> dict[str, Any] | None:
+        """The sums of the table `steps`; None without."""
+        return self.sum_rows("steps", (), _STEP_COLUMNS).get(())
+
+    @cached_property
+    def tokens(self) -> tuple[Fraction | None, Fraction | None]:
+        """How many tokens the sampled steps processed, and how many the whole recordings; None if not known."""
+        sampled = whole = Fraction(0)
+        for run in self.runs:
+            (every,) = run.tables["overview"].column("tokens") if "overview" in run.tables else [None]
+            steps = run.tables.get("steps")
+            (of_samples,) = steps.column("sampled_tokens") if steps is not None else [every]
+            if not every or not of_samples:
+                return None, None
+            sampled, whole = sampled + Fraction(of_samples), whole + Fraction(every)
+        return sampled, whole
+
+    def get_units(self, unit: str) -> tuple[Fraction | None, Fraction | None]:
+        """Return by how many units the sampled instances, and by how many all that was recorded, are divided.
+
+        Raises:
+            MissingDataError: this side has no such unit.
+        """
+        if unit == INSTANCE:
+            return None, None
+        if unit == STEP_UNIT:
+            if self.steps is None or not self.steps["samples"]:
+                raise MissingDataError(
+                    "steps_not_known",
+                    f"the {self.word} has no steps to normalize to",
+                    "define them (--step-range NAME), or compare per instance",
+                )
+            return Fraction(self.steps["samples"]), Fraction(self.steps["steps"])
+        sampled, whole = self.tokens
+        if sampled is None:
+            raise MissingDataError(
+                "tokens_not_known",
+                f"the number of tokens of the {self.word} is not known",
+                "give it (--tokens N), or record it as the field `tokens` of the steps",
+            )
+        return sampled, whole
+
+
+def _get_state(baseline: object, candidate: object) -> str:
+    return ADDED if baseline is None else REMOVED if candidate is None else BOTH
+
+
+class _Columns:
+    """The columns of a table of a comparison, row by row."""
+
+    def __init__(self, *keys: str) -> None:
+        self._objects: dict[str, list[Any]] = {name: [] for name in (*keys, "state")}
+        self._values: dict[str, tuple[list[Any], list[Any]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._objects["state"])
+
+    def add_row(self, *keys: Any, state: str, values: Mapping[str, tuple[Any, Any]]) -> None:
+        """Add a row: its keys, and by name the values of both sides; every row has the same names."""
+        for column, value in zip(self._objects.values(), (*keys, state), strict=True):
+            column.append(list(value) if isinstance(value, tuple) else value)
+        for name, (baseline, candidate) in values.items():
+            of_name = self._values.setdefault(name, ([], []))
+            of_name[0].append(baseline)
+            of_name[1].append(candidate)
+
+    def make_table(self, further: Mapping[str, NDArray[Any]] | None = None) -> Table:
+        columns: dict[str, NDArray[Any]] = {name: pack_objects(values) for name, values in self._objects.items()}
+        for name, (baseline, candidate) in self._values.items():
+            word, unit = (name[:-3], "_ns") if name.endswith("_ns") else (name, "")
+            pairs = zip(baseline, candidate, strict=True)
+            columns[f"baseline_{name}"] = _pack_numbers(baseline)
+            columns[f"candidate_{name}"] = _pack_numbers(candidate)
+            columns[f"{word}_difference{unit}"] = _pack_numbers(
+                [None if one is None or other is None else other - one for one, other in pairs]
+            )
+            sides = (_pack_floats(values) for values in (candidate, baseline))
+            columns[f"{word}_ratio"] = compute_ratios(*sides)
+        return Table(columns | dict(further or {}))
+
+
+def _pack_numbers(values: Sequence[Any]) -> NDArray[Any]:
+    """Return numbers as a column: of integers if all are."""
+    if all(value is None or isinstance(value, int) for value in values):
+        return np.array([NULL if value is None else value for value in values], np.int64)
+    return _pack_floats(values)
+
+
+def _pack_floats(values: Sequence[Any]) -> NDArray[np.float64]:
+    return np.array([np.nan if value is None else float(value) for value in values], np.float64)
+
+
+def _divide(part: Any, whole: Any) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _get(row: Mapping[str, Any] | None, name: str) -> Any:
+    return None if row is None else row[name]
+
+
+def _pair_rows(
+    sides: Sequence[_Side], table: str, keys: Sequence[str], values: Sequence[str]
+) -> Iterator[tuple[tuple[Any, ...], list[dict[str, Any] | None]]]:
+    """Yield the keys of any side's table, those of the first side first, each with the sums of both."""
+    sums = [side.sum_rows(table, keys, values) for side in sides]
+    for key in dict.fromkeys(key for of_side in sums for key in of_side):
+        yield key, [of_side.get(key) for of_side in sums]
+
+
+class _KernelKeys:
+    """The key of each kernel's name in any of some snapshots."""
+
+    def __init__(self, snapshots: Sequence[Snapshot], match: str, families: Sequence[Family]) -> None:
+        names: dict[str | None, None] = {}
+        for one in snapshots:
+            for table in ("kernels", "kernel_times", "parts"):
+                if table in one.tables:
+                    names.update(dict.fromkeys(one.tables[table].column("name")))
+        self._keys = dict(zip(names, make_kernel_keys(list(names), match, families), strict=True))
+
+    def __getitem__(self, name: str | None) -> str | None:
+        return self._keys[name]
+
+    def sum_rows(
+        self, side: _Side, table: str, keys: Sequence[str], values: Sequence[str]
+    ) -> dict[tuple[Any, ...], dict[str, Any]]:
+        """Return the sums over the runs of a table with the column `name`, which is the last key, by kernel."""
+        sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for (*others, name), row in side.sum_rows(table, (*keys, "name"), values).items():
+            into = sums.setdefault((*others, self[name]), dict.fromkeys(row))
+            for word, value in row.items():
+                if value is not None:
+                    into[word] = value if into[word] is None else into[word] + value
+        return sums
+
+
+class _Tests:
+    """The quantiles of the samples of each row, and whether they differ: judged all together, once all are known."""
+
+    def __init__(self, sides: Sequence[_Side], seed: int) -> None:
+        self._sides, self._seed = sides, seed
+        self._changes: dict[str, dict[str, list[Change]]] = {}
+
+    def compare(self, table: str, path: tuple[str, ...], domain: str | None, style: str, measure: str) -> _Values:
+        """Compare the samples of the next row of a table; return their quantiles on both sides, by name."""
+        key = SampleKey(path, domain, style, measure)
+        baseline, candidate = (side.collect_samples(key) for side in self._sides)
+        quantiles: _Values = {}
+        for word, quantile in QUANTILES.items():
+            change = compare_samples(baseline, candidate, quantile, seed=self._seed)
+            self._changes.setdefault(table, {}).setdefault(f"{measure}_{word}", []).append(change)
+            quantiles[f"{measure}_{word}_ns"] = change.baseline, change.candidate
+        return quantiles
+
+    def judge(self) -> dict[str, dict[str, NDArray[Any]]]:
+        """Return by table the columns on the verdicts."""
+        every = [one for table in self._changes.values() for changes in table.values() for one in changes]
+        verdicts = iter(judge_changes(every))
+        columns: dict[str, dict[str, NDArray[Any]]] = {}
+        for table, by_measure in self._changes.items():
+            for name, changes in by_measure.items():
+                of_name = [next(verdicts) for _ in changes]
+                columns.setdefault(table, {}).update(
+                    {
+                        f"{name}_verdict": pack_objects(one.code for one in of_name),
+                        f"{name}_low_share": _pack_floats([one.low_share for one in changes]),
+                        f"{name}_high_share": _pack_floats([one.high_share for one in changes]),
+                        f"{name}_p_value": _pack_floats([one.p_value for one in of_name]),
+                        f"{name}_detectable_share": _pack_floats([one.detectable_share for one in changes]),
+                        f"{name}_bound_share": _pack_floats([one.bound_share for one in of_name]),
+                    }
+                )
+        return columns
+
+
+def _compare_ranges(sides: Sequence[_Side], units: Sequence[_Units], tests: _Tests) -> Table | None:
+    pairs = dict(_pair_rows(sides, "ranges", ("path", "domain", "style"), _RANGE_COLUMNS))
+    if not pairs:
+        return None
+    columns = _Columns("path", "name", "domain", "style")
+    for key in _sort_paths(pairs):
+        path, domain, style = key
+        both = [
+            _describe_range(side, row, of_samples)
+            for side, row, (of_samples, _) in zip(sides, pairs[key], units, strict=True)
+        ]
+        quantiles: _Values = {}
+        for measure in RANGE_MEASURES:
+            quantiles |= tests.compare("ranges", path, domain, style, measure)
+        values = {name: (both[0][name], both[1][name]) for name in both[0]}
+        columns.add_row(path, path[-1], domain, style, state=_get_state(*pairs[key]), values=values | quantiles)
+    return columns.make_table()
+
+
+def _describe_range(side: _Side, row: Mapping[str, Any] | None, unit: Fraction | None) -> dict[str, Any]:
+    """Return the values of a range on one side, all but the quantiles; all absent where it is not there."""
+    if row is None:
+        row = dict.fromkeys(_RANGE_COLUMNS)
+    values = {_RANGE_VALUES.get(name, name): side.average(row[name]) for name in (*RANGE_TOTALS, "launch_total_ns")}
+    values |= {name: row[name] for name in ("samples", "gpu_samples")}
+    excluded = [row[f"excluded_{word}"] for word in EXCLUSIONS.values()]
+    values["excluded"] = None if None in excluded else sum(excluded)
+    for measure, (total, samples) in _SAMPLED_TOTALS.items():
+        values[f"{measure}_mean_ns"] = _divide(row[total], row[samples])
+    for measure in ("cpu", "gpu_busy", "gpu_span"):
+        total, samples = _SAMPLED_TOTALS[measure]
+        known = row[samples] if unit is None else unit
+        values[f"{measure}_per_unit_ns"] = _round_to_grid(row[total], known) if row[samples] else None
+    for measure in ("kernels", "launches"):
+        known = row["gpu_samples"] if unit is None else unit
+        values[f"{measure}_per_unit"] = _divide(row[f"sampled_{measure}"], known) if row["gpu_samples"] else None
+    return values
+
+
+def _sort_paths(keys: Iterable[Key]) -> list[Key]:
+    """Return ranges after those around them, and otherwise in order of appearance."""
+    listed = list(keys)
+    first_seen: dict[tuple[str, ...], int] = {}
+    for path, _, _ in listed:
+        for depth in range(1, len(path) + 1):
+            first_seen.setdefault(path[:depth], len(first_seen))
+    return sorted(listed, key=lambda key: [first_seen[key[0][:depth]] for depth in range(1, len(key[0]) + 1)])
+
+
+def _compare_steps(sides: Sequence[_Side], units: Sequence[_Units], tests: _Tests) -> Table | None:
+    if all(side.steps is None for side in sides):
+        return None
+    both = []
+    for side, (of_samples, _) in zip(sides, units, strict=True):
+        row = side.steps or dict.fromkeys(_STEP_COLUMNS)
+        excluded = [row[f"excluded_{word}"] for word in EXCLUSIONS.values()]
+        values = {"steps": side.average(row["steps"]), "samples": row["samples"]}
+        values["excluded"] = None if None in excluded else sum(excluded)
+        for name in STEP_SUMS:
+            word, unit = (name[:-3], "_ns") if name.endswith("_ns") else (name, "")
+            values[f"{word}_mean{unit}"] = _divide(row[f"sampled_{name}"], row["samples"])
+        known = row["samples"] if of_samples is None else of_samples
+        for name in ("wall", "gpu_busy"):
+            total = row[f"sampled_{name}_ns"]
+            is_known = row["samples"] and total is not None
+            values[f"{name}_per_unit_ns"] = _round_to_grid(total, known) if is_known else None
+        both.append(values)
+    quantiles: _Values = {}
+    for measure in STEP_MEASURES:
+        quantiles |= tests.compare("steps", (), None, "", measure)
+    columns = _Columns()
+    values = {name: (both[0][name], both[1][name]) for name in both[0]}
+    columns.add_row(state=_get_state(*(side.steps for side in sides)), values=values | quantiles)
+    return columns.make_table()
+
+
+def _compare_kernels(sides: Sequence[_Side], units: Sequence[_Units], keys: _KernelKeys) -> dict[str, Table | None]:
+    """Return the tables on kernels: by key, by path and key, and by family."""
+    if not any("kernel_times" in run.tables for side in sides for run in side.runs):
+        return {}
+    columns = ("count", "total_ns", "kernel_p50_ns", "kernel_p99_ns")
+    sums = [keys.sum_rows(side, "kernel_times", (), columns) for side in sides]
+    family_of_key: dict[str | None, set[str | None]] = {}
+    for side in sides:
+        for name, family in side.sum_rows("kernel_times", ("name", "family"), ()):
+            family_of_key.setdefault(keys[name], set()).add(family)
+    families = {key: (*found, None)[0] if len(found) == 1 else None for key, found in family_of_key.items()}
+    by_path = [keys.sum_rows(side, "kernels", ("path",), ("count", "total_ns")) for side in sides]
+    by_family = [side.sum_rows("kernel_times", ("family",), ("count", "total_ns")) for side in sides]
+    return {
+        "kernels": _compare_sums(
+            sides,
+            units,
+            ("name", "family"),
+            [{(key, families[key]): row for (key,), row in of_side.items()} for of_side in sums],
+            prefix="kernel_",
+            counted={"names": "rows"},
+        ),
+        "range_kernels": _compare_sums(sides, units, ("path", "name"), by_path),
+        "families": _compare_sums(sides, units, ("family",), by_family),
+    }
+
+
+def _compare_counts(
+    sides: Sequence[_Side], units: Sequence[_Units], table: str, keys: Sequence[str], prefix: str | None
+) -> Table | None:
+    """Return the comparison of a table of the snapshots with counts and totals; None where neither side has it."""
+    columns = ["count", "total_ns", "gpu_total_ns", "size_total_bytes"]
+    columns += [] if prefix is None else [f"{prefix}{word}_ns" for word in QUANTILES]
+    sums = [side.sum_rows(table, keys, columns) for side in sides]
+    if not any(sums):
+        return None
+    if table != "copies":
+        return _compare_sums(sides, units, keys, sums, prefix=prefix)
+    for of_side in sums:
+        for row in of_side.values():
+            row["total_ns"] = row["gpu_total_ns"]
+    return _compare_sums(sides, units, keys, sums, prefix=prefix, counted={"bytes": "size_total_bytes"})
+
+
+def _compare_sums(
+    sides: Sequence[_Side],
+    units: Sequence[_Units],
+    keys: Sequence[str],
+    sums: Sequence[Mapping[tuple[Any, ...], Mapping[str, Any]]],
+    *,
+    prefix: str | None = None,
+    counted: Mapping[str, str] | None = None,
+) -> Table:
+    """Return one row a key, the largest total first.
+
+    Args:
+        sums: of each side by key the sums of `count` and `total_ns` over runs and rows, with the number of `rows`.
+        prefix: of the columns with quantiles; None without.
+        counted: further sums by the name that they get.
+    """
+    columns = _Columns(*keys)
+    every = dict.fromkeys(key for of_side in sums for key in of_side)
+    order = sorted(every, key=lambda key: -max(of_side[key]["total_ns"] if key in of_side else 0 for of_side in sums))
+    for key in order:
+        rows = [of_side.get(key) for of_side in sums]
+        both = []
+        for side, row, (_, unit) in zip(sides, rows, units, strict=True):
+            row = row or defaultdict(lambda: None)
+            values = {name: side.average(row[name]) for name in ("count", "total_ns")}
+            values |= {name: side.average(row[column]) for name, column in (counted or {}).items()}
+            values["mean_ns"] = _divide(row["total_ns"], row["count"])
+            if counted and "bytes" in counted:
+                # Bytes per ns are GB per s.
+                values["gb_per_s"] = _divide(row["size_total_bytes"], row["total_ns"])
+            if prefix is not None:
+                values |= {f"{word}_ns": row[f"{prefix}{word}_ns"] if row["rows"] == 1 else None for word in QUANTILES}
+            if unit is not None:
+                values |= {"count_per_unit": _divide(row["count"], unit)}
+                values |= {"total_per_unit_ns": _divide(row["total_ns"], unit)}
+            both.append(values)
+        values = {name: (both[0][name], both[1][name]) for name in both[0]}
+        columns.add_row(*key, state=_get_state(*rows), values=values)
+    return columns.make_table()
+
+
+def _compare_findings(sides: Sequence[_Side]) -> Table | None:
+    """Return one row a code of finding: how many there are, and their largest bounds."""
+    if not any("findings" in run.tables for side in sides for run in side.runs):
+        return None
+    severities: dict[str, str] = {}
+    found: list[dict[str, dict[str, Any]]] = []
+    for side in sides:
+        by_code: dict[str, dict[str, Any]] = {}
+        for run in side.runs:
+            for row in run.tables["findings"].rows() if "findings" in run.tables else ():
+                severities.setdefault(row["code"], row["severity"])
+                into = by_code.setdefault(row["code"], {"count": 0, "saving_ns": [], "share": []})
+                into["count"] += 1
+                into["saving_ns"].append(row["potential_saving_ns"] or 0)
+                into["share"].append(row["potential_saving_share"] or 0.0)
+        found.append(by_code)
+    columns = _Columns("code", "severity")
+    for code in dict.fromkeys(code for of_side in found for code in of_side):
+        rows = [of_side.get(code) for of_side in found]
+        both = [
+            {
+                "count": None if row is None else side.average(row["count"]),
+                "potential_saving_ns": None if row is None else max(row["saving_ns"]),
+                "potential_saving_share": None if row is None else max(row["share"]),
+            }
+            for side, row in zip(sides, rows, strict=True)
+        ]
+        values = {name: (both[0][name], both[1][name]) for name in both[0]}
+        columns.add_row(code, severities[code], state=_get_state(*rows), values=values)
+    return columns.make_table()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a range consists of, of one kind: sums over the sampled instances."""
+
+    count: int | None
+    total_ns: int
+    size_bytes: int | None
+
+
+_Parts = dict[tuple[str, str | None], _Part]
+
+
+def _collect_parts(side: _Side, keys: _KernelKeys) -> dict[tuple[Key | None, str], _Parts]:
+    """Return the parts of each range and measure of a side; of the steps, those of None."""
+    collected: dict[tuple[Key | None, str], _Parts] = {}
+    for run in side.runs:
+        if "parts" not in run.tables:
+            continue
+        ranges: list[Key] = []
+        if "ranges" in run.tables:
+            columns = (run.tables["ranges"].column(name) for name in ("path", "domain", "style"))
+            ranges = [(tuple(path), domain, style) for path, domain, style in zip(*columns, strict=True)]
+        for row in run.tables["parts"].rows():
+            key = None if row["range_row"] == OUTSIDE else ranges[row["range_row"]]
+            name = keys[row["name"]] if row["part"] == "kernel" else row["name"]
+            parts = collected.setdefault((key, row["of"]), {})
+            other = parts.get((row["part"], name), _Part(None, 0, None))
+            parts[row["part"], name] = _Part(
+                _add(other.count, row["count"]),
+                other.total_ns + row["total_ns"],
+                _add(other.size_bytes, row["bytes"]),
+            )
+    return collected
+
+
+def _add(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else one + other
+
+
+def _explain_differences(sides: Sequence[_Side], units: Sequence[_Units], keys: _KernelKeys) -> Table:
+    """Return the rows that add up to the difference of each range of both sides, and of the steps."""
+    parts = [_collect_parts(side, keys) for side in sides]
+    sums = [side.sum_rows("ranges", ("path", "domain", "style"), _RANGE_COLUMNS) for side in sides]
+    columns: dict[str, list[Any]] = {name: [] for name in _EXPLANATION}
+    wholes = [(key, of) for key in _sort_paths(sums[0]) if key in sums[1] for of in (CPU, GPU_SPAN)]
+    for key, of in [*wholes, (None, STEP_WALL), (None, STEP_BUSY)]:
+        totals: list[tuple[int, Fraction]] = []
+        for side, of_side, (unit, _) in zip(sides, sums, units, strict=True):
+            row = side.steps or {} if key is None else of_side[key]
+            total, samples = _EXPLAINED[of]
+            if row.get(samples) and row[total] is not None:
+                totals.append((row[total], Fraction(row[samples]) if unit is None else unit))
+        if len(totals) < 2:
+            continue
+        (before, per), (after, other_per) = totals
+        whole = _to_grid(after, other_per) - _to_grid(before, per)
+        before_parts, after_parts = (of_side.get((key, of), {}) for of_side in parts)
+        rows = _split_difference(before_parts, after_parts, per, other_per)
+        # What rounding leaves goes to the largest row, whose share of it is the smallest.
+        if rows:
+            rows[0] = replace(rows[0], grid=rows[0].grid + whole - sum(row.grid for row in rows))
+        for one in rows:
+            if one.grid:
+                path, domain, style = key or ((), None, "")
+                values = (list(path), domain, style, of, one.cause, one.name, *one.counts, *one.times_ns)
+                share = one.grid / whole if whole else None
+                for column, value in zip(columns.values(), (*values, _from_grid(one.grid), share), strict=True):
+                    column.append(value)
+    return Table(
+        {name: (pack_objects if name in _EXPLANATION[:6] else _pack_floats)(values) for name, values in columns.items()}
+    )
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """A row of an explanation.
+
+    Attributes:
+        grid: its part of the difference, in units of the grid.
+        counts, times_ns: of both sides, a unit.
+    """
+
+    cause: str
+    name: str | None
+    grid: int
+    counts: tuple[float | None, float | None]
+    times_ns: tuple[float | None, float | None]
+
+
+def _split_difference(baseline: _Parts, candidate: _Parts, per: Fraction, other_per: Fraction) -> list[_Cause]:
+    """Return the causes of a difference, the largest first.
+
+    Args:
+        baseline, candidate: the parts of each side.
+        per, other_per: by how many units each is divided.
+    """
+    causes: list[_Cause] = []
+    for part, name in dict.fromkeys((*baseline, *candidate)):
+        before, after = baseline.get((part, name)), candidate.get((part, name))
+        counts = (_divide(before and before.count, per), _divide(after and after.count, other_per))
+        times = (_divide(before and before.total_ns, per), _divide(after and after.total_ns, other_per))
+        whole = _to_grid(after.total_ns if after else 0, other_per) - _to_grid(before.total_ns if before else 0, per)
+        if part not in _COUNTED:
+            causes.append(_Cause(part, name, whole, counts, times))
+            continue
+        if before is None or after is None:
+            causes.append(_Cause(f"{part}_{_get_state(before, after)}", name, whole, counts, times))
+            continue
+        # Of copies their size counts, of kernels and ranges their number; the rest of the difference is speed.
+        amounts = (before.size_bytes, after.size_bytes) if part == "copy" else (before.count, after.count)
+        more = 0
+        if amounts[0] and amounts[1] is not None:
+            at_baseline_speed = before.total_ns * (Fraction(amounts[1]) / other_per - Fraction(amounts[0]) / per)
+            more = round(at_baseline_speed * _GRID / amounts[0])
+        causes.append(_Cause(f"{part}_{_COUNTED[part]}", name, more, counts, times))
+        causes.append(_Cause(f"{part}_speed", name, whole - more, counts, times))
+    return sorted(causes, key=lambda one: -abs(one.grid))
+
+
+def _to_grid(total_ns: int, units: Fraction | int) -> int:
+    """Return a time a unit in units of the grid."""
+    return round(Fraction(total_ns * _GRID) / units)
+
+
+def _from_grid(grid: int) -> float:
+    return grid / _GRID
+
+
+def _round_to_grid(total_ns: Any, units: Any) -> float:
+    """Return a time a unit as a number of ns that adds up exactly."""
+    return _from_grid(_to_grid(total_ns, units))
+
+
+def _check_kinds(sides: Sequence[_Side]) -> None:
+    """Raise an error where a side has no recording, none has anything, or one lacks a kind of data that another has.
+
+    Raises:
+        UsageError: a side has no recording.
+        MissingDataError: the numbers would be of different things.
+    """
+    for side in sides:
+        if not side.runs:
+            raise UsageError("side_without_runs", f"the {side.word} has no recording", "give at least one")
+    snapshots = [run for side in sides for run in side.runs]
+    if not any(run.facts[fact] for run in snapshots for fact in ("has_ranges", "has_gpu", "has_calls")):
+        raise MissingDataError(
+            "nothing_recorded",
+            "the recordings hold no ranges, no GPU work and no CUDA calls",
+            "annotate the program, and record it with --trace=cuda,nvtx",
+        )
+    if missing := _find_difference(snapshots, "has_ranges", "no ranges", "some"):
+        raise MissingDataError("ranges_on_one_side", missing, "annotate both programs, and record both with nvtx")
+    if missing := _find_difference(snapshots, "has_kernels", "no kernels", "some"):
+        raise MissingDataError("kernels_on_one_side", missing, "record the GPU on both sides (--trace=cuda)")
+    whole = [run for run in snapshots if run.facts["graphs"] == "whole"]
+    if whole and len(whole) < len(snapshots):
+        other = next(run.label for run in snapshots if run.facts["graphs"] != "whole")
+        raise MissingDataError(
+            "graphs_whole_on_one_side",
+            f"{whole[0].label} has each CUDA graph as one operation, {other} has kernels instead",
+            "record both with --cuda-graph-trace=node",
+        )
+
+
+def _find_difference(snapshots: Sequence[Snapshot], fact: str, without: str, some: str) -> str:
+    """Return which snapshot lacks something that another has, as a sentence; empty where all or none have it."""
+    lacking = [run.label for run in snapshots if not run.facts[fact]]
+    having = [run.label for run in snapshots if run.facts[fact]]
+    return f"{lacking[0]} has {without}, {having[0]} has {some}" if lacking and having else ""
+
+
+def _check_common(sides: Sequence[_Side], keys: _KernelKeys) -> None:
+    """Raise an error where the sides have no range and no kernel in common.
+
+    Raises:
+        MissingDataError: they have not.
+    """
+    names: list[set[Any]] = []
+    for side in sides:
+        found: set[Any] = set(side.sum_rows("ranges", ("path", "domain", "style"), ()))
+        found |= set(keys.sum_rows(side, "kernel_times", (), ()))
+        names.append(found)
+    if any(names) and not names[0] & names[1]:
+        one, other = (side.runs[0].label for side in sides)
+        raise MissingDataError(
+            "nothing_in_common",
+            f"{one} and {other} have no range and no kernel in common",
+            "compare recordings of one program, or match kernels by function or family (--match-kernels)",
+        )
+
+
+def _make_notes(sides: Sequence[_Side], unit: str, match: str) -> tuple[Message, ...]:
+    """Return which instances are no samples, how kernels were matched, and what a unit includes."""
+    notes = []
+    for side in sides:
+        sums = side.sum_rows("ranges", (), [f"excluded_{word}" for word in EXCLUSIONS.values()]).get((), {})
+        reasons = [f"{sums[f'excluded_{word}']} {_REASONS[word]}" for word in _REASONS if sums.get(f"excluded_{word}")]
+        if reasons:
+            text = f"not in means, quantiles, verdicts and explanations of the {side.word}: of the instances of ranges "
+            notes.append(Message("samples_excluded", text + ", ".join(reasons)))
+    if match != EXACT:
+        notes.append(Message("kernels_matched_loosely", f"kernels are matched by {match}, not by their whole name"))
+    clipped = {side.word: side.steps["excluded_clipped"] for side in sides if side.steps is not None}
+    if unit != INSTANCE and any(clipped.values()):
+        listing = ", ".join(f"{number} of the {word}" for word, number in clipped.items() if number)
+        text = f"where a total is divided by {unit}s, steps that the capture cut count as whole ones: {listing}"
+        notes.append(Message("clipped_steps_in_unit", text))
+    return tuple(notes)
+
+
+_REASONS = {
+    "clipped": "that the capture cut",
+    "warm_up": "that began in the warm-up",
+    "throttled": "while the GPU was throttled",
+}
+
 
 LETTERS = string.ascii_uppercase
 """The names of the recordings, and so their maximum number."""
@@ -24,8 +939,6 @@ MEASURES = ("cpu_mean_ns", "cpu_p50_ns", "gpu_busy_mean_ns")
 
 STEP_COLUMNS = ("steps", "steady", "wall_mean_ns", "wall_p50_ns", "wall_p99_ns", "steps_per_s", "gpu_busy_mean_ns")
 """Of the steady steps: columns of the table `summary` of `steps`."""
-
-Key = tuple[tuple[str, ...], str | None, str]
 
 
 def format_column_name(letter: str, name: str) -> str:

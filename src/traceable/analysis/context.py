@@ -533,12 +533,21 @@ def measure_sync_waits(context: Context) -> Int64:
     the trace holds no API calls, the range ended on another thread than it began, or it lies outside the time that the
     trace was cut to.
     """
-    waits = np.full(len(context.instances), NULL, np.int64)
     if not len(context.trace.calls):
-        return waits
+        return np.full(len(context.instances), NULL, np.int64)
+    return measure_time_in_calls(context, group_waits_by_thread(context))
+
+
+def measure_time_in_calls(context: Context, calls: Union) -> Int64:
+    """Return the ns that each instance's thread spent in some calls while it ran; absent as in `measure_sync_waits`.
+
+    Args:
+        calls: when each thread was in one of them; the lanes are the threads.
+    """
+    times = np.full(len(context.instances), NULL, np.int64)
     segments = context.instances.segments
-    blocked = measure_covered_ns(group_waits_by_thread(context), segments.thread, segments.start_ns, segments.end_ns)
-    waits[segments.owner] = 0
-    np.add.at(waits, segments.owner, blocked)
-    waits[context.instances.outside] = NULL
-    return waits
+    covered = measure_covered_ns(calls, segments.thread, segments.start_ns, segments.end_ns)
+    times[segments.owner] = 0
+    np.add.at(times, segments.owner, covered)
+    times[context.instances.outside] = NULL
+    return times

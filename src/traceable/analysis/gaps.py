@@ -41,7 +41,13 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.columns import get_grouping_field
-from traceable.analysis.context import Context, find_nccl_kernels, select_calls, select_overheads
+from traceable.analysis.context import (
+    Context,
+    cache_per_context,
+    find_nccl_kernels,
+    select_calls,
+    select_overheads,
+)
 from traceable.analysis.fields import get_operation_field_values
 from traceable.analysis.gpus import Gpus, Timelines, check_graphs_recorded, compute_timelines, find_gpus
 from traceable.analysis.grouping import number_groups, sort_groups, sum_groups
@@ -97,6 +103,9 @@ CALLS_OF_CAUSE = {
 OVERHEADS_OF_CAUSE = {"profiler_flush": PROFILING_OVERHEAD, "module_loading": MODULE_LOAD_OVERHEAD}
 """The causes that lie in overheads of the launching process, and which these are."""
 
+LAUNCH_LATENCY_NS = 20_000
+"""How long the GPU may take to begin an operation whose launch has returned, unless a user decides otherwise."""
+
 _OTHER = "waiting_other_device"
 
 _SLIGHT = 20
@@ -109,7 +118,7 @@ def gaps(
     by: str | None = None,
     top: int = 20,
     range_name: str | None = None,
-    launch_latency_ns: int = 20_000,
+    launch_latency_ns: int = LAUNCH_LATENCY_NS,
 ) -> Table:
     """Return how long each GPU was busy and idle.
 
@@ -133,10 +142,9 @@ def gaps(
     """
     gpus = find_gpus(context)
     timelines = compute_timelines(context)
-    across = is_overlapping(timelines.gaps, *context.trace.windows.find_gaps())
-    idle_gaps = timelines.gaps.take(~across) if across.any() else timelines.gaps
+    idle_gaps, between_windows = _split_gaps(context)
     idle = _sum_gaps(idle_gaps, len(gpus))
-    out = _sum_gaps(timelines.gaps.take(across), len(gpus))
+    out = _sum_gaps(between_windows, len(gpus))
     unseen = check_graphs_recorded(context)
     notes = [*gpus.notes, *([unseen.message] if unseen else [])]
     inside = context.mask_operations(range_name)
@@ -156,7 +164,10 @@ def gaps(
                 "the whole device",
             )
         )
-    cause = classify_gaps(context, idle_gaps, gpus.gpu_of_operation, launch_latency_ns)
+    if launch_latency_ns == LAUNCH_LATENCY_NS and inside is None:
+        cause = classify_idle_gaps(context)[1]
+    else:
+        cause = classify_gaps(context, idle_gaps, gpus.gpu_of_operation, launch_latency_ns)
     others = {
         "buckets": _summarize_buckets(gpus, idle_gaps),
         "largest": _list_largest(context, gpus, idle_gaps, cause, top),
@@ -182,6 +193,25 @@ def gaps(
     if field is not None:
         return _group_by_field(context, gpus, idle_gaps, inside, field, others, tuple(notes))
     return Table(_make_device_columns(context, gpus, timelines, idle_gaps, idle, out), others, tuple(notes))
+
+
+@cache_per_context
+def _split_gaps(context: Context) -> tuple[Gaps, Gaps]:
+    """Return the gaps of all GPUs, and apart those that span two windows, between which nothing was recorded."""
+    every = compute_timelines(context).gaps
+    across = is_overlapping(every, *context.trace.windows.find_gaps())
+    return every.take(~across) if across.any() else every, every.take(across)
+
+
+@cache_per_context
+def classify_idle_gaps(context: Context) -> tuple[Gaps, Int8]:
+    """Return the gaps of all GPUs, by GPU and time, and the cause of each as of `classify_gaps`.
+
+    Raises:
+        MissingDataError: the trace holds no GPU operations.
+    """
+    idle_gaps = _split_gaps(context)[0]
+    return idle_gaps, classify_gaps(context, idle_gaps, find_gpus(context).gpu_of_operation, LAUNCH_LATENCY_NS)
 
 
 def _group_by_field(

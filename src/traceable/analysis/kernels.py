@@ -111,7 +111,7 @@ def kernels(
     field = get_grouping_field(by)
     if (field is None and by not in BY) or names not in NAMES:
         raise ValueError(f"by={by!r}, names={names!r}: one of {', '.join(BY)} and one of {', '.join(NAMES)}")
-    _require_kernels(context)
+    require_kernels(context)
     kinds = group_by_kind(context.trace.kernels)
     kernel_names = name_kernels(context.trace, kinds, names, load_families() if families is None else families)
     if by == "range":
@@ -415,7 +415,8 @@ def _sort_by_total(values: dict[str, NDArray[Any]]) -> Table:
     return Table(values).take(np.argsort(-values["total_ns"], kind="stable"))
 
 
-def _require_kernels(context: Context) -> None:
+def require_kernels(context: Context) -> None:
+    """Raise a MissingDataError, with the reason as far as the trace has it, if it holds no kernel."""
     trace = context.trace
     if len(trace.kernels):
         return

@@ -216,7 +216,7 @@ def memory(context: Context, *, by: str = "operation", range_name: str | None = 
     elif field is not None:
         table = _group_by_field(context, moves, which, field)
     else:
-        table = _group_by_operation(moves, which)
+        table = group_by_operation(moves, which)
     if context.selection is not None:
         return replace(table, others=others, notes=(_USAGE_NOT_FILTERED,))
     return replace(table, others=others, notes=usage_tables["usage"].notes if usage_tables else (_NO_ALLOCATIONS,))
@@ -235,7 +235,12 @@ def _group_by_field(context: Context, moves: MemoryOperations, which: Int64, fie
     return Table(columns).take(np.lexsort((-columns["gpu_total_ns"], value[first])))
 
 
-def _group_by_operation(moves: MemoryOperations, which: Int64) -> Table:
+def group_by_operation(moves: MemoryOperations, which: Int64) -> Table:
+    """Return one row a kind of copy, and one for memsets, by what takes the most time.
+
+    Args:
+        which: which of them count, by index.
+    """
     group, first = number_groups(moves.kind[which])
     names = pack_objects(OPERATION_NAMES[kind] for kind in moves.kind[which[first]].tolist())
     return _sort_by_time({"operation": names}, _measure_groups(moves, which, group, len(first)))

@@ -1,12 +1,10 @@
 """What recording cost: a run under a collector against the same run without one, step by step.
 
 A step is compared with itself: the result is the median of the ratios of its two times, which does not move with steps
-that differ from each other, nor with the few that something else on the machine delayed. The interval comes from the
-medians of six segments of the run: were half of the true ratios above a number and half below, all six would lie on one
-side of it once in 32 times (the sign test; it assumes no distribution of the noise, and slow drifts, which segments
-have and single steps hide, widen it). It is widened by what waiting for a CPU could explain, which on a busy machine is
-more than all else. Other differences that last from the first step to the last are in no such interval, and the shorter
-the runs the larger these are; less than a second of steps proves nothing.
+that differ from each other, nor with the few that something else on the machine delayed. `analysis.samples` has its
+interval, as in a comparison of two recordings. It is widened by what waiting for a CPU could explain, which on a busy
+machine is more than all else. Other differences that last from the first step to the last are in no such interval, and
+the shorter the runs the larger these are; less than a second of steps proves nothing.
 
 The results have the keys of docs/measure-overhead.md. `capture/steps.py` measures the times.
 """
@@ -19,11 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.samples import compute_ratio_interval
 from traceable.analysis.steps import count_warm_up_steps
 from traceable.trace.model import Int64
-
-SEGMENTS = 6
-"""Into how many segments the steps are split; with fewer steps there is no interval."""
 
 _MAX_WAIT_SHARE = 0.99
 """The largest share of waiting that is taken into account: the divisor is 1 less this, or more."""
@@ -159,10 +155,9 @@ def compare_steps(
     ratio = profiled_ns / plain_ns
     low_share = high_share = None
     significant = False
-    if len(ratio) >= SEGMENTS:
-        medians = [float(np.median(part)) for part in np.array_split(ratio, SEGMENTS)]
-        low_share = min(medians) * (1 - (profiled_wait_share or 0)) - 1
-        high_share = max(medians) / (1 - min(plain_wait_share or 0, _MAX_WAIT_SHARE)) - 1
+    if interval := compute_ratio_interval(ratio):
+        low_share = interval[0] * (1 - (profiled_wait_share or 0)) - 1
+        high_share = interval[1] / (1 - min(plain_wait_share or 0, _MAX_WAIT_SHARE)) - 1
         significant = low_share * high_share > 0 and int(plain_ns.sum()) >= MIN_TOTAL_NS
     return {
         "steps": len(ratio),

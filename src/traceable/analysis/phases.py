@@ -95,14 +95,10 @@ def compare_phases(phases: Sequence[PhaseRecording]) -> Table:
         row: dict[str, Any] = {"phase": name}
         if context is not None:
             steps = _read_steps(context, phase.step_range)
+            row |= summarize_recording(context, steps)
             if steps is not None:
-                row |= {**_summarize_steps(steps), **_sum_shares(steps)}
                 kinds += [{"phase": name, **one} for one in _group_by_kind(steps)]
-            row |= {**_measure_gpu(context), **_measure_copies(context)}
             families += [{"phase": name, **one} for one in _list_families(context)]
-            total_ns, count = row.get("kernel_total_ns"), row.get("steps")
-            if total_ns is not None and count and steps is not None:
-                row["step_kernels"] = int(steps.columns["kernels"].sum()) / count
         rows.append(row)
     return Table(
         _make_columns(rows, {"phase": object, **_STEP_COLUMNS, **_GPU_COLUMNS}),
@@ -119,8 +115,29 @@ def compare_phases(phases: Sequence[PhaseRecording]) -> Table:
     )
 
 
+def summarize_recording(context: Context, steps: WholeSteps | None) -> dict[str, Any]:
+    """Return the columns of one phase: the time of its steps and tokens, and the work of the GPU; without the absent.
+
+    Args:
+        context: its recording.
+        steps: its steps; None for none.
+    """
+    row: dict[str, Any] = {}
+    if steps is not None:
+        row |= {**_summarize_steps(steps), **_sum_shares(steps)}
+    row |= {**_measure_gpu(context), **_measure_copies(context)}
+    if row.get("kernel_total_ns") is not None and steps is not None:
+        row["step_kernels"] = int(steps.columns["kernels"].sum()) / row["steps"]
+    return row
+
+
+def make_summary_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return rows of `summarize_recording` as a table."""
+    return Table(_make_columns(rows, {**_STEP_COLUMNS, **_GPU_COLUMNS}))
+
+
 @dataclass(frozen=True)
-class _Steps:
+class WholeSteps:
     """The whole steps of a recording, as equally long columns.
 
     Attributes:
@@ -131,21 +148,30 @@ class _Steps:
     columns: Mapping[str, NDArray[Any]]
     fields: Sequence[Mapping[str, Any]]
 
-    def take(self, which: NDArray[np.bool_]) -> _Steps:
+    def take(self, which: NDArray[np.bool_]) -> WholeSteps:
         """Return some of them."""
         columns = {name: values[which] for name, values in self.columns.items()}
-        return _Steps(columns, [self.fields[row] for row in np.flatnonzero(which).tolist()])
+        return WholeSteps(columns, [self.fields[row] for row in np.flatnonzero(which).tolist()])
 
 
-def _read_steps(context: Context, step_range: str | None) -> _Steps | None:
+def _read_steps(context: Context, step_range: str | None) -> WholeSteps | None:
     """Return the steps that the capture did not cut, those that the program counts if it does; None for none."""
     steps = _detect_steps(context, step_range)
     if steps is None:
         return None
-    work = collect_step_operations(context, steps)
+    return take_whole_steps(context, steps, measure_steps(context, steps, collect_step_operations(context, steps)))
+
+
+def take_whole_steps(context: Context, steps: Steps, columns: Mapping[str, NDArray[Any]]) -> WholeSteps | None:
+    """Return the steps that the capture did not cut; None for none.
+
+    Args:
+        context: the recording that they are of.
+        columns: their measures, as `measure_steps` returns them.
+    """
     instance_fields = get_instance_fields(context)
     fields = [instance_fields[one] or {} if one >= 0 else {} for one in steps.instance.tolist()]
-    whole = _Steps(measure_steps(context, steps, work), fields).take(~steps.clipped)
+    whole = WholeSteps(columns, fields).take(~steps.clipped)
     return whole if len(whole.fields) else None
 
 
@@ -158,11 +184,11 @@ def _detect_steps(context: Context, step_range: str | None) -> Steps | None:
     return None
 
 
-def _summarize_steps(steps: _Steps) -> dict[str, Any]:
+def _summarize_steps(steps: WholeSteps) -> dict[str, Any]:
     """Return how long the steps and their tokens took."""
     wall_ns = steps.columns["wall_ns"]
     elapsed_ns = int(steps.columns["end_ns"].max() - steps.columns["start_ns"].min())
-    tokens, source = _count_tokens(steps.fields)
+    tokens, source = count_tokens(steps.fields)
     return {
         "steps": len(wall_ns),
         "step_mean_ns": float(wall_ns.mean()),
@@ -175,7 +201,7 @@ def _summarize_steps(steps: _Steps) -> dict[str, Any]:
     }
 
 
-def _count_tokens(fields: Sequence[Mapping[str, Any]]) -> tuple[int | None, str | None]:
+def count_tokens(fields: Sequence[Mapping[str, Any]]) -> tuple[int | None, str | None]:
     """Return how many tokens the steps processed, and how that is known; None if of any step it is not."""
     numbers = [one.get("tokens") for one in fields]
     if all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
@@ -186,7 +212,7 @@ def _count_tokens(fields: Sequence[Mapping[str, Any]]) -> tuple[int | None, str 
     return None, None
 
 
-def _sum_shares(steps: _Steps) -> dict[str, Any]:
+def _sum_shares(steps: WholeSteps) -> dict[str, Any]:
     """Return which part of the steps' wall time their processes launched, waited, and kept a GPU busy."""
     wall_ns = int(steps.columns["wall_ns"].sum())
     shares: dict[str, Any] = {}
@@ -198,7 +224,7 @@ def _sum_shares(steps: _Steps) -> dict[str, Any]:
     return shares
 
 
-def _group_by_kind(steps: _Steps) -> list[dict[str, Any]]:
+def _group_by_kind(steps: WholeSteps) -> list[dict[str, Any]]:
     """Return the steps of each value of their field `phase`: prefill, decode, mixed."""
     kind_of_step = [one["phase"] if isinstance(one.get("phase"), str) else None for one in steps.fields]
     kinds = sorted({kind for kind in kind_of_step if kind is not None})

@@ -217,7 +217,20 @@ class Projection:
 def profile_ranges(context: Context) -> RangeProfile:
     """Return the cost of each range, by path and by name, largest CPU total first among siblings."""
     trace, (instances, costs) = context.trace, measure_selected_instances(context)
+    ranges, row = profile_paths(trace, instances, costs)
+    group, first = group_by_keys(instances.domain, instances.name, instances.style)
+    names = _make_name_table(trace, instances, costs, group, first)
+    names = names.take(np.argsort(-names.values["cpu_total_ns"], kind="stable"))
+    return RangeProfile(
+        ranges=ranges,
+        names=names,
+        coverage=context.coverage,
+        fields=tuple(summarize_fields(trace.names, instances.fields, row, len(ranges))),
+    )
 
+
+def profile_paths(trace: Trace, instances: Instances, costs: InstanceCosts) -> tuple[Table, Int64]:
+    """Return the table `RangeProfile.ranges`, and the row of each instance in it."""
     group, first = group_by_keys(instances.path, instances.domain, instances.style)
     paths = [[trace.names[name] for name in instances.paths[path]] for path in instances.path[first].tolist()]
     identity = _make_identity_columns(trace, instances, first)
@@ -226,18 +239,9 @@ def profile_ranges(context: Context) -> RangeProfile:
     )
     table = Table({**table.values, "cpu_excess_reason": _explain_excess(instances, group, first, table)})
     order = _sort_tree(instances, first, table.values["cpu_total_ns"])
-    fields_of_row = summarize_fields(trace.names, instances.fields, group, len(first))
-    ranges = table.take(order)
-
-    group, first = group_by_keys(instances.domain, instances.name, instances.style)
-    names = _make_name_table(trace, instances, costs, group, first)
-    names = names.take(np.argsort(-names.values["cpu_total_ns"], kind="stable"))
-    return RangeProfile(
-        ranges=ranges,
-        names=names,
-        coverage=context.coverage,
-        fields=tuple(fields_of_row[row] for row in order.tolist()),
-    )
+    row = np.empty(len(order), np.int64)
+    row[order] = np.arange(len(order))
+    return table.take(order), row[group]
 
 
 def measure_instances(context: Context) -> InstanceCosts:
@@ -537,6 +541,26 @@ def measure_gpu_work(
         # A replay is of one launch, whichever of its operations represents that.
         work.launches[replayed.instance] = 1
     return work
+
+
+def iter_unsorted_pairs(context: Context) -> Iterator[tuple[Int64, Int64]]:
+    """Yield the pairs (instance, operation) of `Attribution.iter_pairs`, but the operations in any order.
+
+    Which is several times as fast. All pairs of an instance follow one another, in one piece; no pair comes twice.
+    """
+    instances, attribution = context.instances, context.attribution
+    links, replayed = attribution.links, attribution.replays
+    segments, events, where = instances.segments, links.events, links.slices
+    simple = _find_simple(segments, where, events, len(instances), len(context.gpu))
+    rows = np.flatnonzero(simple & (where.count > 0))
+    for some in _iter_batches(rows, where.count[rows]):
+        place = expand_slices(where.first[some], where.count[some])
+        yield np.repeat(segments.owner[some], where.count[some]), events.item[place]
+    rest = replace(where, count=np.where(simple, 0, where.count))
+    if rest.count.any():
+        yield from iter_pairs_in_slices(segments, events, rest)
+    if len(replayed.instance):
+        yield replayed.instance, replayed.operation
 
 
 def project_work(

@@ -248,6 +248,29 @@ def _fold_names(names: Iterable[str], above: int) -> dict[str, str]:
     return folds
 
 
+def merge_folds(names: Iterable[str]) -> dict[str, str]:
+    """Return the names that change where names of several recordings, each folded alone, are folded together.
+
+    Of names that differ by numbers alone, a number that is folded in one of them is folded in all.
+
+    Examples:
+        >>> merge_folds(["layers.*", "layers.0", "layers.*.mlp.0", "layers.3.mlp.*", "step 3"])
+        {'layers.0': 'layers.*', 'layers.*.mlp.0': 'layers.*.mlp.*', 'layers.3.mlp.*': 'layers.*.mlp.*'}
+    """
+    by_skeleton: dict[str, list[list[str]]] = {}
+    for name in names:
+        by_skeleton.setdefault(_NUMBER.sub(FOLDED, name), []).append(_NUMBER.split(name))
+    folds = {}
+    for group in by_skeleton.values():
+        # Text and numbers, in turn.
+        is_folded = [FOLDED in column if place % 2 else False for place, column in enumerate(zip(*group, strict=True))]
+        for parts in group:
+            whole = [FOLDED if folded else part for part, folded in zip(parts, is_folded, strict=True)]
+            if whole != parts:
+                folds["".join(parts)] = "".join(whole)
+    return folds
+
+
 def _fold_group(group: Sequence[str], above: int) -> dict[str, str]:
     """Return the folded name of each of some names that differ by numbers alone."""
     values = [_NUMBER.findall(name) for name in group]

@@ -180,7 +180,13 @@ def detect_steps(context: Context, range_name: str | None, step_kernel: str | No
             "give --step-range or --step-kernel",
         )
     if range_name is not None:
-        selected = _select_instances(context, range_name)
+        selected = select_range_instances(context, range_name) & ~context.instances.replay
+        if not selected.any():
+            raise MissingDataError(
+                "range_only_replayed",
+                f"the range {range_name!r} is only in CUDA graphs, and a replay has no time on the CPU",
+                "give a range around the launch of the graph",
+            )
         rule = Message("step_is_range", f"a step is an instance of the range {range_name!r}")
         return _make_range_steps(context, selected, "named", (rule,))
     if step_kernel is not None:
@@ -223,14 +229,22 @@ def is_in_spans(at_ns: Int64, start_ns: Int64, end_ns: Int64) -> Bool:
     return inside
 
 
-def _select_instances(context: Context, name: str) -> Bool:
+def select_range_instances(context: Context, name: str) -> Bool:
+    """Return which instances, replays of CUDA graphs included, are of the range of a name.
+
+    Args:
+        name: of a range, `domain:name`, or a glob over names where no range has that very name.
+
+    Raises:
+        MissingDataError: no range has that name.
+    """
     trace, instances = context.trace, context.instances
     if name not in trace.names and re.search(r"[*?\[]", name):
         matches = np.array([fnmatchcase(one, name) for one in trace.names], np.bool_)
         selected: Bool = matches[instances.name]
     else:
         selected = context.mask_instances(name)
-    selected = selected & instances.entered
+    selected = selected & ~instances.outside
     if not selected.any():
         raise MissingDataError("range_not_found", f"no range {name!r} in the trace", "list the ranges: `--view ranges`")
     return selected

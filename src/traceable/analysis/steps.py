@@ -188,7 +188,8 @@ def steps(
         MissingDataError: nothing has that name, or no steps are found; or fields are to select or to group steps that
             are not ranges.
     """
-    steps, work = _find_steps(context, range_name, step_kernel)
+    measured = measure_steady_steps(context, range_name, step_kernel)
+    steps, work, columns, phases = measured.steps, measured.work, measured.columns, measured.phases
     field = get_grouping_field(by)
     if (field is not None or context.selection is not None) and steps.kind != RANGE:
         raise MissingDataError(
@@ -196,9 +197,7 @@ def steps(
             "the steps are not instances of a range, so they have no fields",
             "give the range that is a step: --step-range NAME",
         )
-    columns = measure_steps(context, steps, work)
-    phases = _find_phases(context, steps, work, columns["allocations"])
-    steady = phases.find_steady(steps)
+    steady = measured.steady
     reasons = np.array([None, "warm-up", "other phase", "edge of the capture"], object)
     excluded = reasons[np.select([steps.clipped, phases.warm_up, phases.other], [3, 1, 2], 0)]
     table = {
@@ -232,6 +231,44 @@ def steps(
     if field is not None:
         rows = _group_by_field(context, selected, rows, field)
     return replace(rows, others=others, notes=_make_notes(context, selected, work, phases.take(here)))
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """All steps of a recording, whatever is selected of it.
+
+    Attributes:
+        steps, work: the steps, and their operations.
+        columns: the measures of each, as of `measure_steps`.
+        phases: which are warm-up, and which of another phase than most.
+    """
+
+    steps: Steps
+    work: StepOperations
+    columns: Mapping[str, NDArray[Any]]
+    phases: StepPhases
+
+    @property
+    def steady(self) -> Bool:
+        """Which steps are in the steady state."""
+        return self.phases.find_steady(self.steps)
+
+
+def measure_steady_steps(context: Context, range_name: str | None, step_kernel: str | None) -> MeasuredSteps:
+    """Return the steps, measured, with which of them are steady; arguments and errors as of `steps`."""
+    if range_name is None and step_kernel is None:
+        return _measure_inferred_steps(context)
+    return _measure_steps_and_phases(context, *_find_steps(context, range_name, step_kernel))
+
+
+@cache_per_context
+def _measure_inferred_steps(context: Context) -> MeasuredSteps:
+    return _measure_steps_and_phases(context, *infer_steps(context))
+
+
+def _measure_steps_and_phases(context: Context, steps: Steps, work: StepOperations) -> MeasuredSteps:
+    columns = measure_steps(context, steps, work)
+    return MeasuredSteps(steps, work, columns, _find_phases(context, steps, work, columns["allocations"]))
 
 
 def _group_by_field(context: Context, steps: Steps, table: Table, field: str) -> Table:
@@ -323,7 +360,7 @@ def find_median_step(wall_ns: Int64, steady: Bool) -> int:
 
 
 @dataclass(frozen=True)
-class _Phases:
+class StepPhases:
     """Which steps are warm-up; and which are not but are separated from most of their lane by a warm-up.
 
     Attributes:
@@ -338,12 +375,12 @@ class _Phases:
     other: Bool
 
     def find_steady(self, steps: Steps) -> Bool:
-        """Return which steps are of the steady state."""
+        """Return which steps are in the steady state: whole, and neither warm-up nor of another phase."""
         return ~self.warm_up & ~self.other & ~steps.clipped
 
-    def take(self, selected: Bool) -> _Phases:
+    def take(self, selected: Bool) -> StepPhases:
         """Return the same of some of the steps."""
-        return _Phases(self.warm_up[selected], self.in_range[selected], self.other[selected])
+        return StepPhases(self.warm_up[selected], self.in_range[selected], self.other[selected])
 
 
 def number_steps(steps: Steps) -> Int64:
@@ -367,7 +404,7 @@ def _find_steps(context: Context, range_name: str | None, step_kernel: str | Non
     return steps, collect_step_operations(context, steps)
 
 
-def _find_phases(context: Context, steps: Steps, work: StepOperations, allocations: Int64) -> _Phases:
+def _find_phases(context: Context, steps: Steps, work: StepOperations, allocations: Int64) -> StepPhases:
     """Return which steps are warm-up, and which of the others are of another phase than most."""
     process, start, end = find_warm_up_spans(context)
     in_range = _is_in_warm_up(context, steps, work, process, start, end)
@@ -384,7 +421,7 @@ def _find_phases(context: Context, steps: Steps, work: StepOperations, allocatio
         if len(rows):
             other[rows] = phase != np.argmax(np.bincount(phase))
     slow = find_warm_up_steps(steps, steps.end_ns - steps.start_ns, allocations, in_range | other)
-    return _Phases(in_range | slow, in_range, other)
+    return StepPhases(in_range | slow, in_range, other)
 
 
 def _is_in_warm_up(
@@ -542,7 +579,7 @@ def _summarize_lanes(context: Context, steps: Steps, columns: Mapping[str, NDArr
     return table.take(table.values["steps"] > 0)
 
 
-def _make_notes(context: Context, steps: Steps, work: StepOperations, phases: _Phases) -> tuple[Message, ...]:
+def _make_notes(context: Context, steps: Steps, work: StepOperations, phases: StepPhases) -> tuple[Message, ...]:
     """Return how steps are defined, which are excluded from the steady state and why, and what is in no step.
 
     Args:
@@ -622,7 +659,7 @@ def collect_step_operations(context: Context, steps: Steps) -> StepOperations:
         else _find_operations_by_time(context, steps, lanes)
     )
     bounds = np.searchsorted(step, np.arange(len(steps) + 1, dtype=step.dtype))
-    added_ns = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
+    added_ns = measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
     return StepOperations(step, operation, bounds, added_ns, group_waits_by_thread(context), lanes)
 
 
@@ -703,7 +740,7 @@ def _assign_lanes(context: Context, steps: Steps) -> Int64:
     return lane
 
 
-def _measure_added_ns(step: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+def measure_added_ns(step: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
     """Return the ns by which each operation makes the union of those before it in its step longer.
 
     Operations are ordered by step and start. The times of each step are put after those of all steps before, so that
@@ -780,7 +817,7 @@ def _find_nccl_pairs(context: Context, work: StepOperations) -> Int64:
 def _measure_union(context: Context, work: StepOperations, pairs: Int64) -> Int64:
     """Return the union of those of the steps' operations that count, by step."""
     step, operation = work.step[pairs], work.operation[pairs]
-    added_ns = _measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
+    added_ns = measure_added_ns(step, context.gpu.start_ns[operation], context.gpu.end_ns[operation])
     return sum_groups(step, added_ns, len(work.bounds) - 1)
 
 

@@ -13,10 +13,14 @@ from typing import Any
 from traceable.protocol import environment
 
 _INT64 = 1 << 63
+_FLOAT_MAX = 1.7976931348623157e308
 _dumps: Any = None
 
 ARRAY_MAX = 1024
 """Maximum number of an array's numbers that are recorded; of a longer array also its length."""
+
+WORK_FIELDS = ("flops", "bytes", "dtype")
+"""The fields that the work of a range is recorded as."""
 
 LEVEL_MAX = 9
 """The highest level of a range; 1 is the lowest."""
@@ -175,6 +179,46 @@ def normalize_payload(value: object) -> int | float | str | None:
     if _is_array(value):
         return _encode_fields(_convert_array(value))
     return _normalize_number(value, "payload", "an int, a float, a numpy scalar, an array or a mapping of named fields")
+
+
+def add_work(payload: Any, work: Any) -> Any:
+    """Return the payload of a range that does this work: its fields and, after them, those of the work.
+
+    Args:
+        payload: a mapping of named fields, or None.
+        work: a mapping of `flops` and `bytes` to ints or floats, and of `dtype`, the type of numbers of the `flops`, to
+            a text. None is for a value that is not known.
+
+    Raises:
+        TypeError: one of them is not a mapping, or a value of another type.
+        ValueError: another key, one that `payload` has too, or a number that is negative or not finite.
+    """
+    if not isinstance(work, Mapping):
+        raise TypeError(f"work must be a mapping of flops, bytes and dtype, not {type(work).__name__}")
+    if payload is not None and not isinstance(payload, Mapping):
+        raise TypeError(f"work needs a payload that is a mapping of named fields, not {type(payload).__name__}")
+    fields = {} if payload is None else dict(payload)
+    for name, value in work.items():
+        if name not in WORK_FIELDS:
+            raise ValueError(f"work has a key {name!r}: give flops, bytes and dtype")
+        if name in fields:
+            raise ValueError(f"work has {name}, which payload has too: give it once")
+        if value is not None:
+            fields[name] = _normalize_work(name, value)
+    return fields or payload
+
+
+def _normalize_work(name: str, value: Any) -> int | float | str:
+    value = _unwrap_scalar(value)
+    if name == "dtype":
+        if not isinstance(value, str):
+            raise TypeError(f"work[{name!r}] must be a string such as 'bf16', not {type(value).__name__}")
+        return str(_normalize_text(value, f"work[{name!r}]"))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"work[{name!r}] must be an int or a float, not {type(value).__name__}")
+    if not 0 <= value <= _FLOAT_MAX:
+        raise ValueError(f"work[{name!r}] must be a number from 0, not {value}")
+    return value if value < _INT64 else float(value)
 
 
 def is_mutable(payload: object) -> bool:

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from traceable.annotation.arguments import (
+    add_work,
     is_mutable,
     log_lost_range,
     normalize_arguments,
@@ -68,9 +69,12 @@ class NullRange:
         payload: Any = None,
         *,
         level: Any = None,
+        work: Any = None,
     ) -> Self:
         if _interned is None:  # the interpreter has cleared this module; a finalizer of the program still runs
             return cls._make_silent()
+        if work is not None:
+            payload = add_work(payload, work)
         key = (cls, message, color, domain, category, level)
         try:
             range_ = _interned.get(key)

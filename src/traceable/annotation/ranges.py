@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Color = str | int | tuple[float, ...] | None
     Category = str | int | None
     Payload = float | Mapping[str, Any] | None
+    Work = Mapping[str, Any] | None
     RangeId = tuple[int, str | None]
 
 else:
@@ -51,6 +52,8 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
         category: the name or number of its category in that domain.
         payload: its value: an int of 64 bits, a float, a numpy scalar, or a mapping of named fields.
         level: 1 (stages), 2 (details), ... 9. What is higher than `TRACEABLE_LEVEL` (2) costs as if not annotated.
+        work: the work it does, for rates: a mapping of `flops` and `bytes`, and `dtype` (`bf16`) for the share of the
+            peak. They are recorded as fields of the payload, which is a mapping or None then.
 
     Raises:
         TypeError, ValueError: here and never at run time; the text begins with the argument's name.
@@ -80,6 +83,7 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
             payload: Payload = None,
             *,
             level: int | None = None,
+            work: Work = None,
         ) -> Self: ...
         def __new__(cls, *arguments: Any, **named: Any) -> Any: ...
 
@@ -297,9 +301,10 @@ def push_range(
     payload: Payload = None,
     *,
     level: int | None = None,
+    work: Work = None,
 ) -> None:
     """Open a range on this thread, to be closed by `pop_range` on the same thread. Arguments as `annotate`'s."""
-    push(annotate(message, color, domain, category, payload, level=level), domain)
+    push(annotate(message, color, domain, category, payload, level=level, work=work), domain)
 
 
 def pop_range(domain: str | None = None) -> None:
@@ -315,13 +320,14 @@ def start_range(
     payload: Payload = None,
     *,
     level: int | None = None,
+    work: Work = None,
 ) -> RangeId | None:
     """Open a range that any thread may close, and that need not nest. Arguments as `annotate`'s.
 
     Returns:
         What `end_range` takes: the range's id and its domain; None where the level is not recorded.
     """
-    range_ = annotate(message, color, domain, category, payload, level=level)
+    range_ = annotate(message, color, domain, category, payload, level=level, work=work)
     number = range_._start()
     if range_._silent and not engine.disabled:
         return None

@@ -24,12 +24,22 @@ SECTIONS = {
         *("requests", "sides", "jobs", "load", "control", "flight-recorder"),
         *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
         *("from-system-wide", "from-kubectl-script"),
-        *("analysis", "critical-path", "ncu"),
+        *("analysis", "critical-path", "rates", "ncu"),
+        *("compare", "baselines", "align"),
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),
     ),
-    "Reference": ("report", "findings", "names", "kineto", "secrets", "messages"),
-    "Explanation": ("overhead", "server-load", "analysis-speed", "architecture", "reader", "read-back", "gpu-check"),
+    "Reference": ("report", "findings", "conditions", "names", "kineto", "secrets", "messages"),
+    "Explanation": (
+        "compare-noise",
+        "overhead",
+        "server-load",
+        "analysis-speed",
+        "architecture",
+        "reader",
+        "read-back",
+        "gpu-check",
+    ),
 }
 """The pages in the order of README.md's index, by its sections."""
 

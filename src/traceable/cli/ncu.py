@@ -269,6 +269,7 @@ def _print(
 ) -> None:
     from traceable.analysis.ncu import summarize_launches
     from traceable.report.ncu import build_kernel_report, write_kernels
+    from traceable.report.page import Page
 
     table = summarize_launches(launches)
     measured = table.others["metrics"].column("metric")
@@ -276,9 +277,14 @@ def _print(
     if missing:
         notes = [Message("metrics_not_measured", f"not in the report: {', '.join(missing)}"), *notes]
     table = replace(table, notes=tuple(notes))
-    content = Content(lambda: build_kernel_report(table, source), lambda: (table.rows(), table.columns), arguments.raw)
+    content = Content(
+        lambda: build_kernel_report(table, source),
+        lambda: (table.rows(), table.columns),
+        lambda page: write_kernels(page, table, f"kernels of {source}"),
+        arguments.raw,
+    )
     write_content(content, arguments, sys.stdout)
     if not has_stdout_output(arguments):
         # stdout belongs to the program: the table of a run goes to stderr, as the profile of `run` does.
-        write_kernels(sys.stdout if arguments.read else sys.stderr, table, f"kernels of {source}")
+        content.text(Page(sys.stdout if arguments.read else sys.stderr))
     sys.stdout.flush()

@@ -203,11 +203,20 @@ def check_output_files(arguments: argparse.Namespace) -> None:
         name = getattr(arguments, option)
         if name in (None, STDOUT):
             continue
-        path = Path(name).absolute()
-        if not name or path.is_dir() or not path.parent.is_dir():
-            why = f"{path} is a directory" if name and path.is_dir() else f"no such directory: {path.parent}"
-            raise UsageError("output_file_invalid", f"--{option}={name} is not a file: {why}", f"write --{option}=FILE")
-        setattr(arguments, option, str(path))
+        setattr(arguments, option, resolve_output_file(option, name))
+
+
+def resolve_output_file(option: str, name: str) -> str:
+    """Return the absolute path of the file that an option names.
+
+    Raises:
+        UsageError: it can't be written.
+    """
+    path = Path(name).absolute()
+    if not name or path.is_dir() or not path.parent.is_dir():
+        why = f"{path} is a directory" if name and path.is_dir() else f"no such directory: {path.parent}"
+        raise UsageError("output_file_invalid", f"--{option}={name} is not a file: {why}", f"write --{option}=FILE")
+    return str(path)
 
 
 def remove_output_file(arguments: argparse.Namespace) -> None:

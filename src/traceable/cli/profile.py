@@ -93,27 +93,20 @@ def print_ranges(
         thresholds: of the findings, as `Recording.findings` takes them. CSV has the ranges alone.
     """
     from traceable.report.document import build_header, build_report
+    from traceable.report.page import Page
     from traceable.report.row_filter import DEFAULT_SORT
+    from traceable.report.terminal import (
+        write_header,
+        write_largest_findings,
+        write_notes,
+        write_outside_ranges,
+        write_ranges,
+        write_step_rates,
+    )
 
     table = recording.profile.names if by == "name" else recording.profile.ranges
-    content = Content(
-        lambda: build_report(recording, choice, verdicts, thresholds),
-        lambda: (choice.select_rows(table, DEFAULT_SORT), table.columns),
-        arguments.raw,
-    )
-    write_content(content, arguments, stream)
-    if has_table_output(arguments):
-        from traceable.report.page import Page
-        from traceable.report.terminal import (
-            write_header,
-            write_largest_findings,
-            write_notes,
-            write_outside_ranges,
-            write_ranges,
-            write_step_rates,
-        )
 
-        page = Page(stream)
+    def write_text(page: Page) -> None:
         output = build_header(recording)
         write_header(page, output, title)
         shown = choice.apply_terminal_defaults(TERMINAL_ROWS)
@@ -126,6 +119,16 @@ def print_ranges(
         with contextlib.suppress(MissingDataError):
             write_largest_findings(page, recording.findings(thresholds=thresholds))
         write_notes(page, output)
+
+    content = Content(
+        lambda: build_report(recording, choice, verdicts, thresholds),
+        lambda: (choice.select_rows(table, DEFAULT_SORT), table.columns),
+        write_text,
+        arguments.raw,
+    )
+    write_content(content, arguments, stream)
+    if has_table_output(arguments):
+        write_text(Page(stream))
     stream.flush()
 
 

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, Union
 
@@ -25,22 +24,27 @@ from traceable.cli.options import (
     check_output_files,
     has_stdout_output,
     has_table_output,
-    parse_non_negative_int,
     parse_positive_int,
     parse_row_filter,
 )
-from traceable.errors import Message, MissingDataError, TraceError, UsageError
+from traceable.cli.selection import (
+    add_filter_arguments,
+    add_name_arguments,
+    add_step_arguments,
+    resolve_name_rules,
+    select_requested_part,
+)
+from traceable.errors import MissingDataError, TraceError, UsageError
 from traceable.launch import memory
-from traceable.launch.ranks import check_ranks_option
 from traceable.report import Content
-from traceable.report.row_filter import Row, RowFilter, find_name_column, resolve_column
+from traceable.report.row_filter import Row, RowFilter
 from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from traceable.analysis.range_names import NameRules
     from traceable.analysis.table import Table
     from traceable.recording import Recording
+    from traceable.report.page import Page
 
 ViewResult: TypeAlias = Union["Table", MissingDataError]
 """The table of a view, or why there is none."""
@@ -62,6 +66,8 @@ _OF_VIEWS = {
     "match": "--match",
     "sort": "--sort",
     "table": "--table",
+    "peaks": "--peaks",
+    "dtype": "--dtype",
 }
 """The options that not every view takes, by the name of their value."""
 
@@ -69,20 +75,6 @@ _NAMES = ("demangled", "short", "base")
 
 _FOR_ONE_TABLE = frozenset({"by", "slowest", "names", "domain", "match", "sort", "table"})
 """Those of them that apply to one table, and so not to all views."""
-
-COMPARE_GROUPINGS = ("path", "name")
-MAX_COMPARED = 26
-"""One letter each."""
-
-_OF_ONE = {
-    "names": "--names",
-    "families": "--families",
-    "threshold": "--threshold",
-    "slowest": "--slowest",
-    "expect": "--expect",
-    "strict": "--strict",
-}
-"""Options that apply to one recording alone, by the name of their value."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,12 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace (default: the latest run in "
-        "traceable-runs); several are compared",
+        "traceable-runs); several, as of ranks or windows, are one recording (traceable help report)",
     )
     parser.add_argument(
         "--allow-unrelated",
         action="store_true",
-        help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
+        help="read several paths, or the torch.profiler traces of a directory, as one recording even if they were made "
+        "far apart",
     )
     parser.add_argument(
         "--clock-offset",
@@ -129,6 +122,8 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         "--names", metavar="FORM", choices=_NAMES, help="how kernels are named: demangled, short or base"
     )
     group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (traceable help report)")
+    group.add_argument("--peaks", metavar="FILE", type=Path, help="your own peaks of GPUs (traceable help rates)")
+    group.add_argument("--dtype", metavar="TYPE", help="type of number of flops declared without one, as in bf16")
     group.add_argument("--range", metavar="NAME", dest="range_name", help="only data of ranges of this name")
     group.add_argument(
         "--slowest",
@@ -137,47 +132,15 @@ def add_query_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the N slowest requests, or instances of --range (default: of the outermost ranges) and the ranges "
         "inside them",
     )
-    group.add_argument(
-        "--expand",
-        metavar="NAME",
-        action="append",
-        help="keep apart the ranges folded into this name, as in 'layers.*' (traceable help names); repeatable",
-    )
-    group.add_argument("--raw-names", action="store_true", help="group ranges by their names as recorded")
-    group.add_argument(
-        "--name-rules", metavar="FILE", type=Path, help="your own rules for range names (traceable help names)"
-    )
+    add_name_arguments(group)
     group.add_argument(
         "--threshold",
         metavar="RULE.NAME=VALUE",
         action="append",
         help="threshold of a finding (traceable help findings); repeatable",
     )
-    step = group.add_mutually_exclusive_group()
-    step.add_argument("--step-range", metavar="NAME", help="a step is a range of this name")
-    step.add_argument("--step-kernel", metavar="GLOB", help="a step ends where a kernel of such a name does")
-    part = parser.add_argument_group("filters")
-    part.add_argument(
-        "--process", metavar="P", action="append", help="only this process: its pid or a glob over its name; repeatable"
-    )
-    part.add_argument(
-        "--side", metavar="NAME", action="append", help="only this side of a run with several, as in server; repeatable"
-    )
-    part.add_argument(
-        "--ranks", metavar="LIST", type=check_ranks_option, help="only these ranks: 0,3 or 0-3, or !1 to exclude one"
-    )
-    part.add_argument(
-        "--device", metavar="N", action="append", type=parse_non_negative_int, help="only this GPU; repeatable"
-    )
-    part.add_argument("--time", metavar="A:B", help="only this time since the start, as in 1.5s:2s, 2s: or :500us")
-    part.add_argument("--steady", action="store_true", help="only the steps after the warm-up")
-    part.add_argument(
-        "--where",
-        metavar="NAME=VALUE",
-        action="append",
-        help="only ranges with this value of a field, their own or that of the range around them, and what they "
-        "launched, as in phase=decode,mixed or phase!=prefill; repeatable, all must be met",
-    )
+    add_step_arguments(group)
+    add_filter_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -186,14 +149,12 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.protocol.run_dir import find_latest_run
 
         arguments.paths = [find_latest_run()]
-    memory.check_memory_limit(arguments.paths[0])
-    if len(arguments.paths) > 1:
-        return _run_comparison(arguments)
-    path: Path = arguments.paths[0]
+    paths: list[Path] = arguments.paths
+    memory.check_memory_limit(paths[0])
     check_output_files(arguments)
     views = resolve_views(arguments)
     thresholds = parse_thresholds(arguments)
-    expected = _load_expected_names(path, arguments)
+    expected = _load_expected_names(paths, arguments)
     from traceable.launch.memory import keep_freed_memory, use_one_blas_thread
 
     use_one_blas_thread()
@@ -205,12 +166,13 @@ def run(arguments: argparse.Namespace) -> int:
     from traceable.recording import load, normalize_names
     from traceable.report.document import build_header, build_report
     from traceable.report.overhead import format_overhead as overhead_lines
+    from traceable.report.page import Page
 
     keep_freed_memory()
     with Progress() as progress:
         try:
             whole = load(
-                path,
+                paths,
                 progress=progress,
                 allow_unrelated=arguments.allow_unrelated,
                 raw_names=True,
@@ -218,7 +180,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         except TraceError as error:
             # A window that was never reached leaves nothing to read: its verdict is the result.
-            has_losses, has_windows = _report_unread_run(path)
+            has_losses, has_windows = _report_unread_run(paths[0]) if len(paths) == 1 else (False, False)
             if arguments.strict and (has_losses or has_windows):
                 return EXIT_UNMET
             if not has_windows:
@@ -240,9 +202,9 @@ def run(arguments: argparse.Namespace) -> int:
     ranges = None
     if has_document:
         table = recording.profile.names if by == "name" else recording.profile.ranges
-        ranges = dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
+        ranges = dataclasses.replace(parse_row_filter(arguments).resolve(table), name=arguments.range_name)
     if ranges is not None and not answers:
-        title = f"profile of {path}"
+        title = f"profile of {', '.join(map(str, paths))}"
         profile.print_ranges(
             recording, verdicts, arguments, ranges, title=title, stream=sys.stdout, by=by, thresholds=thresholds
         )
@@ -254,11 +216,12 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments,
             ),
             lambda: _select_table(next(iter(answers.values())), arguments),
+            lambda page: _write_tables(page, recording, ranges, answers, arguments),
             arguments.raw,
         )
         profile.write_content(content, arguments, sys.stdout)
         if has_table_output(arguments):
-            _print_tables(recording, ranges, answers, arguments)
+            content.text(Page(sys.stdout))
     sys.stdout.flush()
     met = whole.windows is None or whole.windows.ok
     if not met if arguments.quiet else has_stdout_output(arguments):
@@ -267,10 +230,10 @@ def run(arguments: argparse.Namespace) -> int:
         for line in overhead_lines(whole.overhead):
             log(line)
     profile.report_expectations(verdicts, log, quiet=arguments.quiet)
-    if path.is_dir():
-        profile.report_missing_processes(path, log)
+    for directory in (path for path in paths if path.is_dir()):
+        profile.report_missing_processes(directory, log)
         if not arguments.quiet:
-            profile.report_dumps(path, log)
+            profile.report_dumps(directory, log)
     if not has_table_output(arguments):
         profile.report_losses(whole.completeness, log)
     if not arguments.strict:
@@ -319,23 +282,6 @@ def resolve_views(arguments: argparse.Namespace) -> list[View]:
             f"use {' or '.join(_list_groupings(views[0]))}",
         )
     return views
-
-
-def resolve_name_rules(arguments: argparse.Namespace) -> NameRules | None:
-    """Return the rules that the options give for the names of ranges; None for names as recorded.
-
-    Raises:
-        UsageError: --raw-names together with what normalizes names.
-        TraceableError: the file of rules can't be read, or holds anything but rules.
-    """
-    from traceable.analysis.range_names import load_name_rules
-
-    if not arguments.raw_names:
-        return load_name_rules(arguments.name_rules)
-    if arguments.expand or arguments.name_rules:
-        flag = "--expand" if arguments.expand else "--name-rules"
-        raise UsageError("raw_names_conflict", f"{flag} has no effect on --raw-names", "leave one of them out")
-    return None
 
 
 def has_range_report(views: Sequence[View], arguments: argparse.Namespace) -> bool:
@@ -398,58 +344,11 @@ def get_view_options(view: View, arguments: argparse.Namespace) -> dict[str, Any
         from traceable.analysis.kernel_families import load_families
 
         keywords_given["families"] = load_families(keywords_given["families"])
+    if "peaks" in keywords_given:
+        from traceable.analysis.gpu_peaks import load_peaks
+
+        keywords_given["peaks"] = load_peaks(keywords_given["peaks"])
     return keywords_given
-
-
-def select_requested_part(recording: Recording, arguments: argparse.Namespace) -> Recording:
-    """Return the part of the recording that the options select.
-
-    Raises:
-        UsageError: --time or --where is invalid.
-        MissingDataError: the recording has no such part.
-    """
-    narrowing = (
-        arguments.side,
-        arguments.process,
-        arguments.ranks,
-        arguments.device,
-        arguments.time,
-        arguments.where,
-    )
-    if all(option is None for option in narrowing) and not arguments.steady:
-        return recording
-    from traceable.analysis.select import parse_time_span
-
-    return recording.select(
-        process=arguments.process,
-        ranks=arguments.ranks,
-        device=arguments.device,
-        time_ns=None if arguments.time is None else parse_time_span(arguments.time),
-        steady=arguments.steady,
-        step_range=arguments.step_range,
-        step_kernel=arguments.step_kernel,
-        side=arguments.side,
-        where=arguments.where,
-    )
-
-
-def build_row_filter(arguments: argparse.Namespace, table: Table) -> RowFilter:
-    """Return the row filter of the options for a table.
-
-    Raises:
-        UsageError: the table has no such column.
-    """
-    choice = parse_row_filter(arguments)
-    if choice.match is not None and find_name_column(table.columns) is None:
-        raise UsageError("rows_without_names", "the rows of this table have no names to --match", "leave --match out")
-    if choice.sort is None:
-        return choice
-    column = resolve_column(choice.sort, table.columns)
-    if column is None:
-        raise UsageError(
-            "no_such_column", f"the table has no column {choice.sort!r}", f"it has {', '.join(table.columns)}"
-        )
-    return dataclasses.replace(choice, sort=column)
 
 
 def _check_output(arguments: argparse.Namespace, every: bool) -> None:
@@ -512,9 +411,9 @@ def _report_unread_run(path: Path) -> tuple[bool, bool]:
     return has_losses, has_windows
 
 
-def _load_expected_names(path: Path, arguments: argparse.Namespace) -> tuple[str, ...]:
+def _load_expected_names(paths: Sequence[Path], arguments: argparse.Namespace) -> tuple[str, ...]:
     expected = list(arguments.expect)
-    if path.is_dir():
+    for path in (one for one in reversed(paths) if one.is_dir()):
         # What knows of runs takes longer to import than a small file takes to read.
         from traceable.protocol.run_dir import list_runs
         from traceable.protocol.run_records import load_expected_names
@@ -554,7 +453,7 @@ def _add_answers(
         if isinstance(result, MissingDataError):
             report[key] = missing_data_to_dict(result)
         else:
-            report[key] = table_to_dict(result, build_row_filter(arguments, result))
+            report[key] = table_to_dict(result, parse_row_filter(arguments).resolve(result))
     return report
 
 
@@ -567,15 +466,18 @@ def _select_table(result: ViewResult, arguments: argparse.Namespace) -> tuple[li
             there = f"it has {', '.join(result.others)}" if result.others else "it has no further tables"
             raise UsageError("no_such_table", f"--view {arguments.view} has no table {arguments.table!r}", there)
         table = result.others[arguments.table]
-    return build_row_filter(arguments, table).select_rows(table), table.columns
+    return parse_row_filter(arguments).resolve(table).select_rows(table), table.columns
 
 
-def _print_tables(
-    recording: Recording, ranges: RowFilter | None, answers: Mapping[View, ViewResult], arguments: argparse.Namespace
+def _write_tables(
+    page: Page,
+    recording: Recording,
+    ranges: RowFilter | None,
+    answers: Mapping[View, ViewResult],
+    arguments: argparse.Namespace,
 ) -> None:
     """Print the ranges, where they are requested, and the other views."""
     from traceable.report.document import build_header
-    from traceable.report.page import Page
     from traceable.report.terminal import write_header, write_notes, write_ranges, write_view
 
     many = ranges is not None
@@ -584,11 +486,12 @@ def _print_tables(
     tables = {view: result for view, result in answers.items() if not isinstance(result, MissingDataError)}
     # Invalid options are rejected before anything is printed.
     choices = {
-        view: dataclasses.replace(build_row_filter(arguments, result).apply_terminal_defaults(rows), fold=False)
+        view: dataclasses.replace(parse_row_filter(arguments).resolve(result).apply_terminal_defaults(rows), fold=False)
         for view, result in tables.items()
     }
-    page = Page(sys.stdout)
-    write_header(page, report, f"{'profile' if many else next(iter(answers)).name} of {arguments.paths[0]}")
+    write_header(
+        page, report, f"{'profile' if many else next(iter(answers)).name} of {', '.join(map(str, arguments.paths))}"
+    )
     if ranges is not None:
         shown = ranges.apply_terminal_defaults(rows)
         write_ranges(page, recording.profile, recording.counters(), shown, "path", report["folded_names"])
@@ -601,132 +504,3 @@ def _print_tables(
         else:
             write_view(page, view, result, choices[view], TERMINAL_ROWS_OF_MANY if many else TERMINAL_ROWS)
     write_notes(page, report)
-
-
-# ---- comparison of several recordings
-
-
-def _run_comparison(arguments: argparse.Namespace) -> int:
-    """Print a comparison of the recordings at `arguments.paths`; return the exit code.
-
-    Raises:
-        UsageError: an option that does not apply to several recordings.
-        TraceableError: one of them can't be read.
-    """
-    by = _resolve_comparison_grouping(arguments)
-    check_output_files(arguments)
-    # numpy takes a tenth of a second to import: invalid options are rejected before.
-    rules = resolve_name_rules(arguments)
-    from traceable.analysis.clocks import parse_clock_offset
-    from traceable.cli.progress import Progress
-    from traceable.launch.memory import keep_freed_memory
-    from traceable.recording import load, normalize_names
-    from traceable.report.compare import build_comparison, write_comparison
-    from traceable.report.document import build_header
-    from traceable.report.page import Page
-
-    keep_freed_memory()
-    with Progress() as progress:
-        recordings = [
-            load(
-                path,
-                progress=progress,
-                allow_unrelated=arguments.allow_unrelated,
-                raw_names=True,
-                clock_offsets=dict(map(parse_clock_offset, arguments.clock_offset)),
-            )
-            for path in arguments.paths
-        ]
-        if rules is not None:
-            # Together, so that what is folded in one of them is in the others.
-            normalize_names(recordings, rules, arguments.expand or ())
-        recordings = [select_requested_part(recording, arguments) for recording in recordings]
-        if arguments.range_name is not None:
-            recordings = [recording.with_names_matching(arguments.range_name) for recording in recordings]
-        table = _build_comparison_table(recordings, by, arguments)
-        heads = [build_header(recording) for recording in recordings]
-    choice = dataclasses.replace(build_row_filter(arguments, table), name=arguments.range_name)
-    content = Content(
-        lambda: build_comparison(heads, by, table, choice),
-        lambda: _select_comparison_table(table, choice, arguments),
-        arguments.raw,
-    )
-    profile.write_content(content, arguments, sys.stdout)
-    if has_table_output(arguments):
-        shown = dataclasses.replace(choice.apply_terminal_defaults(profile.TERMINAL_ROWS), fold=False)
-        write_comparison(Page(sys.stdout), heads, list(map(str, arguments.paths)), table, shown)
-    sys.stdout.flush()
-    for path, recording in zip(arguments.paths, recordings, strict=True):
-        met = recording.windows is None or recording.windows.ok
-        if not met if arguments.quiet else has_stdout_output(arguments):
-            profile.report_capture(recording.windows, partial(_log_for, path))
-    return 0
-
-
-def _log_for(path: Path, line: str) -> None:
-    words = f"{path}: {line}"
-    log(Message(line.code, words) if isinstance(line, Message) else words)
-
-
-def _resolve_comparison_grouping(arguments: argparse.Namespace) -> str:
-    """Return what a row is about, after rejecting options of one recording."""
-    if arguments.view != RANGES.name:
-        raise UsageError(
-            "view_of_one_recording",
-            f"--view {arguments.view} needs one recording; a comparison has ranges and steps",
-            "leave --view out, or give one PATH",
-        )
-    for name, flag in _OF_ONE.items():
-        if getattr(arguments, name):
-            raise UsageError("option_of_one_recording", f"{flag} needs one recording", "leave it out, or give one PATH")
-    if arguments.by not in (None, *COMPARE_GROUPINGS):
-        raise UsageError(
-            "no_such_grouping",
-            f"a comparison has no --by {arguments.by}",
-            f"use {' or '.join(COMPARE_GROUPINGS)}",
-        )
-    if arguments.table is not None and not arguments.csv:
-        raise UsageError(
-            "table_needs_csv", "--table has no effect without --csv", "add --csv; without it all tables are printed"
-        )
-    if len(arguments.paths) > MAX_COMPARED:
-        raise UsageError(
-            "too_many_recordings",
-            f"{len(arguments.paths)} are too many recordings to compare",
-            f"give up to {MAX_COMPARED}",
-        )
-    return arguments.by or COMPARE_GROUPINGS[0]
-
-
-def _build_comparison_table(recordings: Sequence[Recording], by: str, arguments: argparse.Namespace) -> Table:
-    """Return the ranges of all recordings, with their steps and notes."""
-    from traceable.analysis.compare import LETTERS, compare_ranges, compare_step_summaries
-
-    steps_query = ("steps", {"range_name": arguments.step_range, "step_kernel": arguments.step_kernel})
-    steps = [recording.query_all([steps_query])[0] for recording in recordings]
-    summaries = [None if isinstance(result, MissingDataError) else result.others["summary"] for result in steps]
-    notes = [
-        Message("steps_not_shown", f"{letter} has no steps to show: {result.message}")
-        for letter, result in zip(LETTERS, steps, strict=False)
-        if isinstance(result, MissingDataError)
-    ]
-    ranges = [recording.profile.names if by == "name" else recording.profile.ranges for recording in recordings]
-    return dataclasses.replace(
-        compare_ranges(ranges), others={"steps": compare_step_summaries(summaries)}, notes=tuple(notes)
-    )
-
-
-def _select_comparison_table(
-    table: Table, choice: RowFilter, arguments: argparse.Namespace
-) -> tuple[list[Row], Sequence[str]]:
-    """Return the rows and columns of the table that --table names, that of the ranges by default."""
-    other = arguments.table
-    if other is None:
-        return choice.select_rows(table), table.columns
-    if other in table.others:
-        return list(table.others[other].rows()), table.others[other].columns
-    raise UsageError(
-        "no_such_table",
-        f"a comparison has no table {other!r}",
-        f"it has {', '.join(table.others)}",
-    )

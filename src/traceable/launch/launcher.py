@@ -139,15 +139,14 @@ class RunResult:
 
 # ---- provenance, as the manifest has it: versions, host, git, GPUs
 #
-# git and nvidia-smi are run in the background while the program runs, each with a short time limit, and are null where
-# they fail or are late: nothing waits for a slow file system or driver. Only names of environment variables are stored,
-# never a value.
+# git is run in the background while the program runs, with a short time limit, and the GPUs are sampled
+# (`launch/gpu_sampler.py`); what fails or is late is null: nothing waits for a slow file system or driver. Only names
+# of environment variables are stored, never a value.
 
 QUERY_SECONDS = 0.2
-"""How long git and nvidia-smi may take."""
+"""How long git may take."""
 
 PACKAGES = ("traceable", "nvtx", "numpy", "torch")
-_GPU_FIELDS = ("index", "name", "driver_version", "memory.total")
 
 
 def collect_provenance() -> dict[str, Any]:
@@ -163,12 +162,13 @@ def collect_provenance() -> dict[str, Any]:
         "git": None,
         "host": run_dir.describe_host(),
         "gpus": None,
+        "gpu_conditions": None,
         "environment_names": sorted(os.environ),
     }
 
 
 class BackgroundQueries:
-    """What git and nvidia-smi print about this directory and machine, queried in threads."""
+    """What git prints about this directory, queried in threads."""
 
     def __init__(self) -> None:
         self._outputs: dict[str, str] = {}
@@ -182,8 +182,6 @@ class BackgroundQueries:
             "head": ("git", "rev-parse", "HEAD"),
             "changes": ("git", "status", "--porcelain", "--untracked-files=no"),
         }
-        if gpu_device.list_device_files():
-            queries["gpus"] = ("nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader")
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             for name, words in queries.items():
@@ -197,20 +195,12 @@ class BackgroundQueries:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def get_results(self) -> dict[str, Any]:
-        """Return `git` and `gpus` of the manifest: None where a query failed or is not over; empty if none was made."""
+        """Return `git` of the manifest: None where a query failed or is not over; empty if none was made."""
         if not self._threads:
             return {}
-        outputs = dict(self._outputs)
-        head, changes, gpus = (outputs.get(name) for name in ("head", "changes", "gpus"))
+        head, changes = (self._outputs.get(name) for name in ("head", "changes"))
         dirty = None if changes is None else bool(changes)
-        rows = [[cell.strip() for cell in line.split(",")] for line in (gpus or "").splitlines()]
-        names = ("index", "name", "driver", "memory")
-        return {
-            "git": {"commit": head.strip(), "dirty": dirty} if head else None,
-            "gpus": None
-            if gpus is None
-            else [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)],
-        }
+        return {"git": {"commit": head.strip(), "dirty": dirty} if head else None}
 
     def wait(self) -> None:
         """Wait until each query has ended or is late."""
@@ -425,10 +415,18 @@ def _start_program(
 
         run.release = exit_release.ExitReleaser(run.log)
     watcher = process_watcher.ProcessWatcher(run.directory, run.release)
+    environ = {**os.environ, **planned}
+    sampler = None
+    if gpu_device.list_device_files():
+        from traceable.launch import gpu_sampler
+
+        sampler = gpu_sampler.GpuSampler(environ)
 
     def handle_start(pid: int) -> None:
         finalize_signals.set_started()
         watcher.start(pid)
+        if sampler is not None:
+            sampler.start()
         # The program runs from here on: nothing may keep the launcher from supervising it.
         if plan.detached:
             with contextlib.suppress(Exception):
@@ -437,8 +435,11 @@ def _start_program(
         run.save_start(pid)
 
     try:
-        return supervisor.supervise(plan, {**os.environ, **planned}, run.directory, handle_start, run.log)
+        return supervisor.supervise(plan, environ, run.directory, handle_start, run.log)
     finally:
+        if sampler is not None:
+            sampler.stop()
+            run.manifest |= sampler.get_results()
         watcher.stop()
         run.manifest[run_dir.CLIENT_OF_KEY] = watcher.find_server(request.target.make_command(()))
 

@@ -47,6 +47,7 @@ _MODE = 0o775
 _NAMES_MAX = 8
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_CPUS = Path("/proc/cpuinfo")
 
 _own_descriptors: dict[Path, int] = {}
 """Descriptors of the run directories that this process has created, opened at their creation."""
@@ -283,7 +284,19 @@ def describe_host() -> dict[str, Any]:
         "boot_id": boot_id,
         "system": f"{system.sysname}-{system.release}-{system.machine}",
         "cpus": os.cpu_count(),
+        "cpu": _read_cpu_model(),
     }
+
+
+def _read_cpu_model() -> str | None:
+    """Return the model of the first CPU; None where the kernel does not name it, as on many ARM machines."""
+    with contextlib.suppress(OSError), _CPUS.open("rb", buffering=0) as file:
+        # One read: the kernel fills in the entries of the other CPUs, of which there may be hundreds, on demand.
+        for line in file.read(4096).decode("utf-8", "replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip() or None
+    return None
 
 
 # ---- runs with several sides

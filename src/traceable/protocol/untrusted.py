@@ -132,19 +132,20 @@ def _read_mode(path: Path) -> int:
         return 0
 
 
-def read_file(path: Path, max_bytes: int = RECORD_BYTES) -> bytes:
-    """Return the content of a file in a run directory.
+def read_file(path: Path, max_bytes: int = RECORD_BYTES, *, follow: bool = False) -> bytes:
+    """Return the content of a file in a run directory, or of one that the user named.
 
     Args:
         path: the file.
         max_bytes: how large it may be, before `scale_limit`.
+        follow: whether it may be a link: only a path from the user may.
 
     Raises:
         OSError: it can't be read, is not a regular file, or is larger.
     """
     limit = scale_limit(max_bytes)
     parts, left = [], limit + 1
-    with open_regular(path) as file:
+    with open_regular(path, follow=follow) as file:
         if os.fstat(file.fileno()).st_size > limit:
             left = 0
         # Not in one piece: the file may grow, and that much memory would be allocated for a file of any size.
@@ -415,8 +416,29 @@ _OVERHEAD = {
     "run_overhead_share?": NUMBER,
     "=": [("run_overhead_share", "plain_run_ns"), ("run_overhead_share", "profiled_run_ns")],
 }
-_HOST = {"name": TEXT, "system": TEXT, "boot_id": TEXT}
+_HOST = {"name": TEXT, "system": TEXT, "boot_id": TEXT, "cpu": TEXT}
 _ENDED = {"exit_code": WHOLE, "signal": WHOLE}
+
+_GPU = {
+    **dict.fromkeys(("name", "uuid", "bus", "driver", "cuda"), TEXT),
+    **dict.fromkeys(("persistence", "ecc", "mig"), FLAG),
+    **dict.fromkeys(("application_sm_clock_mhz", "application_memory_clock_mhz"), NUMBER),
+}
+_VALUES = dict.fromkeys(("min!", "p50!", "max!"), NUMBER)
+_GPU_CONDITIONS = {
+    "samples": COUNT,
+    "problem": _MESSAGE,
+    "gpus": [
+        {
+            "bus": TEXT,
+            "active_samples": COUNT,
+            **dict.fromkeys(("sm_clock_mhz", "memory_clock_mhz", "power_w", "power_limit_w", "temperature_c"), _VALUES),
+            "throttled_share": NUMBER,
+            "reason_shares": {"*": NUMBER},
+            "throttled": [{"start_wall_ns!": COUNT, "end_wall_ns!": COUNT, "reasons!": [TEXT]}],
+        }
+    ],
+}
 
 FLIGHT_INTERVAL = {
     "pid!": PID,
@@ -455,7 +477,8 @@ MANIFEST = {
     "versions": {"*": TEXT},
     "git": {"commit": TEXT, "dirty": FLAG},
     "host": _HOST,
-    "gpus": [{"name": TEXT}],
+    "gpus": [_GPU],
+    "gpu_conditions": _GPU_CONDITIONS,
     "environment_names": [TEXT],
     "profilers": [TEXT],
     "launcher_pid": PID,

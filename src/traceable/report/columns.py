@@ -1,7 +1,8 @@
 """How a column is printed: its heading, and its unit, which is the end of its name.
 
 `_ns` is a time, or a point in time where `start`, `end` or `at` stands before it, or in `time_ns`; `_bytes` a size;
-`_share` a part of one; `_gb_per_s` a rate. What has no such end is a count, a number without a unit, or words.
+`_share` a part of one; `_gb_per_s` and `_tflop_per_s` a rate. What has no such end is a count, a number without a unit,
+or words.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _UNITS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("_bytes", units.format_bytes),
     ("_share", units.format_percent),
     ("_gb_per_s", units.format_rate),
+    ("_tflop_per_s", units.format_flop_rate),
 )
 MARKS = {
     "*": "more time than the range around it: several ran concurrently, and each counts",

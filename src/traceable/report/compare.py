@@ -1,109 +1,554 @@
-"""Several recordings compared: the document for machines, and the table for people. Nothing is computed."""
+"""Recordings compared: the document for machines, and what people read. Nothing is computed but which rows come first.
+
+What people read fits a screen: differences of conditions first, then the verdict in sentences, then the tables behind
+it, each cut to its largest differences.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from traceable.analysis.compare import LETTERS, format_column_name, format_ratio_name
+from traceable.analysis.comparability import NOTE
+from traceable.analysis.compare import BOTH, INSTANCE, Comparison
+from traceable.analysis.fail_conditions import ConditionResult, list_judged_metrics, merge_states
+from traceable.analysis.samples import FASTER, NO_DIFFERENCE, NOT_ENOUGH_DATA, SLOWER
+from traceable.analysis.snapshot import Snapshot
 from traceable.analysis.table import Table
-from traceable.report import flight, overhead, windows
-from traceable.report.columns import Column, format_column, is_worth_showing
-from traceable.report.document import table_to_dict
+from traceable.report.columns import ABSENT, Column, format_column, format_heading, format_value, is_worth_showing
 from traceable.report.layout import Cells
 from traceable.report.page import Page
-from traceable.report.row_filter import RowFilter
-from traceable.report.terminal import NO_RANGE_MATCHES, NO_RANGES, format_header, format_range_labels
-from traceable.report.text import format_line
+from traceable.report.row_filter import Row, RowFilter
+from traceable.report.terminal import NO_RANGE_MATCHES, format_range_labels
+from traceable.report.text import escape_name, format_line
+from traceable.units import format_count, format_duration, format_number, format_percent
 
-SCHEMA = "traceable.compare/1"
+SCHEMA = "traceable.compare/2"
 """Name and version of the document, as those of `report.json`."""
 
+BASELINE, CANDIDATE = "baseline", "candidate"
 
-def build_comparison(heads: Sequence[Mapping[str, Any]], by: str, table: Table, choice: RowFilter) -> dict[str, Any]:
-    """Return the document that docs/report.md describes, in plain Python values; None for absent.
+_CONDITIONS = 4
+_RANGES = 6
+_EXPLAINED = 2
+_CAUSES = 3
+_TOTALS = {"families": 2, "kernels": 2, "api": 1, "copies": 1, "gaps": 2}
+_FINDINGS = 3
+_SENTENCES = 4
+"""How many rows of each are printed without --top: all of them and what is around them are fewer than 60 lines."""
+
+_KIND = {"families": "family", "kernels": "kernel", "api": "API", "copies": "copy", "gaps": "gap"}
+_NAME = {"families": "family", "kernels": "name", "api": "name", "copies": "operation", "gaps": "cause"}
+_STEP_METRIC = "wall_p50"
+_SAVING = "potential_saving"
+_MAIN_METRICS = ("cpu_p50", "gpu_busy_p50")
+_WORDS = {SLOWER: "slower", FASTER: "faster"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is compared.
+
+    Attributes:
+        letter: A for the baseline, then B, C, ....
+        snapshots: its runs.
+    """
+
+    letter: str
+    snapshots: Sequence[Snapshot]
+
+    @property
+    def role(self) -> str:
+        """BASELINE or CANDIDATE."""
+        return BASELINE if self.letter == "A" else CANDIDATE
+
+    @property
+    def recorded_throughput(self) -> float | None:
+        """The mean output tokens per second of its loads; None if any of its runs has none."""
+        rates = [one.facts.get("output_tokens_per_s") for one in self.snapshots]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) / len(known) if len(known) == len(rates) else None
+
+    @property
+    def label(self) -> str:
+        """Its name in a line."""
+        first = self.snapshots[0].label
+        more = len(self.snapshots) - 1
+        return f"{first} and {format_count(more, 'more run')}" if more else first
+
+
+@dataclass(frozen=True)
+class ComparedCandidate:
+    """One candidate against the baseline.
+
+    Attributes:
+        side: the candidate.
+        comparison: what `analysis.compare.compare_snapshots` returned.
+        conditions: what `analysis.comparability.compare_conditions` returned.
+        results: of the conditions of --fail-on.
+    """
+
+    side: Side
+    comparison: Comparison
+    conditions: Table
+    results: Sequence[ConditionResult]
+
+
+@dataclass(frozen=True)
+class RangeFilter:
+    """Which ranges are shown.
+
+    Attributes:
+        rows: by name and domain, how many, and in which order; without `sort` the largest differences, as a tree.
+        inside: only ranges of this name and those inside; None for all.
+    """
+
+    rows: RowFilter
+    inside: str | None = None
+
+    def take_inside(self, table: Table) -> Table:
+        """Return the rows of a table whose `path` lies inside.
+
+        Args:
+            table: any of a comparison; one without paths has no rows that lie inside.
+        """
+        if self.inside is None:
+            return table
+        paths = table.column("path") if "path" in table.columns else [()] * len(table)
+        return table.take([place for place, path in enumerate(paths) if self.inside in (path or ())])
+
+    def select_ranges(self, table: Table, top: int | None = None) -> list[Row]:
+        """Return the rows of the table `ranges` to show, in order.
+
+        Args:
+            table: what `take_inside` returned.
+            top: how many if the filter does not have a number; None for all.
+
+        Raises:
+            UsageError: the table has no column to sort by.
+        """
+        choice = self.rows.resolve(table)
+        number = (top if choice.top is None else choice.top) or len(table)
+        rows = list(table.take(choice.match_indices(table)).rows())
+        if choice.sort is not None:
+            return replace(choice, top=number).select_rows(table)
+        largest = sorted(range(len(rows)), key=lambda place: rank_by_impact(rows[place]), reverse=True)[:number]
+        return [rows[place] for place in sorted(largest)]
+
+
+def rank_by_impact(row: Row) -> tuple[bool, float]:
+    """Return by what rows of ranges are ranked: those with a verdict first, then by the time that they differ by."""
+    verdicts = [row[f"{metric}_verdict"] in _WORDS for metric in _MAIN_METRICS]
+    changes = [abs(row[f"{metric}_difference_ns"] or 0) * _count_samples(row, metric) for metric in _MAIN_METRICS]
+    return any(verdicts), max(changes)
+
+
+def _count_samples(row: Row, metric: str) -> float:
+    """Return how many instances a change is of, on the side with more: those with GPU work for a metric of the GPU."""
+    name = "gpu_samples" if metric.startswith("gpu") and "baseline_gpu_samples" in row else "samples"
+    return max(row[f"baseline_{name}"] or 0, row[f"candidate_{name}"] or 0)
+
+
+def build_comparison(
+    sides: Sequence[Side],
+    candidates: Sequence[ComparedCandidate],
+    overview: Table,
+    choice: RangeFilter,
+    *,
+    match_kernels: str,
+    unit: str,
+) -> dict[str, Any]:
+    """Return the document that docs/compare.md describes, in plain Python values; None for absent.
 
     Args:
-        heads: of each recording, what `report.document.build_header` returns.
-        by: what a row is about: `path` or `name`.
-        table: what `analysis.compare.compare_ranges` returned, with the steps among its others.
-        choice: which rows are in it.
+        sides: the baseline and the candidates.
+        candidates: each candidate against the baseline.
+        overview: what `analysis.compare.compare_overviews` returned for the sides.
+        choice: which ranges are in it.
+        match_kernels, unit: as of `analysis.compare.compare_snapshots`.
     """
-    recordings = [
-        {"recording": letter, **{name: value for name, value in head.items() if name != "schema"}}
-        for letter, head in zip(LETTERS, heads, strict=False)
-    ]
-    return {"schema": SCHEMA, "recordings": recordings, "by": by, **table_to_dict(table, choice)}
+    return {
+        "schema": SCHEMA,
+        "match_kernels": match_kernels,
+        "per": unit,
+        "sides": [
+            {
+                "side": side.letter,
+                "role": side.role,
+                "recordings": [{"label": one.label, "facts": dict(one.facts)} for one in side.snapshots],
+            }
+            for side in sides
+        ],
+        "overview": list(overview.rows()),
+        "candidates": [
+            {
+                "side": one.side.letter,
+                "state": merge_states(one.results) if one.results else None,
+                "fail_on": [_result_to_dict(result) for result in one.results],
+                "conditions": list(one.conditions.rows()),
+                "tables": {
+                    name: choice.select_ranges(choice.take_inside(table))
+                    if name == "ranges"
+                    else list(choice.take_inside(table).rows())
+                    for name, table in one.comparison.tables.items()
+                },
+                "notes": [note.as_dict for note in one.comparison.notes],
+            }
+            for one in candidates
+        ],
+    }
+
+
+def _result_to_dict(result: ConditionResult) -> dict[str, Any]:
+    return {
+        "condition": result.text,
+        "state": result.state,
+        **result.message.as_dict,
+        "cases": [{"subject": case.subject, "state": case.state, **case.message.as_dict} for case in result.cases],
+    }
+
+
+# ---- for people
 
 
 def write_comparison(
-    page: Page, heads: Sequence[Mapping[str, Any]], paths: Sequence[str], table: Table, choice: RowFilter
+    page: Page,
+    sides: Sequence[Side],
+    candidates: Sequence[ComparedCandidate],
+    overview: Table,
+    choice: RangeFilter,
+    *,
+    unit: str,
+    has_overview: bool,
 ) -> None:
-    """Print what the recordings are, the ranges, and the steps; arguments as for `build_comparison`.
+    """Print what is compared, which conditions differ, the verdicts, and what is behind them.
 
     Args:
-        paths: as the user gave them.
+        sides, candidates, overview, choice, unit: as for `build_comparison`.
+        has_overview: whether the sides are printed next to each other; always with several candidates.
     """
-    page.write_line(f"{len(heads)} recordings compared")
-    for letter, head, path in zip(LETTERS, heads, paths, strict=False):
-        page.write_line(f"{letter}  {path}")
-        of_the_run = (*flight.format_flight_recorder(head["flight_recorder"]), *windows.format_capture(head["capture"]))
-        for line in (*of_the_run, *overhead.format_overhead(head["overhead"]), *format_header(head)):
-            page.write_line(f"   {format_line(line)}")
-    page.write_line()
-    rows = choice.select_rows(table)
-    if rows:
-        tree = "path" in table.columns and choice.sort is None
-        labels = Cells("range", format_range_labels(rows, tree), is_text=True)
-        shown = [one for one in _list_columns(LETTERS[: len(heads)]) if is_worth_showing(one, rows)]
-        page.write_table([labels, *(format_column(one, rows) for one in shown)])
-    else:
-        page.write_line((NO_RANGE_MATCHES if len(table) else NO_RANGES).printed)
-    if left_out := len(choice.match_indices(table)) - len(rows):
-        page.write_line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
-    steps = list(table.others["steps"].rows())
-    if steps:
-        page.write_line()
-        page.write_line("steady steps:")
-        page.write_table([format_column(one, steps) for one in _STEPS if is_worth_showing(one, steps)])
-    for note in table.notes:
-        page.write_line(format_line(note))
-
-
-def _list_columns(letters: str) -> list[Column]:
-    """Return what is shown of each recording, and what is hidden first: the means, then the counts."""
-    first = letters[0]
-    shown = []
-    for letter in letters:
-        shown += [
-            Column(format_column_name(letter, "count"), f"{letter} count", 6),
-            Column(format_column_name(letter, "cpu_mean_ns"), f"{letter} mean", 8),
-            Column(format_column_name(letter, "cpu_p50_ns"), f"{letter} p50", 1),
-            Column(format_column_name(letter, "gpu_busy_mean_ns"), f"{letter} GPU busy", 4, only_if_any=True),
+    page.write_table(
+        [
+            Cells("side", [f"{side.letter} {side.role}" for side in sides], is_text=True),
+            Cells("recording", [escape_name(side.label) for side in sides], is_text=True, whole=True),
         ]
-        if letter != first:
-            shown += [
-                Column(format_ratio_name(letter, "cpu_mean_ns"), f"mean {letter}/{first}", 7, write=_format_ratio),
-                Column(format_ratio_name(letter, "cpu_p50_ns"), f"p50 {letter}/{first}", 2, write=_format_ratio),
-                Column(format_ratio_name(letter, "gpu_busy_mean_ns"), f"GPU {letter}/{first}", 3, True, _format_ratio),
+    )
+    if has_overview or len(candidates) > 1:
+        page.write_line()
+        _write_overview(page, [side.letter for side in sides], overview)
+    for one in candidates:
+        if len(candidates) > 1:
+            page.write_line()
+            page.write_heading(f"{one.side.letter} against {sides[0].letter}: {escape_name(one.side.label)}")
+        _write_conditions(page, one.conditions)
+        _write_verdicts(page, one, choice)
+        if len(candidates) == 1:
+            _write_tables(page, one.comparison, choice, unit)
+        for note in one.comparison.notes:
+            page.write_line(format_line(note))
+    if len(candidates) > 1:
+        page.write_line(f"compare {sides[0].letter} with one of them to see its ranges; --json has everything")
+
+
+def _write_overview(page: Page, letters: Sequence[str], overview: Table) -> None:
+    """Print the sides next to each other, a line a number: there are more numbers than sides."""
+    rows = list(overview.rows())
+    names = [name for name in overview.columns if name != "label" and any(row[name] is not None for row in rows)]
+    cells = [[format_column(Column(name), [row]).lines[0] for row in rows] for name in names]
+    page.write_table(
+        [
+            Cells("side by side", [format_heading(name) for name in names], is_text=True),
+            *(Cells(letter, column) for letter, column in zip(letters, zip(*cells, strict=True), strict=True)),
+        ]
+    )
+
+
+def _write_conditions(page: Page, conditions: Table) -> None:
+    rows = [row for row in conditions.rows() if row["effect"] != NOTE]
+    if not rows:
+        return
+    page.write_line()
+    page.write_heading("the conditions differ, so that the times may differ for these reasons")
+    shown = rows[:_CONDITIONS]
+    page.write_table([format_column(column, shown) for column in _CONDITION_COLUMNS])
+    _write_more(page, len(rows) - len(shown), "conditions")
+
+
+def _write_verdicts(page: Page, one: ComparedCandidate, choice: RangeFilter) -> None:
+    page.write_line()
+    page.write_heading("verdict")
+    for result in one.results:
+        page.write_paragraph([result.state], f"{result.text}: {result.message.printed}")
+    for sentence in describe_verdicts(one.comparison, choice):
+        page.write_paragraph([], sentence)
+
+
+def describe_verdicts(comparison: Comparison, choice: RangeFilter) -> list[str]:
+    """Return the verdict in sentences: on the steps, then what is slower or faster, the most time first, and the rest.
+
+    Args:
+        comparison: of two sides.
+        choice: which ranges count.
+    """
+    judged = _list_judged(comparison, choice)
+    sentences = [one.sentence for one in judged if one.is_main]
+    others = [one for one in judged if not one.is_main]
+    differing = sorted((one for one in others if one.verdict in _WORDS), key=lambda one: one.impact_ns, reverse=True)
+    number = _SENTENCES if choice.rows.top is None else choice.rows.top or len(differing)
+    sentences += [one.sentence for one in differing[:number]]
+    if rest := differing[number:]:
+        numbers = [(sum(one.verdict == code for one in rest), word) for code, word in _WORDS.items()]
+        words = " and ".join(f"{count} {word}" for count, word in numbers if count)
+        sentences.append(f"of the other measures {words}: --top 0")
+    bounds = sorted(one.bound_share for one in others if one.verdict == NO_DIFFERENCE and one.bound_share is not None)
+    if bounds:
+        half = format_percent(bounds[(len(bounds) - 1) // 2])
+        sentences.append(
+            f"no difference in {format_count(len(bounds), 'other measure')}: none larger than "
+            f"{format_percent(bounds[-1])}, in half of them none larger than {half}"
+        )
+    if unknown := sum(one.verdict == NOT_ENOUGH_DATA for one in others):
+        sentences.append(f"not enough data for a verdict on {format_count(unknown, 'other measure')}")
+    return sentences
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One measure with a verdict; `is_main` if it is printed whatever its verdict."""
+
+    verdict: str
+    impact_ns: float
+    bound_share: float | None
+    sentence: str
+    is_main: bool
+
+
+def _list_judged(comparison: Comparison, choice: RangeFilter) -> list[_Judged]:
+    judged = []
+    for name in ("steps", "ranges"):
+        table = choice.take_inside(comparison.tables.get(name, Table({})))
+        kept = choice.rows.match_indices(table) if name == "ranges" else slice(None)
+        for row in table.take(kept).rows():
+            subject = "the step" if name == "steps" else " / ".join(map(escape_name, row["path"]))
+            judged += [
+                _Judged(
+                    row[f"{metric}_verdict"],
+                    abs(row[f"{metric}_difference_ns"] or 0) * _count_samples(row, metric),
+                    row[f"{metric}_bound_share"],
+                    _describe_verdict(subject, metric, row),
+                    is_main=name == "steps" and metric == _STEP_METRIC,
+                )
+                for metric in list_judged_metrics(table, row)
             ]
-    return shown
+    return judged
 
 
-def _format_ratio(ratio: float) -> str:
-    return f"{ratio:.3f}" if ratio < 9.9995 else f"{ratio:.1f}"
+def _describe_verdict(subject: str, metric: str, row: Row) -> str:
+    """Return the verdict on one measure as a sentence."""
+    verdict, heading = row[f"{metric}_verdict"], format_heading(metric)
+    if verdict == NOT_ENOUGH_DATA:
+        return f"{subject}: not enough data for a verdict ({heading})"
+    low, high = (row[f"{metric}_{end}_share"] for end in ("low", "high"))
+    interval = heading if low is None else f"{heading}, 95 % interval {low * 100:+.1f} % to {high * 100:+.1f} %"
+    if verdict == NO_DIFFERENCE:
+        bound = row[f"{metric}_bound_share"]
+        than = "" if bound is None else f" larger than {format_percent(bound)}"
+        return f"{subject}: no difference{than} ({interval})"
+    return f"{subject} is {format_percent(abs(row[f'{metric}_ratio'] - 1))} {_WORDS[verdict]} ({interval})"
 
 
-_STEPS = (
-    Column("recording"),
-    Column("pid", rank=8),
-    Column("device", rank=7, only_if_any=True),
-    Column("steps", rank=6),
-    Column("steady", rank=5),
-    Column("wall_mean_ns", "mean", 4),
-    Column("wall_p50_ns", "p50", 0),
-    Column("wall_p50_ratio", f"p50 vs {LETTERS[0]}", 1, write=_format_ratio),
-    Column("wall_p99_ns", "p99", 2),
-    Column("steps_per_s", "steps/s", 3),
-    Column("gpu_busy_mean_ns", "GPU busy", 4, only_if_any=True),
+def _write_tables(page: Page, comparison: Comparison, choice: RangeFilter, unit: str) -> None:
+    tables = {name: choice.take_inside(table) for name, table in comparison.tables.items()}
+    if "ranges" in tables:
+        _write_ranges(page, tables["ranges"], choice)
+    if "explanation" in tables:
+        _write_explanation(page, tables, choice)
+    _write_totals(page, tables, choice, unit)
+    _write_findings(page, tables.get("findings", Table({})), choice)
+
+
+def _write_ranges(page: Page, table: Table, choice: RangeFilter) -> None:
+    rows = choice.select_ranges(table, _RANGES)
+    page.write_line()
+    page.write_heading("ranges with the largest differences" if choice.rows.sort is None else "ranges")
+    if not rows:
+        page.write_line(NO_RANGE_MATCHES.printed)
+        return
+    columns = [
+        Cells("range", format_range_labels(rows, choice.rows.sort is None), is_text=True),
+        Cells("instances", [_format_pair(row, "count") for row in rows], rank=5),
+    ]
+    for place, metric in enumerate(_MAIN_METRICS):
+        if any(row[f"{side}_{metric}_ns"] is not None for row in rows for side in (BASELINE, CANDIDATE)):
+            columns += [
+                *(
+                    Cells(heading, [_format_time(row[f"{side}_{metric}_ns"]) for row in rows], rank=2 + place)
+                    for side, heading in ((BASELINE, format_heading(metric)), (CANDIDATE, CANDIDATE))
+                ),
+                _make_change_cells(rows, metric, place),
+            ]
+    page.write_table(columns)
+    _write_more(page, len(table) - len(rows), "ranges", "ranges")
+
+
+def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
+    """Return the relative change of a metric with its verdict."""
+    changes = [_format_change(row, metric) for row in rows]
+    width = max(map(len, changes))
+    lines = [
+        f"{change.rjust(width)}  {_format_verdict(row, metric)}" for change, row in zip(changes, rows, strict=True)
+    ]
+    return Cells(f"{format_heading(metric)} change", lines, is_text=True, rank=rank, whole=True)
+
+
+def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFilter) -> None:
+    """Print what the largest differences consist of: that of the steps, then those of the ranges."""
+    groups: dict[tuple[tuple[str, ...], str], list[Row]] = {}
+    for row in tables["explanation"].rows():
+        groups.setdefault((tuple(row["path"]), row["of"]), []).append(row)
+    ranges = (
+        {tuple(row["path"]) for row in choice.select_ranges(tables["ranges"], _RANGES)} if "ranges" in tables else ()
+    )
+    shown = [key for key in groups if not key[0] or key[0] in ranges]
+    shown.sort(key=lambda key: (bool(key[0]), -max(abs(row["difference_ns"]) for row in groups[key])))
+    # Where the steps are a range, its CPU time has the causes of the steps.
+    causes_of = {key: [(row["cause"], row["name"], row["difference_ns"]) for row in groups[key]] for key in shown}
+    shown = [key for place, key in enumerate(shown) if causes_of[key] not in [causes_of[one] for one in shown[:place]]]
+    number = _EXPLAINED if choice.rows.top is None else choice.rows.top or len(shown)
+    labels, rows = [], []
+    for key in shown[:number]:
+        path, of = key
+        causes = sorted(groups[key], key=lambda row: -abs(row["difference_ns"]))[:_CAUSES]
+        label = f"{' / '.join(map(escape_name, path))} {format_heading(of)}" if path else "step"
+        labels += [label, *[""] * (len(causes) - 1)]
+        rows += causes
+    if not rows:
+        return
+    page.write_line()
+    page.write_heading("what explains the largest differences")
+    columns = [format_column(column, rows) for column in _CAUSE_COLUMNS if is_worth_showing(column, rows)]
+    page.write_table([Cells("difference of", labels, is_text=True), *columns])
+    _write_more(page, len(tables["explanation"]) - len(rows), "causes", "explanation")
+
+
+def _write_totals(page: Page, tables: Mapping[str, Table], choice: RangeFilter, unit: str) -> None:
+    """Print the kernels, families, calls, copies and gaps whose time differs most: of all, or of a step or token."""
+    of_unit = "" if unit == INSTANCE else "_per_unit"
+    total, count = f"total{of_unit}", f"count{of_unit}"
+    rows: list[Row] = []
+    hidden = []
+    for name, default in _TOTALS.items():
+        table = tables.get(name, Table({}))
+        ranked = sorted(table.rows(), key=lambda row: -abs(_get_difference(row, total)))
+        number = default if choice.rows.top is None else choice.rows.top or len(ranked)
+        rows += [{**row, "of": _KIND[name], "label": row[_NAME[name]]} for row in ranked[:number]]
+        if len(ranked) > number:
+            hidden.append(name)
+    if not rows:
+        return
+    page.write_line()
+    steps = list(tables["steps"].rows()) if "steps" in tables else []
+    lengths = f" ({_format_pair(steps[0], 'steps')} steps; --per step divides)" if steps and not of_unit else ""
+    page.write_heading(
+        f"time {'of everything recorded' + lengths if not of_unit else f'per {unit}'}: largest differences"
+    )
+    page.write_table(
+        [
+            Cells("of", [row["of"] for row in rows], is_text=True, whole=True),
+            Cells("name", [escape_name(row["label"] or ABSENT) for row in rows], is_text=True),
+            Cells("count", [_format_pair(row, count) for row in rows], rank=1),
+            Cells(BASELINE, [_format_time(row[f"baseline_{total}_ns"]) for row in rows]),
+            Cells(CANDIDATE, [_format_time(row[f"candidate_{total}_ns"]) for row in rows]),
+            Cells("difference", [_format_difference(_get_difference(row, total)) for row in rows]),
+            Cells("change", [_format_change(row, total) for row in rows]),
+        ]
+    )
+    if hidden:
+        page.write_line(f"more: --top 0 shows all; --csv --table NAME for {', '.join(hidden)}")
+
+
+def _write_findings(page: Page, table: Table, choice: RangeFilter) -> None:
+    """Print the findings that were added, are gone, or whose potential saving differs most."""
+    ranked = sorted(table.rows(), key=lambda row: (row["state"] == BOTH, -abs(_get_difference(row, _SAVING))))
+    number = _FINDINGS if choice.rows.top is None else choice.rows.top or len(ranked)
+    rows = ranked[:number]
+    if not rows:
+        return
+    page.write_line()
+    page.write_table(
+        [
+            Cells("potential savings", [row["code"] for row in rows], is_text=True),
+            Cells(BASELINE, [_format_time(row[f"baseline_{_SAVING}_ns"]) for row in rows]),
+            Cells(CANDIDATE, [_format_time(row[f"candidate_{_SAVING}_ns"]) for row in rows]),
+            Cells("change", [_format_change(row, _SAVING) for row in rows]),
+        ]
+    )
+    _write_more(page, len(ranked) - number, "findings", "findings")
+
+
+def _write_more(page: Page, left_out: int, noun: str, table: str | None = None) -> None:
+    if left_out > 0:
+        where = f", --csv --table {table}" if table and table != "ranges" else ""
+        page.write_line(f"and {format_count(left_out)} more {noun}: --top 0{where}")
+
+
+def _format_pair(row: Row, name: str) -> str:
+    """Return a count of both sides: once where it is the same."""
+    values = [row[f"{side}_{name}"] for side in (BASELINE, CANDIDATE)]
+    texts = [ABSENT if value is None else format_number(value) for value in values]
+    return texts[0] if texts[0] == texts[1] else " -> ".join(texts)
+
+
+def _format_time(ns: float | None) -> str:
+    return ABSENT if ns is None else format_duration(ns)
+
+
+def _get_difference(row: Row, metric: str) -> float:
+    """Return how far the times of both sides are apart; of what only one side has, all of it."""
+    return float((row[f"candidate_{metric}_ns"] or 0) - (row[f"baseline_{metric}_ns"] or 0))
+
+
+def _format_difference(ns: float) -> str:
+    return f"{'+' if ns > 0 else ''}{format_duration(ns)}"
+
+
+def _format_change(row: Row, metric: str) -> str:
+    """Return the relative change, or on which side the row is alone."""
+    ratio = row[f"{metric}_ratio"]
+    if row["state"] != BOTH:
+        return str(row["state"])
+    return ABSENT if ratio is None else f"{(ratio - 1) * 100:+.1f} %"
+
+
+def _format_verdict(row: Row, metric: str) -> str:
+    """Return the verdict on a metric; if there is no difference, how large one could be."""
+    verdict, bound = row[f"{metric}_verdict"], row[f"{metric}_bound_share"]
+    if verdict == NO_DIFFERENCE:
+        return "no difference" if bound is None else f"within {format_percent(bound)}"
+    return {**_WORDS, NOT_ENOUGH_DATA: "not enough data"}.get(verdict, "")
+
+
+def _format_condition(value: Any) -> str:
+    """Return the value of a condition, which may be a list."""
+    if isinstance(value, list):
+        return ", ".join(map(_format_condition, value)) or "none"
+    return format_value(value)
+
+
+_CONDITION_COLUMNS = (
+    Column("condition"),
+    Column(BASELINE, rank=1, write=_format_condition),
+    Column(CANDIDATE, rank=1, write=_format_condition),
+    Column("effect", rank=2, whole=True, write=lambda effect: effect.replace("_", " ")),
 )
+
+_CAUSE_COLUMNS = (
+    Column("cause", whole=True),
+    Column("name", rank=1),
+    Column("baseline_ns", BASELINE, 3),
+    Column("candidate_ns", CANDIDATE, 3),
+    Column("difference_ns", "difference"),
+    Column("share", "share", 2, write=format_percent),
+)
+"""Of a table `explanation`; all a unit."""

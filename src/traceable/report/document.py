@@ -46,6 +46,7 @@ def build_header(recording: Recording) -> dict[str, Any]:
         "schema": SCHEMA,
         "source": {
             "path": trace.source.path,
+            "files": list(trace.source.files or (trace.source.path,)),
             "command": None if recording.command is None else format_command(recording.command),
             "size_bytes": trace.source.size_bytes,
             "collector": trace.source.product or None,

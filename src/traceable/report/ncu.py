@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import Any
 
 from traceable.analysis.table import Table
 from traceable.analysis.top_kernels import TopKernels
@@ -48,7 +48,7 @@ def build_kernel_report(table: Table, source: str) -> dict[str, Any]:
     return {"schema": SCHEMA, "source": source, **table_to_dict(table, RowFilter())}
 
 
-def write_kernels(stream: TextIO, table: Table, title: str) -> None:
+def write_kernels(page: Page, table: Table, title: str) -> None:
     """Print the table of kernels, below it the reason for each one's bound, and the notes."""
     requested = [
         Column(
@@ -56,7 +56,6 @@ def write_kernels(stream: TextIO, table: Table, title: str) -> None:
         )
         for row in table.others["metrics"].rows()
     ]
-    page = Page(stream)
     page.write_line(title)
     page.write_line()
     view = replace(VIEW, columns=(*VIEW.columns, *requested))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from traceable.errors import UsageError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.table import Table
@@ -55,6 +57,25 @@ class RowFilter:
         if self.top is not None:
             return self
         return replace(self, top=rows, fold=self == RowFilter())
+
+    def resolve(self, table: Table) -> RowFilter:
+        """Return the choice for a table: `sort` is the name of its column, whose unit may have been omitted.
+
+        Raises:
+            UsageError: the table has no such column, or no names to match.
+        """
+        if self.match is not None and find_name_column(table.columns) is None:
+            raise UsageError(
+                "rows_without_names", "the rows of this table have no names to --match", "leave --match out"
+            )
+        if self.sort is None:
+            return self
+        column = resolve_column(self.sort, table.columns)
+        if column is None:
+            raise UsageError(
+                "no_such_column", f"the table has no column {self.sort!r}", f"it has {', '.join(table.columns)}"
+            )
+        return replace(self, sort=column)
 
     def select_rows(self, table: Table, largest: str | None = None) -> list[Row]:
         """Return the rows to show; arguments as for `select_indices`."""

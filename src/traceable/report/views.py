@@ -617,6 +617,31 @@ _STREAMS = View(
     },
 )
 
+_RATES = View(
+    "rates",
+    "how fast ranges did the work that they declare, and the share of the peak",
+    by=("path", "name"),
+    options={**_BY_RANGE, "peaks": "peaks", "dtype": "dtype"},
+    row_filters=frozenset({"domain", "match"}),
+    columns=(
+        Column("name", "range"),
+        Column("domain", rank=15, only_if_any=True),
+        Column("work_count", "count", 5),
+        Column("clipped", rank=11, only_if_any=True),
+        Column("flops_gpu_busy_ns", "GPU busy", 7, only_if_any=True),
+        Column("tflop_per_s", "on GPU", 0),
+        Column("flops_share", "of peak", 1),
+        Column("gb_per_s", "on GPU", 2),
+        Column("bytes_share", "of peak", 3),
+        Column("cpu_tflop_per_s", "over CPU time", 8),
+        Column("cpu_gb_per_s", "over CPU time", 9),
+        Column("gpu_span_tflop_per_s", "over GPU span", 12),
+        Column("gpu_span_gb_per_s", "over GPU span", 13),
+        Column("dtype", rank=6),
+        Column("gpu", "GPU", 4),
+    ),
+)
+
 _REQUESTS = View(
     "requests",
     "the time of each request, in parts, and the steps that served it",
@@ -692,7 +717,7 @@ VIEWS: dict[str, View] = {
     view.name: view
     for view in (
         *(RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _CRITICAL_PATH, _REQUESTS, _STREAMS),
-        FINDINGS,
+        *(_RATES, FINDINGS),
     )
 }
 """The views by name, in the order of `--view all`."""

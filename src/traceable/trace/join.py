@@ -8,8 +8,9 @@ Nothing is invented for the time between them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +47,11 @@ _ALL_CORRELATIONS = 1 << 32
 _SIDE_IDS = 1 << 64
 """Global ids of processes and threads are below this; those of the sides of a run get numbers beyond it."""
 
+MAX_DISTANCE_NS = 60 * 10**9
+"""How long nothing may have been recorded between two files that are read as one. The ranks of a job record the same
+steps, so that their files overlap, and windows of a process follow each other; what is further apart is mostly of
+another run, and would be one recording in which the GPU does nothing for hours or days."""
+
 _Kind = TypeVar("_Kind", bound=Events)
 
 
@@ -63,17 +69,13 @@ def join_sides(sides: Sequence[tuple[str, Trace]], offsets_ns: Sequence[int]) ->
         TraceError: a side has no wall clock.
         UsageError: one number stands for two GPUs.
     """
-    _check_gpu_numbers(sides)
+    check_gpu_numbers(sides)
     parts = []
     uses_gpu = any(has_gpu_work(trace) for _, trace in sides)
     for number, ((name, trace), offset_ns) in enumerate(zip(sides, offsets_ns, strict=True)):
+        trace = separate_processes(trace, number)
         processes = [
-            replace(
-                one,
-                global_id=one.global_id + number * _SIDE_IDS,
-                name="/".join(filter(None, (name, re.split(r"[/\\]", one.name)[-1]))),
-                side=name,
-            )
+            replace(one, name="/".join(filter(None, (name, re.split(r"[/\\]", one.name)[-1]))), side=name)
             for one in trace.processes
         ]
         # nsys lists all GPUs of a host; those that a client does not use must not give their names to the server's.
@@ -84,20 +86,61 @@ def join_sides(sides: Sequence[tuple[str, Trace]], offsets_ns: Sequence[int]) ->
                 processes=tuple(processes),
                 devices=trace.devices if has_gpus else (),
                 cuda_devices=trace.cuda_devices if has_gpus else {},
-                threads=tuple(replace(one, global_id=one.global_id + number * _SIDE_IDS) for one in trace.threads),
                 utc_epoch_ns=None if trace.utc_epoch_ns is None else trace.utc_epoch_ns + offset_ns,
             )
         )
     return join_traces(parts)
 
 
-def _check_gpu_numbers(sides: Sequence[tuple[str, Trace]]) -> None:
-    """Reject sides in which one number stands for two GPUs: of its GPU, an operation has no more than that number."""
+def separate_processes(trace: Trace, number: int) -> Trace:
+    """Return the trace with processes and threads of its own among traces with other numbers, from 0."""
+    if not number:
+        return trace
+    return replace(
+        trace,
+        processes=tuple(replace(one, global_id=one.global_id + number * _SIDE_IDS) for one in trace.processes),
+        threads=tuple(replace(one, global_id=one.global_id + number * _SIDE_IDS) for one in trace.threads),
+    )
+
+
+def check_related(spans: Iterable[tuple[int, int, object]]) -> None:
+    """Reject recordings between which nothing was recorded for longer than MAX_DISTANCE_NS.
+
+    Args:
+        spans: wall clock of the first and of the last event of each, in ns, and its path.
+
+    Raises:
+        TraceError: with the two that are apart.
+    """
+    sorted_spans = sorted(spans, key=lambda span: span[:2])
+    for i in range(1, len(sorted_spans)):
+        _, end, before = max(sorted_spans[:i], key=lambda span: span[1])
+        start, _, path = sorted_spans[i]
+        if start - end > MAX_DISTANCE_NS:
+            apart = timedelta(seconds=(start - end) // 10**9)
+            raise TraceError(
+                "traces_unrelated",
+                f"{before} and {path} were recorded {apart} apart, probably in different runs",
+                "compare them with `traceable compare`, or read them as one recording with --allow-unrelated "
+                "(allow_unrelated=True in Python)",
+            )
+
+
+def check_gpu_numbers(sides: Sequence[tuple[str, Trace]]) -> None:
+    """Reject recordings in which one number stands for two GPUs: an operation has no more than the number of its GPU.
+
+    Args:
+        sides: the name and the trace of each.
+
+    Raises:
+        UsageError: with two of them.
+    """
     known: dict[tuple[str, int], tuple[str, object]] = {}
     for name, trace in sides:
         if not has_gpu_work(trace):
             continue
         numbers: dict[tuple[str, int], object] = {("gpu", one.number): one.bus for one in trace.devices if one.bus}
+        numbers |= {("uuid", one.number): one.uuid for one in trace.devices if one.uuid}
         for process in trace.processes:
             of_process = {cuda: gpu for (pid, cuda), gpu in trace.cuda_devices.items() if pid == process.pid}
             numbers["pid", process.pid] = of_process
@@ -108,7 +151,7 @@ def _check_gpu_numbers(sides: Sequence[tuple[str, Trace]]) -> None:
                     "gpu_numbers_conflict",
                     f"{other} and {name} number their GPUs in different ways (containers with different GPUs), so that "
                     "one number stands for two",
-                    "report on each side alone",
+                    "report on each alone",
                 )
 
 
@@ -182,6 +225,7 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
             size_bytes=sum(part.source.size_bytes for part in parts),
             tables=frozenset().union(*(part.source.tables for part in parts)),
             notes=tuple(dict.fromkeys(note for part in parts for note in part.source.notes)),
+            files=tuple(file for part in parts for file in part.source.files or (part.source.path,)),
         ),
         names=tuple(names),
         processes=tuple(processes),

@@ -17,7 +17,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from traceable.protocol.nvtx import (
     is_identity,
 )
 from traceable.trace import model
-from traceable.trace.join import join_traces
+from traceable.trace.join import check_related, join_traces
 from traceable.trace.kineto_events import OPERATIONS, File, FileEvents, Table, escape_text, parse_id, read_file
 from traceable.trace.kineto_json import Document
 from traceable.trace.model import (
@@ -50,11 +49,6 @@ from traceable.trace.model import (
     make_constant_column,
 )
 from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_fields, match_payload_marks
-
-MAX_DISTANCE_NS = 60 * 10**9
-"""How long nothing may have been recorded between two files that are read as one. The ranks of a job record the same
-steps, so that their files overlap, and windows of a process follow each other; what is further apart is mostly of
-another run, and would be one recording in which the GPU does nothing for hours or days."""
 
 _SUFFIXES = (".json", ".json.gz")
 _TORCH_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
@@ -116,21 +110,25 @@ def list_trace_files(directory: Path) -> list[Path]:
     return [entry for entry in candidates if not entry.name.startswith(".") and is_trace(entry)]
 
 
-def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
-    """Read a trace of torch.profiler.
+def load(*paths: Path, allow_unrelated: bool = False) -> Trace:
+    """Read traces of torch.profiler.
 
     Args:
-        path: a file, or a directory with the files of several ranks, which are put on one clock.
-        allow_unrelated: read files as one recording even where between them nothing was recorded for `MAX_DISTANCE_NS`.
+        paths: each a file, or a directory with the files of several ranks. All files are put on one clock.
+        allow_unrelated: read files as one recording even where between them nothing was recorded for `MAX_DISTANCE_NS`
+            (`trace.join`).
 
     Raises:
         TraceError: a file is incomplete or not such a trace, or the files can't be combined.
     """
-    paths = list_trace_files(path) if path.is_dir() else [path]
-    if not paths:
-        problem = f"no torch.profiler trace in directory {path}"
-        raise TraceError("no_trace_in_directory", problem, "give the trace file itself")
-    files = sorted(map(read_file, paths), key=lambda file: (file.rank is None, file.rank or 0, str(file.path)))
+    traces: list[Path] = []
+    for path in paths:
+        of_path = list_trace_files(path) if path.is_dir() else [path]
+        if not of_path:
+            problem = f"no torch.profiler trace in directory {path}"
+            raise TraceError("no_trace_in_directory", problem, "give the trace file itself")
+        traces += of_path
+    files = sorted(map(read_file, traces), key=lambda file: (file.rank is None, file.rank or 0, str(file.path)))
     _check_distinct(files)
     gpus = number_gpus(files)
     ids = _GlobalIds()
@@ -139,10 +137,10 @@ def load(path: Path, *, allow_unrelated: bool = False) -> Trace:
     parts = [build_trace(file, gpus[file.path], ids) for file in recorded]
     whole = join_traces(parts)
     if not allow_unrelated:
-        _check_related(recorded, parts)
+        check_related(_list_spans(recorded, parts))
     source = replace(
         whole.source,
-        path=str(path),
+        path=", ".join(map(str, paths)),
         size_bytes=sum(file.size_bytes for file in files),
         notes=tuple(_describe_files(files, gpus)),
     )
@@ -166,25 +164,12 @@ def _check_distinct(files: Sequence[File]) -> None:
                 raise TraceError("traces_overlap", problem, "give only one of them, or remove the other")
 
 
-def _check_related(files: Sequence[File], parts: Sequence[Trace]) -> None:
-    """Reject files between which nothing was recorded for longer than MAX_DISTANCE_NS."""
-    spans = []
+def _list_spans(files: Sequence[File], parts: Sequence[Trace]) -> Iterable[tuple[int, int, Path]]:
+    """Yield the wall clock of the first and of the last event of each file, and its path."""
     for file, part in zip(files, parts, strict=True):
         begin, start = file.begin_ns or 0, part.utc_epoch_ns or 0
         last = max(begin, file.events.last_ns or begin, file.events.end_ns or begin)
-        spans.append((start, start + last - begin, file.path))
-    spans.sort()
-    for i in range(1, len(spans)):
-        _, end, before = max(spans[:i], key=lambda span: span[1])
-        start, _, path = spans[i]
-        if start - end > MAX_DISTANCE_NS:
-            apart = timedelta(seconds=(start - end) // 10**9)
-            raise TraceError(
-                "traces_unrelated",
-                f"{before} and {path} were recorded {apart} apart, probably in different runs",
-                "report each file on its own, or read them as one recording with --allow-unrelated "
-                "(allow_unrelated=True in Python)",
-            )
+        yield start, start + last - begin, file.path
 
 
 def _describe_files(files: Sequence[File], gpus: Mapping[Path, Mapping[int, int]]) -> Iterable[Message]:

@@ -324,6 +324,7 @@ class Device:
         number: nsys's number of the GPU; CUDA's device numbers are the same unless `Trace.cuda_devices` maps them.
         bus: PCI location (`0000:57:00.0`).
         memory_bytes_per_s: peak of its own memory.
+        uuid: distinguishes it from all others, of any machine.
     """
 
     number: int
@@ -333,6 +334,7 @@ class Device:
     memory_bytes_per_s: int | None
     multiprocessors: int | None
     compute_capability: tuple[int, int] | None
+    uuid: str = ""
 
 
 @dataclass(frozen=True)
@@ -371,6 +373,8 @@ class Source:
     Attributes:
         path: the file that was read, as the caller gave it.
         size_bytes: its size.
+        host: name of the machine; empty where not recorded.
+        files: the files that were joined; empty for a single one.
         product, version: of the exporter (`NVIDIA Nsight Systems`, `2024.6.2.225`); empty where not recorded.
         schema: version of the SQLite schema (`3.16.1`); empty where not recorded.
         tables: the tables in the file, to distinguish what was not recorded from what did not happen.
@@ -384,6 +388,8 @@ class Source:
     schema: str
     tables: frozenset[str]
     notes: tuple[Message, ...]
+    host: str = ""
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -357,6 +357,7 @@ class _Reader:
                 schema=schema,
                 tables=self.database.tables,
                 notes=tuple(self.notes),
+                host=self._read_host(),
             ),
             processes=processes,
             threads=threads,
@@ -371,6 +372,14 @@ class _Reader:
             **trace_tables,
             names=self.names.all(),
         )
+
+    def _read_host(self) -> str:
+        """Return the name of the machine; empty where it was not recorded, or is not one."""
+        table = "TARGET_INFO_SYSTEM_ENV"
+        rows = self.database.read({table: ColumnSpec(texts=("name", "value"))})[table]
+        pairs = zip(rows.list_texts("name"), rows.list_texts("value"), strict=True)
+        names = {value for name, value in pairs if name == "Hostname" and value}
+        return names.pop() if len(names) == 1 else ""
 
     def _read_metadata(self) -> dict[str, str]:
         """Return name and value of the export's metadata, under the table's current name or that before 2023."""
@@ -561,7 +570,7 @@ class _Reader:
     def _read_devices(self) -> tuple[model.Device, ...]:
         """Return the GPUs, by number."""
         numbers = ("id", "totalMemory", "memoryBandwidth", "smCount", "computeMajor", "computeMinor")
-        spec = ColumnSpec(integers=numbers, texts=("name", "busLocation"))
+        spec = ColumnSpec(integers=numbers, texts=("name", "busLocation", "uuid"))
         rows = self.database.read({"TARGET_INFO_GPU": spec})["TARGET_INFO_GPU"]
         columns = [[None if value == NULL else value for value in rows[name].tolist()] for name in numbers]
         devices = [
@@ -573,9 +582,10 @@ class _Reader:
                 memory_bytes_per_s=bandwidth,
                 multiprocessors=multiprocessors,
                 compute_capability=None if major is None or minor is None else (major, minor),
+                uuid=uuid or "",
             )
-            for number, memory, bandwidth, multiprocessors, major, minor, name, bus in zip(
-                *columns, rows.list_texts("name"), rows.list_texts("busLocation"), strict=True
+            for number, memory, bandwidth, multiprocessors, major, minor, name, bus, uuid in zip(
+                *columns, *map(rows.list_texts, ("name", "busLocation", "uuid")), strict=True
             )
             if number is not None
         ]

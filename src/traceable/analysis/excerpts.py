@@ -1,0 +1,233 @@
+"""What is compared of one recording: a sequence of kernels, and the times of all instances that ran this very sequence.
+
+`alignment.collect_sequence` selects a typical instance. Here are the others of the same selection: the steady steps of
+its process, or the instances of its range. Those that the capture may have cut, those of a warm-up, and those with
+other kernels are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from traceable.analysis.alignment import KernelSequence, collect_sequence, order_by_launch
+from traceable.analysis.context import Context
+from traceable.analysis.fidelity import Excerpt
+from traceable.analysis.fields import get_instance_fields
+from traceable.analysis.gpus import find_gpus, group_by_lane
+from traceable.analysis.kernel_families import Family
+from traceable.analysis.kernel_names import make_kernel_keys
+from traceable.analysis.operations import GRAPH, KERNEL
+from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
+from traceable.analysis.steps import find_warm_up_spans, infer_steps, steps
+from traceable.errors import Message, MissingDataError
+from traceable.trace.model import Int64, find_distinct
+from traceable.units import format_count
+
+MAX_INSTANCES = 256
+"""Of more instances so many are measured, evenly spread: more change no median."""
+
+
+def build_excerpt(
+    context: Context,
+    *,
+    range_name: str | None = None,
+    step: int | None = None,
+    match: str,
+    families: Sequence[Family],
+    excluded_ns: Int64 | None = None,
+) -> Excerpt:
+    """Return an excerpt of a recording: instances of a range, one step, or else its steady steps.
+
+    Without steps it is the whole recording.
+
+    Args:
+        range_name, match, families: see `alignment.collect_sequence`.
+        step: the number of a step.
+        excluded_ns: (n, 2): starts and ends of times, disjoint, whose instances are left out: those of a throttled GPU.
+
+    Raises:
+        MissingDataError: there are no kernels, or none such; or a CUDA graph was recorded as one operation.
+    """
+    if not len(context.trace.kernels) and len(context.trace.graph_launches):
+        raise _make_graph_error(len(context.trace.graph_launches))
+    if range_name is not None:
+        sequence = collect_sequence(context, range_name=range_name, match=match, families=families)
+        runs = _list_range_runs(context, range_name)
+    elif step is not None:
+        sequence = collect_sequence(context, step=step, match=match, families=families)
+        runs = []
+    else:
+        try:
+            sequence = collect_sequence(context, step="median", match=match, families=families)
+            runs = _list_step_runs(context, sequence)
+        except MissingDataError as error:
+            sequence = collect_sequence(context, match=match, families=families)
+            note = Message("all_kernels_compared", f"all kernels of the recording are compared, for {error.problem}")
+            sequence, runs = replace(sequence, notes=(*sequence.notes, note)), []
+    equal = list(_select_equal_runs(context, sequence, runs, match, families))
+    notes = []
+    if len(equal) < len(runs):
+        text = f"{len(runs) - len(equal)} of {len(runs)} instances ran other kernels, and are excluded"
+        notes.append(Message("other_instances_excluded", text))
+    equal = equal or [(sequence.kernel, sequence.kernel)]
+    if excluded_ns is not None:
+        equal = _drop_excluded(context, equal, excluded_ns, notes)
+    if len(equal) > MAX_INSTANCES:
+        notes.append(Message("instances_sampled", f"{MAX_INSTANCES} of {len(equal)} instances are measured"))
+        equal = [equal[at] for at in np.linspace(0, len(equal) - 1, MAX_INSTANCES).astype(np.int64).tolist()]
+    return _measure_runs(context, sequence, equal, notes)
+
+
+def _make_graph_error(launches: int) -> MissingDataError:
+    return MissingDataError(
+        "graph_recorded_as_one",
+        f"{format_count(launches, 'launch', 'launches')} of CUDA graphs were recorded as one operation each, without "
+        "their kernels",
+        "record with --cuda-graph-trace=node",
+    )
+
+
+def _list_range_runs(context: Context, range_name: str) -> list[Int64]:
+    """Return the operations of each whole instance of a range outside of warm-ups, in the order of time."""
+    ranges = context.instances
+    selected = select_range_instances(context, range_name) & ~ranges.clipped
+    process = map_threads_to_processes(context.trace)[ranges.thread]
+    warm_up_process, start_ns, end_ns = find_warm_up_spans(context)
+    for one in find_distinct(warm_up_process).tolist():
+        here = warm_up_process == one
+        selected &= ~((process == one) & is_in_spans(ranges.start_ns, start_ns[here], end_ns[here]))
+    return [
+        part
+        for instance, operation in context.iter_operation_pairs()
+        for part in _split_by_instance(instance[selected[instance]], operation[selected[instance]])
+    ]
+
+
+def _split_by_instance(instance: Int64, operation: Int64) -> list[Int64]:
+    parts: list[Int64] = np.split(operation, np.flatnonzero(np.diff(instance)) + 1)
+    return [part for part in parts if len(part)]
+
+
+def _list_step_runs(context: Context, sequence: KernelSequence) -> list[Int64]:
+    """Return the operations of each steady step of the process, and GPU, of the step that the sequence is."""
+    every, work = infer_steps(context)
+    rows = np.arange(len(every))
+    if context.selection is not None:
+        rows = np.flatnonzero(context.selection.instances[every.instance])
+    rows = rows[steps(context).values["steady"]]
+    own = work.step[np.flatnonzero(work.operation == sequence.kernel[0])[:1]]
+    rows = rows[np.isin(every.lane[rows], every.lane[own])]
+    return [work.operation[work.bounds[row] : work.bounds[row + 1]] for row in rows.tolist()]
+
+
+def _drop_excluded(
+    context: Context, runs: Sequence[tuple[Int64, Int64]], excluded_ns: Int64, notes: list[Message]
+) -> list[tuple[Int64, Int64]]:
+    """Return the runs that overlap none of the times; all of them if each does."""
+    gpu = context.gpu
+    start = np.array([gpu.start_ns[kernels].min() for kernels, _ in runs], np.int64)
+    end = np.array([gpu.end_ns[kernels].max() for kernels, _ in runs], np.int64)
+    # The times are disjoint: of those that end after a run has begun, the first is the one to look at.
+    following = np.searchsorted(excluded_ns[:, 1], start, "right")
+    overlaps = np.append(excluded_ns[:, 0], np.iinfo(np.int64).max)[following] < end
+    if overlaps.all():
+        notes.append(Message("all_instances_throttled", "the GPU was throttled in every instance"))
+        return list(runs)
+    if overlaps.any():
+        text = f"{int(overlaps.sum())} of {len(runs)} instances with a throttled GPU are excluded"
+        notes.append(Message("throttled_instances_excluded", text))
+    return [run for run, out in zip(runs, overlaps.tolist(), strict=True) if not out]
+
+
+def _measure_runs(
+    context: Context, sequence: KernelSequence, runs: Sequence[tuple[Int64, Int64]], notes: Sequence[Message]
+) -> Excerpt:
+    """Return the excerpt with the times of these runs, given as kernels in the order of launch and all operations."""
+    used = find_gpus(context)
+    lanes = list(group_by_lane(context, used.streams.gpu, len(used)))
+    starts = [context.gpu.start_ns[rows] for rows in lanes]
+    parts = [_measure_run(context, lanes, starts, kernels, operations) for kernels, operations in runs]
+    duration, exposed, idle, copies, others = (np.stack(columns) for columns in zip(*parts, strict=True))
+    return Excerpt(
+        *(sequence, duration, exposed, idle, copies, others),
+        fields=_find_constant_fields(context, np.concatenate([kernels for kernels, _ in runs])),
+        notes=(*sequence.notes, *notes),
+    )
+
+
+def _select_equal_runs(
+    context: Context, sequence: KernelSequence, runs: Sequence[Int64], match: str, families: Sequence[Family]
+) -> Iterator[tuple[Int64, Int64]]:
+    """Yield the kernels, in the order of launch, and the operations of each run with the kernels of the sequence."""
+    own, trace = context.trace.kernels, context.trace
+    numbers: dict[str | None, int] = {key: number for number, key in enumerate(dict.fromkeys(sequence.keys))}
+    wanted = np.array([numbers[key] for key in sequence.keys], np.int64)[sequence.label]
+    of_name = np.full(len(trace.names) + 1, -1, np.int64)
+    names = find_distinct(own.name).tolist()
+    keys = make_kernel_keys([trace.names[name] if name >= 0 else None for name in names], match, families)
+    of_name[names] = [numbers.get(key, -1) for key in keys]
+    for run in runs:
+        kernels = run[run < len(own)]
+        if len(kernels) == len(wanted):
+            kernels = kernels[order_by_launch(context, kernels)]
+            if (of_name[own.name[kernels]] == wanted).all():
+                yield kernels, run
+
+
+def _measure_run(
+    context: Context, lanes: Sequence[Int64], starts: Sequence[Int64], kernels: Int64, operations: Int64
+) -> tuple[Int64, Int64, Int64, Int64, Int64]:
+    """Return the times of one instance, as the columns of `Excerpt`; of several GPUs their sum.
+
+    Args:
+        lanes, starts: of each GPU all operations by their start, and these.
+        kernels: in the order of launch.
+        operations: of the instance, the kernels among them.
+    """
+    gpu, count = context.gpu, len(kernels)
+    place = dict(zip(kernels.tolist(), range(count), strict=True))
+    exposed = np.zeros(count, np.int64)
+    idle, copies, others = (np.zeros(count + 1, np.int64) for _ in range(3))
+    of_gpu = find_gpus(context).index_of(operations)
+    for number in find_distinct(of_gpu).tolist():
+        mine = operations[of_gpu == number]
+        first_ns, last_ns = int(gpu.start_ns[mine].min()), int(gpu.end_ns[mine].max())
+        low, high = np.searchsorted(starts[number], [first_ns, last_ns])
+        rows = lanes[number][low:high]
+        if graphs := int((gpu.kind[rows] == GRAPH).sum()):
+            raise _make_graph_error(graphs)
+        start, end = gpu.start_ns[rows], np.minimum(gpu.end_ns[rows], last_ns)
+        before = np.maximum.accumulate(np.append(first_ns, end))[:-1]
+        at = np.array([place.get(row, count) for row in rows.tolist()], np.int64)
+        # What is no kernel of the sequence counts at the next one that is, or at the end.
+        following = np.minimum.accumulate(np.where(at < count, np.arange(len(at)), len(at))[::-1])[::-1]
+        slot = np.append(at, count)[following]
+        added = np.maximum(0, end - np.maximum(start, before))
+        is_mine, is_kernel = at < count, gpu.kind[rows] == KERNEL
+        exposed[at[is_mine]] += added[is_mine]
+        np.add.at(idle, slot, np.maximum(0, start - before))
+        np.add.at(copies, slot[~is_kernel], added[~is_kernel])
+        np.add.at(others, slot[is_kernel & ~is_mine], added[is_kernel & ~is_mine])
+    return gpu.end_ns[kernels] - gpu.start_ns[kernels], exposed, idle, copies, others
+
+
+def _find_constant_fields(context: Context, kernels: Int64) -> dict[tuple[str, str], Any]:
+    """Return by range and field the value that all instances around these kernels have, of at least two of them.
+
+    The number of a step, or the id of a request, is not among them.
+    """
+    ranges, names = context.instances, context.trace.names
+    listed, around = np.empty(0, np.int64), find_distinct(context.innermost[kernels])
+    while len(around := around[around >= 0]):
+        listed = np.concatenate([listed, around])
+        around = find_distinct(ranges.parent[around])
+    listed = find_distinct(listed)
+    values: dict[tuple[str, str], list[Any]] = {}
+    for name, fields in zip(ranges.name[listed].tolist(), get_instance_fields(context)[listed], strict=True):
+        for field, value in (fields or {}).items():
+            values.setdefault((names[name], field), []).append(value)
+    return {key: some[0] for key, some in values.items() if len(some) > 1 and all(one == some[0] for one in some)}

@@ -1,0 +1,355 @@
+"""`--fail-on`: whether a comparison fails, passes, or can't be judged (docs/compare.md).
+
+A limit fails only if the whole interval of the change lies beyond it, and passes only if the whole interval lies within
+it. In between the data does not show which of them is true.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from traceable.analysis.samples import NOT_ENOUGH_DATA, SLOWER
+from traceable.analysis.table import Table
+from traceable.errors import Message, UsageError
+from traceable.units import format_count, format_duration, format_number, format_percent
+
+PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
+STATES = (PASSED, UNKNOWN, FAILED)
+"""From the best to the worst."""
+
+REGRESSION = "regression"
+
+STEP_NAMES = ("step", "steps")
+"""What a limit calls the steps; a range of this name goes first if it has the metric."""
+
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)"
+_LIMIT = re.compile(
+    rf"(?P<range>.+)\.(?P<metric>[A-Za-z]\w*)\s*(?P<operator>[<>]=?)\s*(?P<amount>{_NUMBER})\s*(?P<unit>%|[a-zµ]*)",
+    re.DOTALL,
+)
+_REGRESSION = re.compile(rf"{REGRESSION}\s*(?::\s*(?P<least>{_NUMBER})\s*%)?")
+_PATH_PART = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([^/\"']+?))\s*(/|$)", re.DOTALL)
+_TIME_UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
+_UNITS = ("", "_ns", "_bytes", "_share", "_gb_per_s")
+"""Ends of the columns of a metric."""
+
+_EXAMPLES = "write RANGE.METRIC > AMOUNT, as in 'forward.gpu_busy_p50 > +3%' or 'step.wall_p50 > 2ms', or regression:5%"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit on the change of one metric of a range.
+
+    Attributes:
+        text: as given.
+        names: the end of the range's path; all of it if `anchored`.
+        anchored: whether nothing may be around the first of them.
+        metric: a column without `baseline_` or `candidate_`; its unit may be omitted.
+        operator: `>`, `>=`, `<` or `<=`: where it holds for the change, the comparison fails.
+        amount: a share for `%`, else ns, or a number without a unit.
+        unit: `%`, `ns`, or "" for a number.
+    """
+
+    text: str
+    names: tuple[str, ...]
+    anchored: bool
+    metric: str
+    operator: str
+    amount: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Regression:
+    """The condition that nothing is slower.
+
+    Attributes:
+        text: as given.
+        least_share: the change up to which slower is accepted.
+    """
+
+    text: str
+    least_share: float
+
+
+FailCondition: TypeAlias = Limit | Regression
+
+
+@dataclass(frozen=True)
+class Case:
+    """The verdict on one row.
+
+    Attributes:
+        subject: the range and its metric.
+        state: one of `STATES`.
+        message: why.
+    """
+
+    subject: str
+    state: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class ConditionResult:
+    """The verdict on one condition.
+
+    Attributes:
+        text: the condition as given.
+        state: one of `STATES`.
+        message: why.
+        cases: the rows that it is about.
+    """
+
+    text: str
+    state: str
+    message: Message
+    cases: tuple[Case, ...]
+
+
+def parse_fail_condition(text: str) -> FailCondition:
+    """Return the condition of `--fail-on`.
+
+    Raises:
+        UsageError: it is not one.
+
+    Examples:
+        >>> parse_fail_condition("step/forward.gpu_busy_p50 > +3%").names
+        ('step', 'forward')
+        >>> parse_fail_condition("'a/b'.cpu_p99_ns >= 2 ms").amount
+        2000000.0
+        >>> parse_fail_condition("regression:5%").least_share
+        0.05
+    """
+    words = text.strip()
+    if match := _REGRESSION.fullmatch(words):
+        least_share = float(match["least"] or 0) / 100
+        if least_share < 0:
+            raise UsageError("fail_on_malformed", f"--fail-on {text[:80]!r} has a negative share", _EXAMPLES)
+        return Regression(words, least_share)
+    match = _LIMIT.fullmatch(words)
+    if match is None:
+        raise UsageError("fail_on_malformed", f"--fail-on {text[:80]!r} is not a condition", _EXAMPLES)
+    unit, amount = match["unit"], float(match["amount"])
+    if unit == "%":
+        amount /= 100
+    elif unit in _TIME_UNITS:
+        unit, amount = "ns", amount * _TIME_UNITS[unit]
+    elif unit:
+        raise UsageError(
+            "fail_on_malformed",
+            f"--fail-on {text[:80]!r} has the unknown unit {unit!r}",
+            f"use %, {', '.join(_TIME_UNITS)}, or no unit for a count",
+        )
+    path = match["range"].strip()
+    names = _split_path(path.removeprefix("/"))
+    if not names:
+        raise UsageError("fail_on_malformed", f"--fail-on {text[:80]!r} has no range that can be read", _EXAMPLES)
+    return Limit(words, names, path.startswith("/"), match["metric"].lower(), match["operator"], amount, unit)
+
+
+def _split_path(path: str) -> tuple[str, ...]:
+    """Return the names of `OUTER/INNER`, some of which may be quoted; nothing for another text."""
+    names: list[str] = []
+    place, more = 0, True
+    while more:
+        part = _PATH_PART.match(path, place)
+        if part is None:
+            return ()
+        names.append(part[1] or part[2] or part[3])
+        place, more = part.end(), part[4] == "/"
+    return tuple(names)
+
+
+def evaluate_fail_condition(condition: FailCondition, ranges: Table, steps: Table) -> ConditionResult:
+    """Return whether a comparison meets a condition.
+
+    Args:
+        condition: what `parse_fail_condition` returned.
+        ranges, steps: these tables of `analysis.compare.compare_snapshots`.
+
+    Raises:
+        UsageError: no range has the name, or there is no such metric.
+    """
+    if isinstance(condition, Regression):
+        return _evaluate_regression(condition, ranges, steps)
+    cases = tuple(_evaluate_limit(condition, *row) for row in _select_rows(condition, ranges, steps))
+    state = max((case.state for case in cases), key=STATES.index)
+    message = next(case.message for case in cases if case.state == state)
+    return ConditionResult(condition.text, state, message, cases)
+
+
+def merge_states(results: Sequence[ConditionResult]) -> str:
+    """Return the worst state of some conditions; PASSED for none."""
+    return max((result.state for result in results), key=STATES.index, default=PASSED)
+
+
+# ---- limits
+
+
+def _select_rows(limit: Limit, ranges: Table, steps: Table) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the rows that a limit is about, each with the name of its subject and of its metric."""
+    found = [row for row in ranges.rows() if _matches(limit, row)]
+    metric = find_metric(limit.metric, ranges)
+    if found and metric is not None:
+        return [(f"{' / '.join(row['path'])} {metric}", metric, row) for row in found]
+    is_steps = limit.names[0] in STEP_NAMES and len(limit.names) == 1
+    if is_steps and len(steps) and (of_steps := find_metric(limit.metric, steps)) is not None:
+        return [(f"steps {of_steps}", of_steps, row) for row in steps.rows()]
+    if found or is_steps:
+        table = ranges if found else steps
+        raise UsageError(
+            "no_such_metric",
+            f"--fail-on {limit.text[:80]!r}: there is no metric {limit.metric[:40]!r}",
+            f"it is one of {', '.join(list_metrics(table))}" if len(table) else "there are no steps to compare",
+        )
+    raise UsageError(
+        "range_not_found",
+        f"--fail-on {limit.text[:80]!r}: no range of the two recordings is {'/'.join(limit.names)[:80]!r}",
+        "write its name, or its path as OUTER/INNER",
+    )
+
+
+def _matches(limit: Limit, row: dict[str, Any]) -> bool:
+    path, names = row["path"], limit.names
+    if len(path) < len(names) or (limit.anchored and len(path) != len(names)):
+        return False
+    last = path[-1], f"{row['domain'] or ''}:{path[-1]}"
+    return names[-1] in last and tuple(path[len(path) - len(names) : -1]) == names[:-1]
+
+
+def find_metric(word: str, table: Table) -> str | None:
+    """Return the metric of a table that a limit calls `word`, with or without its unit; None if there is none."""
+    return next((one for one in list_metrics(table) if word in (one, *(one + unit for unit in _UNITS))), None)
+
+
+def list_tested_metrics(table: Table) -> list[str]:
+    """Return the metrics of a table that have a verdict."""
+    return [name.removesuffix("_verdict") for name in table.columns if name.endswith("_verdict")]
+
+
+def list_judged_metrics(table: Table, row: Mapping[str, Any]) -> list[str]:
+    """Return the metrics with a verdict in a row of the table, without those that neither side has a value of."""
+    units = {metric: find_unit(metric, row) for metric in list_tested_metrics(table)}
+    sides = ("baseline", "candidate")
+    return [
+        metric
+        for metric, unit in units.items()
+        if row[f"{metric}_verdict"] is not None and any(row[f"{side}_{metric}{unit}"] is not None for side in sides)
+    ]
+
+
+def find_unit(metric: str, row: Mapping[str, Any]) -> str:
+    """Return the end of the columns with the values of a metric."""
+    return next(unit for unit in _UNITS if f"baseline_{metric}{unit}" in row)
+
+
+def list_metrics(table: Table) -> list[str]:
+    """Return the metrics of a table without their units, those with a verdict first."""
+    others = [name.removeprefix("baseline_") for name in table.columns if name.startswith("baseline_")]
+    plain = [next((name.removesuffix(unit) for unit in _UNITS[1:] if name.endswith(unit)), name) for name in others]
+    return list(dict.fromkeys((*list_tested_metrics(table), *plain)))
+
+
+def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]) -> Case:
+    """Return the verdict on one row: FAILED or PASSED only if all of the interval is on one side of the limit."""
+    unit = find_unit(metric, row)
+    if limit.unit not in ("%", "ns" if unit == "_ns" else ""):
+        is_time = unit == "_ns"
+        raise UsageError(
+            "fail_on_unit",
+            f"--fail-on {limit.text[:80]!r}: {metric} is {'a time' if is_time else 'not a time'}",
+            f"write a share as 3%, or {'a time as 2ms' if is_time else 'a number without a unit'}",
+        )
+    values = {side: row[f"{side}_{metric}{unit}"] for side in ("baseline", "candidate")}
+    if absent := [side for side, value in values.items() if value is None]:
+        return Case(subject, UNKNOWN, Message("metric_absent", f"{subject}: the {' and the '.join(absent)} has none"))
+    baseline, candidate = values.values()
+    if f"{metric}_verdict" in row:
+        shares = row[f"{metric}_low_share"], row[f"{metric}_high_share"]
+        if None in shares or not baseline:
+            return Case(subject, UNKNOWN, Message("not_enough_data", f"{subject}: not enough data to judge it"))
+        interval = shares if limit.unit == "%" else (shares[0] * baseline, shares[1] * baseline)
+    elif unit == "_ns":
+        words = f"{subject} has no interval, so that chance can't be ruled out; use a median or p99"
+        return Case(subject, UNKNOWN, Message("metric_not_tested", words))
+    else:
+        # A count is what it is.
+        interval = (candidate - baseline,) * 2
+        if limit.unit == "%":
+            interval = ((candidate - baseline) / baseline if baseline else math.inf if candidate else 0.0,) * 2
+    state = _judge(limit.operator, limit.amount, *interval)
+    words = f"{subject} changed by {_format_interval(interval, limit.unit)}"
+    return Case(subject, state, _make_message(state, words))
+
+
+def _make_message(state: str, words: str) -> Message:
+    return {
+        FAILED: Message("limit_exceeded", words),
+        PASSED: Message("limit_kept", words),
+        UNKNOWN: Message("limit_undecided", words),
+    }[state]
+
+
+def _judge(operator: str, limit: float, low: float, high: float) -> str:
+    """Return FAILED if all of the interval is beyond the limit, PASSED if none of it is, else UNKNOWN."""
+    if operator[0] == "<":
+        return _judge(operator.replace("<", ">"), -limit, -high, -low)
+    is_beyond, is_within = (low >= limit, high < limit) if operator == ">=" else (low > limit, high <= limit)
+    return FAILED if is_beyond else PASSED if is_within else UNKNOWN
+
+
+def _format_interval(interval: tuple[float, float], unit: str) -> str:
+    write = {"%": lambda share: f"{share * 100:.1f} %", "ns": format_duration}.get(unit, format_number)
+    low, high = (("+" if end >= 0 else "") + write(end) for end in interval)
+    return low if interval[0] == interval[1] else f"{low} to {high} (95 % interval)"
+
+
+# ---- regressions
+
+
+def _evaluate_regression(condition: Regression, ranges: Table, steps: Table) -> ConditionResult:
+    """Return the verdict on everything that was tested.
+
+    A row without enough data is not judged; the condition is UNKNOWN if no row is, or if one is slower by a share that
+    may be above or below the accepted one.
+    """
+    cases = [
+        _judge_row(condition, f"{subject} {metric}", metric, row)
+        for table, name in ((ranges, ""), (steps, "steps"))
+        for row in table.rows()
+        for subject in [name or " / ".join(row["path"])]
+        for metric in list_judged_metrics(table, row)
+    ]
+    judged = [case for case in cases if case.message.code != NOT_ENOUGH_DATA]
+    left_out = len(cases) - len(judged)
+    more = f"; {format_count(left_out, 'further measure')} without enough data" if left_out else ""
+    if not judged:
+        message = Message("not_enough_data", f"nothing has enough data to be judged{more}")
+        return ConditionResult(condition.text, UNKNOWN, message, tuple(cases))
+    state = max((case.state for case in judged), key=STATES.index)
+    if state == PASSED:
+        than = f" by more than {format_percent(condition.least_share)}" if condition.least_share else ""
+        message = Message("no_regression", f"none of {format_count(len(judged), 'measure')} is slower{than}{more}")
+    else:
+        worst = [case for case in judged if case.state == state]
+        others = f"; and {len(worst) - 1} more" if len(worst) > 1 else ""
+        message = _make_message(state, f"{worst[0].message}{others}")
+    return ConditionResult(condition.text, state, message, tuple(cases))
+
+
+def _judge_row(condition: Regression, subject: str, metric: str, row: dict[str, Any]) -> Case:
+    verdict, low, high = (row[f"{metric}_{name}"] for name in ("verdict", "low_share", "high_share"))
+    if verdict == NOT_ENOUGH_DATA:
+        return Case(subject, UNKNOWN, Message("not_enough_data", f"{subject}: not enough data to judge it"))
+    if verdict != SLOWER:
+        return Case(subject, PASSED, Message("no_regression", f"{subject} is not slower"))
+    if low is None or high is None:
+        state = UNKNOWN if condition.least_share else FAILED
+        return Case(subject, state, _make_message(state, f"{subject} is slower, by a share that is not known"))
+    state = _judge(">", condition.least_share, low, high) if condition.least_share else FAILED
+    return Case(subject, state, _make_message(state, f"{subject} is slower: {_format_interval((low, high), '%')}"))

@@ -1,0 +1,172 @@
+"""The peak rates of GPUs: `gpu_peaks.toml` next to this file, and files of users in the same form before it.
+
+Which GPUs a trace has, and what ran on them, is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from traceable.errors import TraceableError
+
+_FORM = (
+    "write it as [[gpu]] tables, each with name = '...', devices = ['regular expression', ...], and gb_per_s = ... or "
+    "tflop_per_s = { bf16 = ..., ... }"
+)
+_MAKER = re.compile(r"(NVIDIA |Tesla )+", re.IGNORECASE)
+
+_DTYPES = {
+    "float64": "fp64",
+    "double": "fp64",
+    "float32": "fp32",
+    "tensorfloat32": "tf32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "e4m3": "fp8",
+    "e5m2": "fp8",
+    "nvfp4": "fp4",
+    "mxfp4": "fp4",
+}
+"""Other names of the types of numbers; also `float8_...` and `float4_...`, as torch has them."""
+
+
+@dataclass(frozen=True)
+class GpuPeak:
+    """The peak rates of a model of GPUs.
+
+    Attributes:
+        name: of the model.
+        pattern: finds the names of its devices, whole, without the maker's.
+        multiprocessors: how many it has; None if that differs among those of the name.
+        gb_per_s: of its own memory, in 10**9 bytes a second; None if not given.
+        tflop_per_s: by type of number, in 10**12 operations a second, dense.
+        is_given: whether a file of the user has it, which goes before what a recording reports.
+    """
+
+    name: str
+    pattern: re.Pattern[str]
+    multiprocessors: int | None
+    gb_per_s: float | None
+    tflop_per_s: Mapping[str, float]
+    is_given: bool
+
+
+def load_peaks(path: Path | None = None) -> tuple[GpuPeak, ...]:
+    """Return the peaks in the order in which they are tried: those of `path`, then those that traceable knows.
+
+    Args:
+        path: a TOML file in the form of `gpu_peaks.toml`. None for traceable's own alone.
+
+    Raises:
+        TraceableError: the file can't be read or holds anything but peaks.
+    """
+    return (*(_load_file(path, is_given=True) if path else ()), *_load_own_peaks())
+
+
+def find_peak(name: str, multiprocessors: int | None, peaks: Sequence[GpuPeak]) -> GpuPeak | None:
+    """Return the peaks of the GPU that reports this name and number of multiprocessors; None if they are not known.
+
+    Examples:
+        >>> found = find_peak("NVIDIA A100-SXM4-80GB", 108, load_peaks())
+        >>> found.name, found.tflop_per_s["bf16"]
+        ('A100 80GB SXM', 312.0)
+        >>> find_peak("NVIDIA A100-SXM4-80GB", 42, load_peaks()) is None  # a part of one
+        True
+    """
+    model = _MAKER.sub("", name)
+    return next(
+        (
+            one
+            for one in peaks
+            if one.pattern.fullmatch(model)
+            and (None in (one.multiprocessors, multiprocessors) or one.multiprocessors == multiprocessors)
+        ),
+        None,
+    )
+
+
+def normalize_dtype(text: str) -> str:
+    """Return the name that the files of peaks have for a type of number, which may be torch's.
+
+    Examples:
+        >>> [normalize_dtype(text) for text in ("BF16", "torch.bfloat16", "float8_e4m3fn", "int4")]
+        ['bf16', 'bf16', 'fp8', 'int4']
+    """
+    word = text.strip().lower().removeprefix("torch.")
+    if match := re.match(r"float([48])_", word):
+        return f"fp{match[1]}"
+    return _DTYPES.get(word, word)
+
+
+@cache
+def _load_own_peaks() -> tuple[GpuPeak, ...]:
+    return _load_file(Path(__file__).with_suffix(".toml"), is_given=False)
+
+
+def _load_file(path: Path, *, is_given: bool) -> tuple[GpuPeak, ...]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TraceableError(
+            "file_unreadable", f"{path}: {error.strerror or error}", "name a readable file of peaks"
+        ) from None
+    except UnicodeDecodeError:
+        raise TraceableError("file_not_utf8", f"{path}: not UTF-8 text", _FORM) from None
+    except tomllib.TOMLDecodeError as error:
+        raise TraceableError("toml_invalid", f"{path}: {error}", _FORM) from None
+    entries = document.pop("gpu", None)
+    if document:
+        raise TraceableError("unknown_key", f"{path}: unknown key {next(iter(document))!r}", _FORM)
+    if not isinstance(entries, list) or not entries:
+        raise TraceableError("no_peaks_in_file", f"{path}: has no [[gpu]]", _FORM)
+    return tuple(_parse_peak(entry, f"{path}, gpu {number}", is_given) for number, entry in enumerate(entries, 1))
+
+
+def _parse_peak(entry: object, place: str, is_given: bool) -> GpuPeak:
+    optional = {"multiprocessors", "gb_per_s", "tflop_per_s"}
+    if not isinstance(entry, dict) or not {"name", "devices"} <= set(entry) <= {"name", "devices", *optional}:
+        raise TraceableError("peak_malformed", f"{place}: lacks name or devices, or has another key", _FORM)
+    name, devices, rates = entry["name"], entry["devices"], entry.get("tflop_per_s", {})
+    if not isinstance(name, str) or not name:
+        raise TraceableError("peak_name_invalid", f"{place}: its name is not a text", _FORM)
+    place = f"{place} ({name})"
+    if not isinstance(devices, list) or not devices or not all(isinstance(one, str) and one for one in devices):
+        raise TraceableError("peak_devices_invalid", f"{place}: its devices are not a list of texts", _FORM)
+    if not isinstance(rates, dict):
+        raise TraceableError("peak_rate_invalid", f"{place}: its tflop_per_s are not by type of number", _FORM)
+    multiprocessors = entry.get("multiprocessors")
+    for key, number in {**entry, **rates}.items():
+        if key in ("multiprocessors", "gb_per_s", *rates) and not _is_positive(number):
+            raise TraceableError("peak_rate_invalid", f"{place}: its {key} is not a number above 0", _FORM)
+    return GpuPeak(
+        name,
+        re.compile("|".join(_check_pattern(one, place) for one in devices), re.IGNORECASE),
+        None if multiprocessors is None else int(multiprocessors),
+        float(entry["gb_per_s"]) if "gb_per_s" in entry else None,
+        {normalize_dtype(dtype): float(rate) for dtype, rate in rates.items()},
+        is_given,
+    )
+
+
+def _is_positive(number: Any) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < float("inf")
+
+
+def _check_pattern(pattern: str, place: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        remedy = "correct the regular expression; a backslash before a special character takes it literally"
+        raise TraceableError("regex_invalid", f"{place}: {pattern!r}: {error}", remedy) from None
+    return f"(?:{_MAKER.sub('', pattern)})"

@@ -1,0 +1,312 @@
+"""The view rates: how fast ranges did the work that the program declared of them, and what share of the peak that is.
+
+Work is declared (`annotate(..., work={"flops": ..., "bytes": ...})`, or the fields `flops` and `bytes` of a payload)
+and never inferred. It is that of the instance that declares it: the work of ranges inside another is not added to it.
+
+A rate is the work of instances over their time: over GPU time only of those that have GPU operations. Clipped instances
+did an unknown part of their work, and are in no rate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from traceable.analysis.context import Context
+from traceable.analysis.fields import get_field_values
+from traceable.analysis.gpu_peaks import GpuPeak, find_peak, load_peaks, normalize_dtype
+from traceable.analysis.gpus import find_gpus
+from traceable.analysis.grouping import find_single_value, sum_groups
+from traceable.analysis.profile import STYLES, InstanceCosts, group_by_keys, measure_selected_instances
+from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
+from traceable.errors import Message, MissingDataError
+from traceable.trace.model import PUSH_POP, Bool, Float64, Int64, NDArray
+
+BY = ("path", "name")
+"""Units of a row."""
+
+_SEVERAL = -2
+"""The GPU of an instance whose operations ran on several; -1 is that of one without operations."""
+
+_ROWS_IN_NOTE = 3
+
+_REASONS = {
+    "work_on_several_gpus": "instances ran on several GPUs at once, and the rate is that of all of them together",
+    "work_on_several_models": "the instances ran on several models of GPUs, which have no peak in common; select one "
+    "with --device",
+    "gpu_model_not_recorded": "the recording does not name the GPU",
+    "gpu_peak_unknown": "the peak of this GPU is not known; give it with --peaks FILE (traceable help rates)",
+    "work_without_dtype": "the type of number of the flops is not declared; add 'dtype': 'bf16' to the work, or "
+    "give --dtype",
+    "work_of_several_dtypes": "flops of several types of numbers have no peak in common; give them names of their own",
+    "dtype_peak_unknown": "the peak of this GPU is not known for this type of number; give it with --peaks FILE "
+    "(traceable help rates)",
+    "work_above_peak": "this is more than the peak: the declared work, its dtype or the attribution of GPU work is off",
+}
+"""By code why a row with a rate has no share of the peak, in the order in which they are tried; last, why it can't be
+trusted."""
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """A kind of work.
+
+    Attributes:
+        field: that declares it, as a number from 0.
+        rate: the name of its rate, with the unit.
+        per_ns: one unit of work in a nanosecond, in the unit of the rate.
+    """
+
+    field: str
+    rate: str
+    per_ns: float
+
+
+_FLOPS = _Measure("flops", "tflop_per_s", 1e-3)
+_BYTES = _Measure("bytes", "gb_per_s", 1.0)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The model of a GPU, as it was recorded, and its peaks, None if they are not known."""
+
+    name: str
+    memory_gb_per_s: float | None
+    peak: GpuPeak | None
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """The peak of its memory: as given by the user, else as recorded, else as known of the model."""
+        own = None if self.peak is None else self.peak.gb_per_s
+        if own is not None and self.peak is not None and self.peak.is_given:
+            return own
+        return self.memory_gb_per_s or own
+
+
+def rates(
+    context: Context,
+    *,
+    by: str = "path",
+    range_name: str | None = None,
+    peaks: Sequence[GpuPeak] | None = None,
+    dtype: str | None = None,
+) -> Table:
+    """Return the rates of the ranges that declare work, those with the most GPU time first.
+
+    Args:
+        by: one of BY.
+        range_name: only rows of ranges of this name, or `domain:name`.
+        peaks: of GPUs, of which the first that fits counts; None for those that traceable knows.
+        dtype: the type of number of flops that are declared without one; None if that is not known.
+
+    Raises:
+        MissingDataError: no range declares work, or none of that name does.
+    """
+    selected = context.selected_instances
+    wanted = selected if range_name is None else context.mask_instances(range_name)
+    amounts = {measure: _read_numbers(context, measure.field) for measure in (_FLOPS, _BYTES)}
+    instances, costs = measure_selected_instances(context)
+    work = {measure: amount[selected] for measure, (amount, _) in amounts.items()}
+    declares = (wanted[selected] & instances.entered) & ~np.logical_and.reduce([np.isnan(one) for one in work.values()])
+    if not declares.any():
+        raise MissingDataError(
+            "no_work_declared",
+            "no range declares work" if range_name is None else f"no range {range_name!r} declares work",
+            "declare it, as in annotate('matmul', work={'flops': 2 * m * n * k}) (traceable help rates)",
+        )
+    keys = (instances.path, instances.domain, instances.style)
+    group, first = group_by_keys(*keys if by == "path" else (instances.domain, instances.name, instances.style))
+    groups = len(first)
+    whole = declares & ~instances.clipped
+    worked = whole & (costs.work.operations > 0)
+
+    models, model = _find_models(context, load_peaks() if peaks is None else peaks)
+    model = model[selected]
+    model_count, model_of_row = find_single_value(group[worked], model[worked], groups)
+    on_several = np.bincount(group[worked & (model == _SEVERAL)], minlength=groups) > 0
+    dtypes, dtype_of = _read_dtypes(context, dtype)
+    with_flops = whole & ~np.isnan(work[_FLOPS])
+    dtype_count, dtype_of_row = find_single_value(group[with_flops], dtype_of[selected][with_flops], groups)
+    lacks_dtype = np.bincount(group[with_flops & (dtype_of[selected] < 0)], minlength=groups) > 0
+
+    names, domains, paths = context.trace.names, instances.domain[first].tolist(), instances.path[first].tolist()
+    columns: dict[str, NDArray[Any]] = {
+        "path": pack_objects([names[one] for one in instances.paths[path]] for path in paths),
+        "name": pack_objects(names[one] for one in instances.name[first].tolist()),
+        "domain": pack_objects(names[one] if one >= 0 else None for one in domains),
+        "style": pack_objects(STYLES[one != PUSH_POP] for one in instances.style[first].tolist()),
+        "count": np.bincount(group[instances.entered], minlength=groups),
+        "work_count": np.bincount(group[declares], minlength=groups),
+        "clipped": np.bincount(group[declares & instances.clipped], minlength=groups),
+        "gpu": pack_objects(models[one].name or None if one >= 0 else None for one in model_of_row.tolist()),
+        "dtype": pack_objects(dtypes[one] if one >= 0 else None for one in dtype_of_row.tolist()),
+    }
+    cpu_ns = instances.end_ns - instances.start_ns
+    for measure, amount in work.items():
+        columns |= _measure_rates(measure, amount, whole, worked, cpu_ns, costs, group, groups)
+
+    reasons: dict[str, dict[str, None]] = {code: {} for code in _REASONS}
+    for measure in work:
+        peak_of_row, share = np.full(groups, np.nan), np.full(groups, np.nan)
+        rate = columns[measure.rate]
+        for row in np.flatnonzero(~np.isnan(rate)).tolist():
+            one = models[model_of_row[row]] if model_of_row[row] >= 0 else None
+            reason, peak = "", None
+            if on_several[row]:
+                reason = "work_on_several_gpus"
+            elif model_count[row] > 1:
+                reason = "work_on_several_models"
+            elif one is None or (not one.name and one.gb_per_s is None):
+                reason = "gpu_model_not_recorded"
+            elif measure is _BYTES:
+                peak = one.gb_per_s
+                reason = "" if peak else "gpu_peak_unknown"
+            elif one.peak is None:
+                reason = "gpu_peak_unknown" if one.name else "gpu_model_not_recorded"
+            elif lacks_dtype[row]:
+                reason = "work_without_dtype"
+            elif dtype_count[row] > 1:
+                reason = "work_of_several_dtypes"
+            else:
+                peak = one.peak.tflop_per_s.get(dtypes[dtype_of_row[row]])
+                reason = "" if peak else "dtype_peak_unknown"
+            if peak:
+                peak_of_row[row], share[row] = peak, rate[row] / peak
+                reason = "work_above_peak" if share[row] > 1 else ""
+            if reason:
+                reasons[reason][columns["name"][row]] = None
+        columns |= {f"peak_{measure.rate}": peak_of_row, f"{measure.field}_share": share}
+    if by == "name":
+        del columns["path"]
+    gpu_ns = np.maximum(*(np.maximum(columns[f"{measure.field}_gpu_busy_ns"], 0) for measure in work))
+    order = np.lexsort((-np.bincount(group[declares], cpu_ns[declares], groups), -gpu_ns))
+    notes = [*_describe_reasons(reasons), *_describe_invalid(amounts)]
+    if not len(context.gpu):
+        notes.append(Message("rates_without_gpu", "no GPU operation was recorded: rates are over CPU time alone"))
+    return Table(columns, notes=tuple(notes)).take(order[columns["work_count"][order] > 0])
+
+
+def _measure_rates(
+    measure: _Measure,
+    amount: Float64,
+    whole: Bool,
+    worked: Bool,
+    cpu_ns: Int64,
+    costs: InstanceCosts,
+    group: Int64,
+    groups: int,
+) -> dict[str, NDArray[Any]]:
+    """Return the work of each group, its times and its rates.
+
+    Args:
+        amount: the work of each instance; NaN if it declares none.
+        whole: which instances declare work and are not clipped.
+        worked: which of these have GPU operations.
+        cpu_ns: of each instance.
+    """
+    of_all, on_gpu = (np.flatnonzero(one & ~np.isnan(amount)) for one in (whole, worked))
+    count, gpu_count = (np.bincount(group[one], minlength=groups) for one in (of_all, on_gpu))
+    total, gpu_total = (np.bincount(group[one], amount[one], groups) for one in (of_all, on_gpu))
+    cpu, busy, span = (
+        sum_groups(group[one], times[one], groups)
+        for one, times in ((of_all, cpu_ns), (on_gpu, costs.work.busy_ns), (on_gpu, costs.work.span_ns))
+    )
+    return {
+        f"{measure.field}_count": count,
+        f"work_{measure.field}": np.where(count > 0, total, np.nan),
+        f"{measure.field}_cpu_ns": mask_integers(cpu, count > 0),
+        f"{measure.field}_gpu_count": mask_integers(gpu_count, gpu_count > 0),
+        f"{measure.field}_gpu_busy_ns": mask_integers(busy, gpu_count > 0),
+        f"{measure.field}_gpu_span_ns": mask_integers(span, gpu_count > 0),
+        measure.rate: compute_ratios(gpu_total, busy) * measure.per_ns,
+        f"gpu_span_{measure.rate}": compute_ratios(gpu_total, span) * measure.per_ns,
+        f"cpu_{measure.rate}": compute_ratios(total, cpu) * measure.per_ns,
+    }
+
+
+def _read_numbers(context: Context, field: str) -> tuple[Float64, int]:
+    """Return the number that each instance has as a field, and how many have something else than a number from 0 there.
+
+    Without a number from 0 it is NaN.
+    """
+    try:
+        values, value = get_field_values(context, field)
+    except MissingDataError:
+        return np.full(len(context.instances), np.nan), 0
+    numbers = np.full(len(values), np.nan)
+    for i, one in enumerate(values[:-1].tolist()):
+        try:
+            # Numbers among texts are JSON.
+            number = json.loads(one) if isinstance(one, str) else one
+        except ValueError:
+            continue
+        if isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number < float("inf"):
+            numbers[i] = number
+    is_invalid = np.isnan(numbers)
+    is_invalid[-1] = False
+    return numbers[value], int(np.count_nonzero(is_invalid[value]))
+
+
+def _read_dtypes(context: Context, default: str | None) -> tuple[list[str], Int64]:
+    """Return the types of numbers that instances declare, and the index of each instance's own; -1 for none.
+
+    Args:
+        default: that of instances that declare none.
+    """
+    dtypes: dict[str, int] = {} if default is None else {normalize_dtype(default): 0}
+    try:
+        values, value = get_field_values(context, "dtype")
+    except MissingDataError:
+        return list(dtypes), np.full(len(context.instances), len(dtypes) - 1, np.int64)
+    numbers = [dtypes.setdefault(normalize_dtype(str(one)), len(dtypes)) for one in values[:-1].tolist()]
+    return list(dtypes), np.array([*numbers, -1 if default is None else 0], np.int64)[value]
+
+
+def _find_models(context: Context, peaks: Sequence[GpuPeak]) -> tuple[list[_Model], Int64]:
+    """Return the models of the GPUs, and the index of that on which each instance ran; -1 for none, or _SEVERAL."""
+    of_instance = np.full(len(context.instances), -1, np.int64)
+    if not len(context.gpu):
+        return [], of_instance
+    used = find_gpus(context)
+    for instance, operation in context.iter_operation_pairs():
+        # All pairs of an instance come together; the last of them stays.
+        gpu = used.index_of(operation)
+        of_instance[instance] = gpu
+        of_instance[instance[of_instance[instance] != gpu]] = _SEVERAL
+    devices = {device.number: device for device in context.trace.devices}
+    models: list[_Model] = []
+    model_of_gpu = []
+    for number in used.number:
+        device = devices.get(number)
+        if device is None:
+            model = _Model("", None, None)
+        else:
+            memory = device.memory_bytes_per_s
+            peak = find_peak(device.name, device.multiprocessors or None, peaks)
+            model = _Model(device.name, None if not memory else memory / 1e9, peak)
+        if model not in models:
+            models.append(model)
+        model_of_gpu.append(models.index(model))
+    return models, np.array([*model_of_gpu, _SEVERAL, -1], np.int64)[of_instance]
+
+
+def _describe_reasons(reasons: dict[str, dict[str, None]]) -> list[Message]:
+    notes = []
+    for code, rows in reasons.items():
+        if rows:
+            listed = ", ".join(list(rows)[:_ROWS_IN_NOTE]) + (" ..." if len(rows) > _ROWS_IN_NOTE else "")
+            share = "" if code == "work_above_peak" else "no share of the peak: "
+            notes.append(Message(code, f"{listed}: {share}{_REASONS[code]}"))
+    return notes
+
+
+def _describe_invalid(amounts: dict[_Measure, tuple[Float64, int]]) -> list[Message]:
+    return [
+        Message("work_invalid", f"{count} instances have {measure.field} that are not a number from 0: ignored")
+        for measure, (_, count) in amounts.items()
+        if count
+    ]

@@ -1,0 +1,350 @@
+"""Baselines: snapshots of recordings in a file that is small enough to be committed, and that outlives the recordings.
+
+JSON text with one line for each column and each list of samples, in the order of the snapshot: two files of equal
+snapshots are equal, and a difference of two can be read. docs/baselines.md describes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traceable.analysis.snapshot import SampleKey, Snapshot
+from traceable.analysis.table import Table, pack_objects
+from traceable.errors import Message, TraceError, UsageError
+from traceable.protocol import untrusted
+from traceable.trace.model import NULL, Int64, NDArray
+
+DIRECTORY = Path("traceable-baselines")
+"""Where baselines are kept, relative to the working directory."""
+
+SUFFIX = ".json"
+SCHEMA = "traceable.baseline/1"
+_SCHEMA_NAME = SCHEMA.partition("/")[0]
+
+EXCLUDED = "samples_excluded"
+"""The fact of a snapshot that counts the samples that a baseline excludes; missing for none."""
+
+SAMPLES_MAX = (1024, 512, 256, 128, 64)
+"""How many samples of one range and measure are kept: the first number with which the file has no more than
+ALL_SAMPLES_MAX, else the last."""
+
+ALL_SAMPLES_MAX = 200_000
+"""A sample takes about 8 bytes."""
+
+_RUNS = 8
+"""Samples are excluded between this many runs of consecutive ones: neighbors show how alike successive instances are,
+which a comparison needs."""
+
+_LEVELS = {"label": 0, "facts": 2, "tables": 3, "samples": 1}
+"""How many levels of each part of a snapshot are spread over lines."""
+
+_DTYPES = frozenset(
+    {"object", "bool", "float32", "float64"} | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+_NOT_FINITE = {None: float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+"""How a column of real numbers has those that JSON has not."""
+
+_TABLE: dict[str, Any] = {"columns!": {"*": {"dtype!": untrusted.TEXT}}}
+_SHAPE = {
+    "schema!": untrusted.TEXT,
+    "snapshots!": [
+        {
+            "label!": untrusted.TEXT,
+            "facts!": {"conditions": {}, EXCLUDED: untrusted.COUNT},
+            "tables!": {"*": _TABLE},
+            "samples!": [
+                {
+                    "path!": [untrusted.TEXT],
+                    "domain?": untrusted.TEXT,
+                    **dict.fromkeys(("style!", "measure!"), untrusted.TEXT),
+                    "excluded!": untrusted.COUNT,
+                    "values!": [untrusted.WHOLE],
+                }
+            ],
+        }
+    ],
+}
+
+
+# ---- names and places
+
+
+def find_baseline_path(name: str) -> Path:
+    """Return the file of a baseline, which need not exist.
+
+    Args:
+        name: a name, or a path, which has a `/` or ends in `.json`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if os.sep in name or name.endswith(SUFFIX):
+        return Path(name)
+    if not name or name.startswith(".") or not all(one.isalnum() or one in "._-" for one in name):
+        raise UsageError(
+            "baseline_name_invalid",
+            f"invalid name of a baseline: {name[:80]!r}",
+            "use letters, digits, `.`, `_` and `-`, or give a path",
+        )
+    return DIRECTORY / f"{name}{SUFFIX}"
+
+
+def list_baselines() -> list[Path]:
+    """Return the baselines in `DIRECTORY`, by name."""
+    return sorted(path for path in DIRECTORY.glob(f"*{SUFFIX}") if is_baseline(path))
+
+
+def is_baseline(path: Path) -> bool:
+    """Whether a file begins as a baseline, of any version, does."""
+    start = b""
+    with contextlib.suppress(OSError), untrusted.open_regular(path, follow=True) as file:
+        start = file.read(128)
+    return f'"schema": "{_SCHEMA_NAME}/'.encode() in start
+
+
+# ---- writing
+
+
+def check_new_baseline(path: Path) -> None:
+    """Reject a file that exists.
+
+    Raises:
+        UsageError: it does.
+    """
+    if untrusted.exists(path):
+        raise UsageError("baseline_exists", f"{path} exists", "give another name, or replace it with --force")
+
+
+def save_baseline(path: Path, snapshots: Sequence[Snapshot], *, force: bool = False) -> int:
+    """Write a baseline, whole or not at all, and return how many samples it excludes.
+
+    Args:
+        path: the file; its directory is created.
+        snapshots: one or several runs of the same.
+        force: replace an earlier one, but no file of another kind.
+
+    Raises:
+        UsageError: there is a file of this name, or it can't be written.
+    """
+    if not force:
+        check_new_baseline(path)
+    elif untrusted.exists(path) and not is_baseline(path):
+        raise UsageError(
+            "not_a_baseline", f"{path} is not a baseline, so it is not replaced", "give another name or path"
+        )
+    counts = [len(values) for snapshot in snapshots for values in snapshot.samples.values()]
+    fitting = (one for one in SAMPLES_MAX if sum(min(count, one) for count in counts) <= ALL_SAMPLES_MAX)
+    limit = next(fitting, SAMPLES_MAX[-1])
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "snapshots": [_encode_snapshot(snapshot, limit) for snapshot in snapshots],
+    }
+    part = path.with_name(f".{path.name}.part-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(_format_document(content), encoding="ascii")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            "baseline_not_written", f"can't write {path}: {error.strerror}", "check the disk and permissions"
+        ) from None
+    return sum(one["excluded"] for snapshot in content["snapshots"] for one in snapshot["samples"])
+
+
+def _encode_snapshot(snapshot: Snapshot, limit: int) -> dict[str, Any]:
+    samples = []
+    excluded = 0
+    for key, values in snapshot.samples.items():
+        kept = _thin_out(values, limit)
+        excluded += len(values) - len(kept)
+        samples.append(
+            {**key._asdict(), "path": list(key.path), "excluded": len(values) - len(kept), "values": kept.tolist()}
+        )
+    facts = dict(snapshot.facts)
+    if excluded:
+        facts[EXCLUDED] = facts.get(EXCLUDED, 0) + excluded
+    return {
+        "label": snapshot.label,
+        "facts": _make_plain(facts),
+        "tables": {name: _encode_table(table) for name, table in snapshot.tables.items()},
+        "samples": samples,
+    }
+
+
+def _thin_out(values: Int64, limit: int) -> Int64:
+    """Return at most `limit` values, in runs of consecutive ones that are spread evenly."""
+    if len(values) <= limit:
+        return values
+    length = limit // _RUNS
+    starts = np.linspace(0, len(values) - length, _RUNS).astype(np.int64)
+    kept: Int64 = np.concatenate([values[start : start + length] for start in starts.tolist()])
+    return kept
+
+
+def _encode_table(table: Table) -> dict[str, Any]:
+    encoded: dict[str, Any] = {"columns": {name: _encode_column(values) for name, values in table.values.items()}}
+    if table.notes:
+        encoded["notes"] = [note.as_dict for note in table.notes]
+    if table.others:
+        encoded["others"] = {name: _encode_table(other) for name, other in table.others.items()}
+    return encoded
+
+
+def _encode_column(values: NDArray[Any]) -> dict[str, Any]:
+    """Return a column: its `values`; or, where many objects are equal, the different ones and the `places` in them."""
+    dtype = values.dtype.name if values.dtype.name in _DTYPES else "object"
+    plain: list[Any] = [_make_plain(value) for value in values.tolist()]
+    if dtype == "int64":
+        plain = [None if value == NULL else value for value in plain]
+    if dtype.startswith("float"):
+        plain = [str(value) if abs(value) == float("inf") else _make_plain(value) for value in values.tolist()]
+    if dtype == "object":
+        texts = [json.dumps(value) for value in plain]
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        if len(places) <= len(plain) // 2:
+            distinct = [json.loads(text) for text in places]
+            return {"dtype": dtype, "places": [places[text] for text in texts], "values": distinct}
+    return {"dtype": dtype, "values": plain}
+
+
+def _make_plain(value: Any) -> Any:
+    """Return a value as JSON has it: without numpy's numbers and tuples; what is not a number is None."""
+    if isinstance(value, Mapping):
+        return {str(key): _make_plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_make_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and value - value != 0 else value
+
+
+def _format_document(content: Mapping[str, Any]) -> str:
+    snapshots = [
+        "  {\n"
+        + ",\n".join(f'   "{key}": {_format_value(value, _LEVELS[key], "   ")}' for key, value in snapshot.items())
+        + "\n  }"
+        for snapshot in content["snapshots"]
+    ]
+    return f'{{\n "schema": "{content["schema"]}",\n "snapshots": [\n' + ",\n".join(snapshots) + "\n ]\n}\n"
+
+
+def _format_value(value: Any, levels: int, indent: str) -> str:
+    """Return a value as JSON, of which this many levels have a line for each member."""
+    if not levels or not value or not isinstance(value, dict | list):
+        return json.dumps(value, separators=(",", ":"))
+    inner = indent + " "
+    if isinstance(value, dict):
+        members = [f"{json.dumps(key)}: {_format_value(one, levels - 1, inner)}" for key, one in value.items()]
+        return "{\n" + ",\n".join(inner + member for member in members) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _format_value(one, levels - 1, inner) for one in value) + f"\n{indent}]"
+
+
+# ---- reading
+
+
+def load_baseline(path: Path) -> tuple[Snapshot, ...]:
+    """Return the snapshots of a baseline.
+
+    Raises:
+        TraceError: there is no such file, it is no baseline, it is damaged, or a newer traceable wrote it.
+    """
+    try:
+        text = untrusted.read_file(path, follow=True)
+    except FileNotFoundError:
+        raise _make_missing_error(path) from None
+    except OSError as error:
+        raise TraceError("baseline_unreadable", f"can't read {path}: {error.strerror}", "check the file") from None
+    remedy = "save it again: traceable baseline save"
+    if not is_baseline(path):
+        raise TraceError("not_a_baseline", f"{path} is not a baseline of traceable", remedy)
+    try:
+        content = untrusted.parse_json(text)
+        schema = content.get("schema") if isinstance(content, dict) else None
+        if isinstance(schema, str) and schema != SCHEMA and schema.startswith(f"{_SCHEMA_NAME}/"):
+            problem = f"{path} has the schema {schema[:40]}, and this traceable reads {SCHEMA}"
+            raise TraceError("baseline_too_new", problem, "update traceable, or save the baseline again")
+        snapshots = untrusted.validate_shape(content, _SHAPE)["snapshots"]
+        return tuple(map(_decode_snapshot, snapshots))
+    except (ValueError, OverflowError, RecursionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise TraceError("baseline_damaged", f"{path} is damaged: {reason[:200]}", remedy) from None
+
+
+def _make_missing_error(path: Path) -> TraceError:
+    names = [one.stem for one in list_baselines()]
+    if path.parent != DIRECTORY:
+        return TraceError("no_such_baseline", f"there is no file {path}", "save it: traceable baseline save")
+    near = difflib.get_close_matches(path.stem, names, n=1)
+    known = f"did you mean {near[0]}?" if near else "type `traceable baseline list` for all of them"
+    remedy = known if names else "save one: traceable baseline save NAME RUN"
+    return TraceError("no_such_baseline", f"there is no baseline {path.stem} in {DIRECTORY}/", remedy)
+
+
+def _decode_snapshot(content: Mapping[str, Any]) -> Snapshot:
+    """Return a snapshot.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    return Snapshot(
+        label=content["label"],
+        facts=content["facts"],
+        tables={name: _decode_table(table, f"tables.{name}") for name, table in content["tables"].items()},
+        samples={
+            SampleKey(tuple(one["path"]), one["domain"], one["style"], one["measure"]): np.array(
+                one["values"], np.int64
+            )
+            for one in content["samples"]
+        },
+    )
+
+
+def _decode_table(content: Any, where: str) -> Table:
+    untrusted.validate_shape(content, {**_TABLE, "notes": [{"code!": untrusted.TEXT, "text!": untrusted.TEXT}]})
+    columns = {
+        name: _decode_column(column, f"{where}.{name[:40]}") for name, column in (content["columns"] or {}).items()
+    }
+    if len({len(values) for values in columns.values()}) > 1:
+        raise ValueError(f"the columns of `{where}` differ in length")
+    others = content.get("others") or {}
+    if not isinstance(others, dict):
+        raise ValueError(f"`{where}.others` is not an object")
+    return Table(
+        columns,
+        others={name: _decode_table(other, f"{where}.{name[:40]}") for name, other in others.items()},
+        notes=tuple(Message(note["code"], note["text"]) for note in content.get("notes") or ()),
+    )
+
+
+def _decode_column(content: Any, where: str) -> NDArray[Any]:
+    dtype, values, places = (
+        (content.get(key) for key in ("dtype", "values", "places")) if content else (None, None, None)
+    )
+    if dtype not in _DTYPES or not isinstance(values, list):
+        raise ValueError(f"`{where}` is not a column")
+    if places is not None:
+        if not isinstance(places, list) or not all(type(one) is int and 0 <= one < len(values) for one in places):
+            raise ValueError(f"`{where}.places` are not places in its values")
+        values = [values[place] for place in places]
+    if dtype == "object":
+        return pack_objects(values)
+    kind = np.dtype(dtype).kind
+    types = {"b": (bool,), "f": (float, int)}.get(kind, (int,))
+    if kind == "f":
+        values = [_NOT_FINITE.get(value, value) if value is None or type(value) is str else value for value in values]
+    elif dtype == "int64":
+        values = [NULL if value is None else value for value in values]
+    if not all(type(value) in types for value in values):
+        raise ValueError(f"`{where}` has a value that is not of its type")
+    return np.array(values, dtype)

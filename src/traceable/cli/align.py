@@ -1,0 +1,295 @@
+"""Check how faithful a mock is: its kernels against those of the full model.
+
+    traceable align FULL_MODEL MOCK [--layer 5] [--within 2] [--expect-shares FILE]
+
+REFERENCE is the recording of the full model, CANDIDATE that of the mock. The kernels of one steady step, range or layer
+of both are aligned, and a checklist is measured: names, latency, missing and extra kernels, shapes, order.
+
+Exit code: 0 if all checks pass, 1 if one fails, 2 if one can't be told or the recordings can't be compared. See
+`traceable help align`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from traceable.cli import profile
+from traceable.cli.options import (
+    STDOUT,
+    add_raw_argument,
+    check_output_files,
+    has_table_output,
+    parse_non_negative_int,
+)
+from traceable.cli.selection import add_filter_arguments, add_name_arguments, resolve_name_rules, select_requested_part
+from traceable.errors import Message, MissingDataError, UsageError
+from traceable.report import OUTPUTS, Content
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from traceable.analysis.align import AlignedPart, Selection, Tolerance
+    from traceable.recording import Recording
+    from traceable.report.align import AlignedRecordings
+    from traceable.report.page import Page
+    from traceable.report.row_filter import Row, RowFilter
+
+TERMINAL_ROWS = 30
+"""How many kernels are shown without --top."""
+
+PHASE = "phase"
+"""The field of ranges by which phases are kept apart."""
+
+EXIT_CODES = {"passed": 0, "failed": 1, "unknown": 2}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `align` takes."""
+    for word, meaning in (("reference", "the full model"), ("candidate", "the mock")):
+        parser.add_argument(
+            word,
+            metavar=word.upper(),
+            type=Path,
+            help=f"the recording of {meaning}: a run directory, a .nsys-rep, .sqlite or torch.profiler trace",
+        )
+    part = parser.add_argument_group("compared part")
+    part.add_argument("--reference-range", metavar="NAME", help="of the reference, instances of this range")
+    part.add_argument("--candidate-range", metavar="NAME", help="of the candidate, instances of this range")
+    for option, meaning in (
+        ("--layer", "layer N of both, from 0; of a mock that is one layer, all of it"),
+        ("--reference-layer", "layer N of the reference"),
+        ("--candidate-layer", "layer N of the candidate"),
+    ):
+        part.add_argument(option, metavar="N", type=parse_non_negative_int, help=meaning)
+    part.add_argument(
+        "--step", metavar="N", type=parse_non_negative_int, help="step N of both (default: the steady steps)"
+    )
+    part.add_argument(
+        "--phase", action="store_true", help="each phase apart (context, generation), by the field phase of the steps"
+    )
+    check = parser.add_argument_group("checks")
+    check.add_argument(
+        "--within",
+        metavar="PERCENT",
+        type=_parse_percent,
+        default=2.0,
+        help="how much a time may differ from the reference (default: 2)",
+    )
+    check.add_argument(
+        "--match-kernels",
+        metavar="HOW",
+        choices=("exact", "base", "family"),
+        default="exact",
+        help="which kernels are the same: of one exact name, base (the function) or family (default: exact)",
+    )
+    check.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (traceable help report)")
+    check.add_argument(
+        "--expect-shares", metavar="FILE", type=Path, help="a TOML file of expected shares of the kernel time"
+    )
+    check.add_argument(
+        "--min-score", metavar="SCORE", type=_parse_score, help="also require this fidelity score, as in 0.95"
+    )
+    names = parser.add_argument_group("recordings")
+    add_name_arguments(names)
+    names.add_argument(
+        "--allow-unrelated",
+        action="store_true",
+        help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
+    )
+    add_filter_arguments(parser)
+    parser.set_defaults(step_range=None, step_kernel=None)
+    group = parser.add_argument_group("output")
+    output = group.add_mutually_exclusive_group()
+    for name, help_line in OUTPUTS.items():
+        output.add_argument(f"--{name}", metavar="=FILE", nargs="?", const=STDOUT, help=help_line)
+    add_raw_argument(group)
+    group.add_argument("--quiet", action="store_true", help="print only errors, and the output of --json and --csv")
+    group.add_argument("--top", metavar="N", type=parse_non_negative_int, help="print the N longest kernels; 0: all")
+    group.add_argument("--table", metavar="NAME", help="with --csv: print this table instead of the kernels")
+
+
+def _parse_percent(word: str) -> float:
+    return _parse_number(word.removesuffix("%").strip(), 0, 1000)
+
+
+def _parse_score(word: str) -> float:
+    return _parse_number(word, 0, 1)
+
+
+def _parse_number(word: str, low: float, high: float) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = float("nan")
+    if not low <= number <= high:
+        raise argparse.ArgumentTypeError(
+            Message("number_invalid", f"{word[:40]!r} is not a number from {low} to {high}")
+        )
+    return number
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Align the recordings, print the result and return the exit code.
+
+    Raises:
+        UsageError: an option that has no effect or can't be read, or rapidfuzz is missing.
+        TraceableError: one of the recordings can't be read, or they can't be compared.
+    """
+    check_output_files(arguments)
+    if arguments.table is not None and not arguments.csv:
+        raise UsageError("table_needs_csv", "--table has no effect without --csv", "add --csv")
+    if arguments.step is not None and (arguments.reference_range or arguments.candidate_range):
+        raise UsageError("selections_conflict", "--step and ranges select different parts", "give one of the two")
+    from traceable.analysis.expected_shares import load_expected_shares
+
+    expected = () if arguments.expect_shares is None else load_expected_shares(arguments.expect_shares)
+    # numpy takes a tenth of a second to import: invalid options are rejected before.
+    rules = resolve_name_rules(arguments)
+    from traceable.analysis.align import Selection, Tolerance
+    from traceable.analysis.comparability import compare_conditions
+    from traceable.analysis.fidelity import summarize_states
+    from traceable.cli.progress import Progress
+    from traceable.conditions import load_throttled_intervals, read_conditions
+    from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
+    from traceable.recording import load, normalize_names
+    from traceable.report.align import AlignedRecordings
+    from traceable.report.document import build_header
+    from traceable.report.page import Page
+    from traceable.report.row_filter import RowFilter
+
+    paths = (arguments.reference, arguments.candidate)
+    for path in paths:
+        check_memory_limit(path)
+    use_one_blas_thread()
+    keep_freed_memory()
+    with Progress() as progress:
+        wholes = [
+            load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True) for path in paths
+        ]
+        if rules is not None:
+            normalize_names(wholes, rules, arguments.expand or ())
+        conditions = compare_conditions(
+            *([read_conditions(whole, path)] for whole, path in zip(wholes, paths, strict=True))
+        )
+        throttled = [load_throttled_intervals(whole, path) for whole, path in zip(wholes, paths, strict=True)]
+        recordings = [select_requested_part(whole, arguments) for whole in wholes]
+        ranges = (arguments.reference_range, arguments.candidate_range)
+        recordings = [
+            recording if name is None else recording.with_names_matching(name)
+            for recording, name in zip(recordings, ranges, strict=True)
+        ]
+        layers = [
+            arguments.layer if layer is None else layer
+            for layer in (arguments.reference_layer, arguments.candidate_layer)
+        ]
+        selections = (
+            Selection(ranges[0], arguments.step, layers[0], excluded_ns=throttled[0]),
+            Selection(ranges[1], arguments.step, layers[1], arguments.candidate_layer is None, throttled[1]),
+        )
+        tolerance = Tolerance(arguments.within / 100, expected, arguments.min_score)
+        parts = _align_phases(recordings, selections, tolerance, arguments)
+        result = AlignedRecordings(build_header(recordings[0]), build_header(recordings[1]), conditions, parts)
+    state = summarize_states(part.fidelity.state for part in parts.values())
+    choice = RowFilter(top=arguments.top)
+    content = Content(
+        lambda: _build_document(result, state, choice, arguments),
+        lambda: _select_table(parts, arguments.table or "kernels", choice),
+        lambda page: _write_text(page, result, choice.apply_terminal_defaults(TERMINAL_ROWS)),
+        arguments.raw,
+    )
+    profile.write_content(content, arguments, sys.stdout)
+    if has_table_output(arguments):
+        content.text(Page(sys.stdout))
+    sys.stdout.flush()
+    return EXIT_CODES[state]
+
+
+def _align_phases(
+    recordings: Sequence[Recording],
+    selections: tuple[Selection, Selection],
+    tolerance: Tolerance,
+    arguments: argparse.Namespace,
+) -> dict[str | None, AlignedPart]:
+    """Return the result of each phase; without --phase that of all, as None.
+
+    Raises:
+        MissingDataError: a recording lacks the phases, or one of them.
+    """
+    from traceable.analysis.align import align
+    from traceable.analysis.kernel_families import load_families
+
+    families = load_families(arguments.families)
+    pairs: dict[str | None, Sequence[Recording]] = {None: recordings}
+    if arguments.phase:
+        pairs = {
+            phase: [recording.select(where={PHASE: phase}) for recording in recordings]
+            for phase in _list_phases(recordings)
+        }
+    return {
+        phase: align(
+            reference.context,
+            candidate.context,
+            selections,
+            tolerance,
+            match=arguments.match_kernels,
+            families=families,
+        )
+        for phase, (reference, candidate) in pairs.items()
+    }
+
+
+def _list_phases(recordings: Sequence[Recording]) -> list[str]:
+    from traceable.analysis.fields import get_field_values
+
+    reference, candidate = (
+        [str(value) for value in get_field_values(recording.context, PHASE)[0][:-1].tolist()]
+        for recording in recordings
+    )
+    if different := set(reference) ^ set(candidate):
+        word = "candidate" if set(reference) - set(candidate) else "reference"
+        raise MissingDataError(
+            "phases_differ",
+            f"the {word} has no phase {min(different)!r}",
+            "compare one phase of both: --where phase=NAME",
+        )
+    return reference
+
+
+def _build_document(
+    result: AlignedRecordings, state: str, choice: RowFilter, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    from traceable.report.align import build_document
+
+    names = (
+        *("reference_range", "candidate_range", "layer", "reference_layer", "candidate_layer"),
+        *("step", "match_kernels", "min_score"),
+    )
+    request = {name: getattr(arguments, name) for name in names}
+    return build_document(result, {**request, "within_share": arguments.within / 100}, state, choice)
+
+
+def _select_table(
+    parts: Mapping[str | None, AlignedPart], name: str, choice: RowFilter
+) -> tuple[list[Row], Sequence[str]]:
+    """Return the rows and columns of one table of all parts, with the phase where there are several."""
+    tables = {phase: part.fidelity.tables for phase, part in parts.items()}
+    there = next(iter(tables.values()))
+    if name not in there:
+        raise UsageError("no_such_table", f"the alignment has no table {name!r}", f"it has {', '.join(there)}")
+    rows = [
+        {"phase": phase, **row}
+        for phase, some in tables.items()
+        for row in (choice.select_rows(some[name]) if name == "kernels" else some[name].rows())
+    ]
+    columns = there[name].columns
+    return rows, columns if None in tables else ("phase", *columns)
+
+
+def _write_text(page: Page, result: AlignedRecordings, choice: RowFilter) -> None:
+    from traceable.report.align import write_alignment
+
+    write_alignment(page, result, choice)

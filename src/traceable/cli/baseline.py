@@ -1,0 +1,101 @@
+"""Save a recording as a baseline, to compare later ones with: a small file that can be committed.
+
+    traceable baseline save NAME RUN [RUN ...]
+    traceable baseline list
+    traceable baseline show NAME
+
+NAME is kept as traceable-baselines/NAME.json; with a `/`, or ending in .json, it is a path. Several runs of the same
+program bring their differences into a comparison.
+traceable help baselines
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from traceable.cli.console import log
+from traceable.cli.options import parse_non_negative_int
+from traceable.cli.snapshots import add_snapshot_arguments, load_snapshots
+from traceable.errors import Message, TraceError, UsageError
+from traceable.units import format_bytes, format_count
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.snapshot import Snapshot
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `baseline` takes."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    save = actions.add_parser("save", help="save recordings as a baseline", allow_abbrev=False)
+    save.add_argument("name", metavar="NAME", help="its name, or the path of its file")
+    save.add_argument(
+        "paths", metavar="RUN", nargs="+", type=Path, help="what `report` reads; several runs of the same"
+    )
+    save.add_argument("--force", action="store_true", help="replace an earlier baseline of this name")
+    save.add_argument("--tokens", metavar="N", type=parse_non_negative_int, help="how many tokens the steps processed")
+    add_snapshot_arguments(save)
+    actions.add_parser("list", help="list the baselines in traceable-baselines", allow_abbrev=False)
+    show = actions.add_parser("show", help="print what a baseline holds", allow_abbrev=False)
+    show.add_argument("name", metavar="NAME", help="its name, or the path of its file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; return the exit code."""
+    if arguments.action == "save":
+        _save_baseline(arguments)
+    elif arguments.action == "list":
+        _list_baselines()
+    else:
+        _show_baseline(arguments.name)
+    return 0
+
+
+def _save_baseline(arguments: argparse.Namespace) -> None:
+    # numpy takes a tenth of a second to import, which --help does not need.
+    from traceable.baseline_files import check_new_baseline, find_baseline_path, save_baseline
+
+    path = find_baseline_path(arguments.name)
+    if not arguments.force:
+        check_new_baseline(path)
+    snapshots = load_snapshots(arguments.paths, [arguments.tokens] * len(arguments.paths), arguments)
+    if not any(snapshot.samples for snapshot in snapshots):
+        raise TraceError(
+            "baseline_without_samples",
+            f"{arguments.paths[0]} has no whole instance of a range or step after the warm-up to compare with",
+            "record more steps, or annotate the program",
+        )
+    excluded = save_baseline(path, snapshots, force=arguments.force)
+    words = f"saved {format_count(len(snapshots), 'run')} as {path} ({format_bytes(path.stat().st_size)})"
+    log(words + (f"; {format_count(excluded, 'sample')} excluded to keep it small" if excluded else ""))
+
+
+def _list_baselines() -> None:
+    from traceable.baseline_files import DIRECTORY, list_baselines, load_baseline
+    from traceable.report.baseline import write_baselines
+    from traceable.report.page import Page
+
+    content: dict[Path, Sequence[Snapshot] | Message] = {}
+    for path in list_baselines():
+        try:
+            content[path] = load_baseline(path)
+        except TraceError as error:  # noqa: PERF203 - a damaged one must not hide the others
+            content[path] = error.message
+    if not content:
+        raise UsageError(
+            "no_baselines", f"there are no baselines in {DIRECTORY}/", "save one: traceable baseline save NAME RUN"
+        )
+    write_baselines(Page(sys.stdout), content)
+
+
+def _show_baseline(name: str) -> None:
+    from traceable.baseline_files import EXCLUDED, find_baseline_path, load_baseline
+    from traceable.report.baseline import write_baseline
+    from traceable.report.page import Page
+
+    path = find_baseline_path(name)
+    snapshots = load_baseline(path)
+    write_baseline(Page(sys.stdout), path, snapshots, sum(one.facts.get(EXCLUDED, 0) for one in snapshots))

@@ -1,0 +1,428 @@
+"""Compare recordings: what became slower or faster, whether that is noise, and what explains it.
+
+BASELINE and CANDIDATE are anything that `report` reads, or names of saved baselines. With more than one candidate each
+is compared with the baseline, and all of them are printed side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import string
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from traceable.cli import profile
+from traceable.cli.console import log
+from traceable.cli.options import (
+    add_output_arguments,
+    check_output_files,
+    has_table_output,
+    parse_row_filter,
+    resolve_output_file,
+)
+from traceable.cli.snapshots import add_snapshot_arguments, load_snapshots
+from traceable.errors import Message, UsageError
+from traceable.report import Content
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.fail_conditions import FailCondition
+    from traceable.analysis.table import Table
+    from traceable.report.compare import ComparedCandidate, RangeFilter, Side
+    from traceable.report.row_filter import Row
+
+LETTERS = string.ascii_uppercase
+"""The names of the sides, and so their maximum number. A is the baseline."""
+
+EXIT_REGRESSION = 1
+"""The exit code if a condition of --fail-on is met."""
+
+EXIT_UNKNOWN = 2
+"""The exit code if the data does not show whether one is; it is also that of errors."""
+
+_KERNEL_MATCHES = ("exact", "base", "family")
+_UNITS = ("instance", "step", "token")
+"""As `analysis.kernel_names` and `analysis.compare` have them, which need numpy."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `compare` takes."""
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="*", help="the baseline, then the candidates; with --baseline only candidates"
+    )
+    sides = parser.add_argument_group("several runs a side")
+    sides.add_argument(
+        "--baseline", metavar="GLOB", action="append", default=[], help="runs of the baseline; repeatable"
+    )
+    sides.add_argument(
+        "--candidate", metavar="GLOB", action="append", default=[], help="runs of one candidate; repeatable"
+    )
+    group = parser.add_argument_group("comparison")
+    group.add_argument(
+        "--match-kernels",
+        choices=_KERNEL_MATCHES,
+        default=_KERNEL_MATCHES[0],
+        help="which kernels are the same: by their name, by their function, or by their family, as for GPUs of two "
+        "architectures (default: exact)",
+    )
+    group.add_argument(
+        "--per", choices=_UNITS, default=_UNITS[0], help="what counts and times are per (default: instance of a range)"
+    )
+    group.add_argument(
+        "--tokens",
+        metavar="N|FIELD|SIDE=N",
+        action="append",
+        default=[],
+        help="how many tokens the steps processed, or the field of the steps that has them (default: tokens); A=N for "
+        "one side; repeatable",
+    )
+    group.add_argument(
+        "--throughput",
+        metavar="SIDE=X",
+        action="append",
+        default=[],
+        help="the measured throughput of a side in tokens per second, as in A=1200; repeatable",
+    )
+    group.add_argument("--range", metavar="NAME", dest="range_name", help="only ranges of this name and those inside")
+    verdicts = parser.add_argument_group("verdict")
+    verdicts.add_argument(
+        "--fail-on",
+        metavar="CONDITION",
+        action="append",
+        default=[],
+        help=f"exit with {EXIT_REGRESSION} if this is so, and with {EXIT_UNKNOWN} if it can't be told: 'regression', "
+        "'regression:5%%', 'forward.gpu_busy_p50 > +3%%', 'step.wall_p50 > 2ms'; repeatable",
+    )
+    verdicts.add_argument(
+        "--strict", action="store_true", help=f"exit with {EXIT_UNKNOWN} if the conditions of the recordings differ"
+    )
+    add_snapshot_arguments(parser)
+    output = add_output_arguments(parser)
+    output.add_argument("--junit", metavar="FILE", help="write the results of --fail-on as JUnit XML")
+    output.add_argument("--sort", metavar="COLUMN", help="sort the ranges by this column, largest first")
+    output.add_argument("--table", metavar="NAME", help="with --csv: print this table instead of the ranges")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the comparison; return the exit code."""
+    from traceable.launch.memory import use_one_blas_thread
+
+    use_one_blas_thread()
+    _check_options(arguments)
+    paths = _resolve_sides(arguments)
+    letters = LETTERS[: len(paths)]
+    tokens = _parse_tokens(arguments.tokens, letters)
+    throughput = _parse_throughput(arguments.throughput, letters)
+    # numpy takes a tenth of a second to import: invalid options are rejected before.
+    from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN, merge_states, parse_fail_condition
+
+    conditions = [parse_fail_condition(text) for text in arguments.fail_on]
+    sides = _load_sides(paths, tokens, arguments)
+    from traceable.analysis.compare import compare_overviews
+    from traceable.report.compare import RangeFilter, build_comparison, write_comparison
+    from traceable.report.page import Page
+
+    choice = RangeFilter(parse_row_filter(arguments), arguments.range_name)
+    candidates = [_compare_candidate(sides[0], side, conditions, choice, arguments) for side in sides[1:]]
+    if arguments.strict:
+        _check_comparable(candidates)
+    rates = [throughput.get(side.letter, side.recorded_throughput) for side in sides]
+    overview = compare_overviews([side.snapshots for side in sides], rates)
+    content = Content(
+        lambda: build_comparison(
+            sides, candidates, overview, choice, match_kernels=arguments.match_kernels, unit=arguments.per
+        ),
+        lambda: _select_table(candidates, overview, choice, arguments),
+        lambda page: write_comparison(
+            page, sides, candidates, overview, choice, unit=arguments.per, has_overview=any(rates)
+        ),
+        arguments.raw,
+    )
+    several = len(candidates) > 1
+    results = [
+        (f"{one.side.letter}: {result.text}" if several else result.text, result)
+        for one in candidates
+        for result in one.results
+    ]
+    if arguments.junit is not None:
+        from traceable.report.junit import to_junit
+
+        profile.write_output(arguments.junit, to_junit(results), sys.stdout)
+    profile.write_content(content, arguments, sys.stdout)
+    if has_table_output(arguments):
+        content.text(Page(sys.stdout))
+    sys.stdout.flush()
+    for name, result in results:
+        if result.state != PASSED and not has_table_output(arguments):
+            log(Message(result.message.code, f"{result.state}: {name}: {result.message}"))
+    return {PASSED: 0, FAILED: EXIT_REGRESSION, UNKNOWN: EXIT_UNKNOWN}[merge_states([one for _, one in results])]
+
+
+# ---- options
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Reject options that have no effect together, and files that can't be written.
+
+    Raises:
+        UsageError: such an option or file.
+    """
+    check_output_files(arguments)
+    if arguments.junit is not None:
+        if not arguments.fail_on:
+            raise UsageError(
+                "junit_needs_fail_on", "--junit has no effect without --fail-on", "add --fail-on CONDITION"
+            )
+        arguments.junit = resolve_output_file("junit", arguments.junit)
+    if arguments.table is not None and not arguments.csv:
+        raise UsageError("table_needs_csv", "--table has no effect without --csv", "add --csv")
+
+
+def _resolve_sides(arguments: argparse.Namespace) -> list[list[Path]]:
+    """Return the recordings of each side, the baseline first.
+
+    Raises:
+        UsageError: there are no two sides, too many, or one recording twice; or a word names nothing.
+    """
+    groups = [[word] for word in arguments.paths]
+    if arguments.baseline:
+        groups.insert(0, arguments.baseline)
+    elif not groups:
+        raise UsageError("baseline_missing", "there is no baseline", "give BASELINE and CANDIDATE, or --baseline GLOB")
+    if arguments.candidate:
+        groups.append(arguments.candidate)
+    if len(groups) < 2:
+        raise UsageError(
+            "candidate_missing",
+            "there is nothing to compare the baseline with",
+            "give BASELINE and CANDIDATE; `traceable report` prints one recording",
+        )
+    if len(groups) > len(LETTERS):
+        raise UsageError("too_many_sides", f"{len(groups)} are too many to compare", f"give up to {len(LETTERS)}")
+    sides = [[path for word in words for path in _find_recordings(word)] for words in groups]
+    paths = [path.resolve() for side in sides for path in side]
+    if repeated := next((path for path in paths if paths.count(path) > 1), None):
+        raise UsageError(
+            "recording_twice", f"{repeated} is given twice", "compare a recording with another one: record it again"
+        )
+    return sides
+
+
+def _find_recordings(word: str) -> list[Path]:
+    """Return what a word names: a path, else what a pattern matches, else a saved baseline.
+
+    Raises:
+        UsageError: there is nothing.
+    """
+    if Path(word).exists():
+        return [Path(word)]
+    pattern = Path(word)
+    with contextlib.suppress(ValueError):  # a pattern that Python does not have
+        if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
+            return matches
+    from traceable.baseline_files import find_baseline_path
+
+    with contextlib.suppress(UsageError):
+        baseline = find_baseline_path(word)
+        if baseline.exists():
+            return [baseline]
+    raise UsageError(
+        "no_such_recording",
+        f"there is no file or directory {word[:200]!r}, and no baseline of this name",
+        "give a run directory or a report; `traceable baseline list` lists baselines",
+    )
+
+
+def _parse_tokens(words: Sequence[str], letters: str) -> list[int | str | None]:
+    """Return the number of tokens of each side, or the field that has them.
+
+    Raises:
+        UsageError: a word of an unknown form.
+    """
+    tokens: dict[str, int | str | None] = dict.fromkeys(letters)
+    for word in words:
+        side, equals, number = word.rpartition("=")
+        if equals and side not in tokens:
+            raise _make_side_error("--tokens", word, letters)
+        is_number = number.isascii() and number.isdigit()
+        if not number or (is_number and not 0 < int(number[:19]) < 10**18):
+            raise UsageError(
+                "tokens_malformed", f"--tokens {word[:80]!r} has no number above 0", "write --tokens 4096 or A=4096"
+            )
+        value = int(number) if is_number else number
+        tokens.update({side: value} if equals else dict.fromkeys(letters, value))
+    return list(tokens.values())
+
+
+def _parse_throughput(words: Sequence[str], letters: str) -> dict[str, float]:
+    """Return the throughput of the sides that it is given for.
+
+    Raises:
+        UsageError: a word of an unknown form.
+    """
+    throughput = {}
+    for word in words:
+        side, _, number = word.partition("=")
+        if side not in letters or not side:
+            raise _make_side_error("--throughput", word, letters)
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise UsageError(
+                "throughput_malformed", f"--throughput {word[:80]!r} has no number above 0", "write it as A=1200"
+            )
+        throughput[side] = value
+    return throughput
+
+
+def _make_side_error(option: str, word: str, letters: str) -> UsageError:
+    return UsageError(
+        "no_such_side",
+        f"{option} {word[:80]!r} is of no side",
+        f"the sides are {', '.join(letters)}, of which {letters[0]} is the baseline",
+    )
+
+
+# ---- comparison
+
+
+def _load_sides(
+    paths: Sequence[Sequence[Path]], tokens: Sequence[int | str | None], arguments: argparse.Namespace
+) -> list[Side]:
+    """Return the sides with a snapshot of each recording.
+
+    Raises:
+        UsageError: an option on recordings, of which there is none.
+        TraceableError: a recording or baseline can't be read, or has no such part.
+    """
+    from traceable.baseline_files import is_baseline, load_baseline
+    from traceable.report.compare import Side
+
+    every = [(path, number) for side, number in zip(paths, tokens, strict=True) for path in side]
+    saved = {path: load_baseline(path) for path, _ in every if is_baseline(path)}
+    recordings = [(path, number) for path, number in every if path not in saved]
+    if not recordings:
+        _check_options_of_recordings(arguments)
+    loaded = load_snapshots([path for path, _ in recordings], [number for _, number in recordings], arguments)
+    snapshots = {**saved, **{path: (one,) for (path, _), one in zip(recordings, loaded, strict=True)}}
+    sides = [
+        Side(letter, [one for path in side for one in snapshots[path]])
+        for letter, side in zip(LETTERS, paths, strict=False)
+    ]
+    return _align_sides(sides) if saved and not arguments.raw_names else sides
+
+
+def _check_options_of_recordings(arguments: argparse.Namespace) -> None:
+    """Reject options that have no effect on baselines, of which everything was selected when they were saved."""
+    names = ("process", "side", "ranks", "device", "time", "steady", "where", "expand", "raw_names", "name_rules")
+    for name in (*names, "step_range", "step_kernel", "allow_unrelated", "tokens"):
+        if getattr(arguments, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                "option_of_recordings",
+                f"{flag} has no effect on saved baselines",
+                "give it to `traceable baseline save`",
+            )
+
+
+def _align_sides(sides: Sequence[Side]) -> list[Side]:
+    """Return the sides with numbers in names folded as if all were one recording: a baseline had its own folded."""
+    from traceable.analysis.snapshot import align_names
+
+    baseline, others = align_names(sides[0].snapshots, [one for side in sides[1:] for one in side.snapshots])
+    aligned = iter((*baseline, *others))
+    return [replace(side, snapshots=[next(aligned) for _ in side.snapshots]) for side in sides]
+
+
+def _compare_candidate(
+    baseline: Side,
+    candidate: Side,
+    conditions: Sequence[FailCondition],
+    choice: RangeFilter,
+    arguments: argparse.Namespace,
+) -> ComparedCandidate:
+    """Return a candidate against the baseline.
+
+    Raises:
+        MissingDataError: they have nothing in common.
+        UsageError: no range has the name of --range, or no column that of --sort, or a condition is about nothing that
+            there is.
+    """
+    from traceable.analysis.comparability import compare_conditions
+    from traceable.analysis.compare import compare_snapshots
+    from traceable.analysis.fail_conditions import evaluate_fail_condition
+    from traceable.analysis.kernel_families import load_families
+    from traceable.analysis.table import Table
+    from traceable.report.compare import ComparedCandidate
+
+    comparison = compare_snapshots(
+        baseline.snapshots,
+        candidate.snapshots,
+        match_kernels=arguments.match_kernels,
+        unit=arguments.per,
+        families=load_families(arguments.families),
+    )
+    ranges, steps = (comparison.tables.get(name, Table({})) for name in ("ranges", "steps"))
+    if arguments.range_name is not None:
+        ranges, steps = choice.take_inside(ranges), Table({})
+        if not len(ranges):
+            raise UsageError(
+                "range_not_found", f"no range has the name {arguments.range_name[:80]!r}", "leave --range out"
+            )
+    choice.rows.resolve(ranges)
+    facts = [[snapshot.facts["conditions"] for snapshot in side.snapshots] for side in (baseline, candidate)]
+    results = [evaluate_fail_condition(condition, ranges, steps) for condition in conditions]
+    return ComparedCandidate(candidate, comparison, compare_conditions(*facts), results)
+
+
+def _check_comparable(candidates: Sequence[ComparedCandidate]) -> None:
+    """Refuse a comparison of what was recorded under other conditions.
+
+    Raises:
+        UsageError: the conditions differ in more than what is only noted.
+    """
+    from traceable.analysis.comparability import NOTE
+
+    for one in candidates:
+        names = [row["condition"] for row in one.conditions.rows() if row["effect"] != NOTE]
+        if names:
+            raise UsageError(
+                "not_comparable",
+                f"--strict: {one.side.label} was recorded under other conditions than the baseline: {', '.join(names)}",
+                "record both under the same ones, or leave --strict out",
+            )
+
+
+def _select_table(
+    candidates: Sequence[ComparedCandidate], overview: Table, choice: RangeFilter, arguments: argparse.Namespace
+) -> tuple[list[Row], Sequence[str]]:
+    """Return the rows and columns of the table that --table names, `ranges` by default, with the side of each row.
+
+    Raises:
+        UsageError: there is no such table.
+    """
+    name = arguments.table or "ranges"
+    if name == "overview":
+        return list(overview.rows()), overview.columns
+    rows: list[Row] = []
+    columns: dict[str, None] = {}
+    known: dict[str, None] = {}
+    for one in candidates:
+        tables = {**one.comparison.tables, "conditions": one.conditions}
+        known.update(dict.fromkeys(tables))
+        if name in tables:
+            table = choice.take_inside(tables[name])
+            selected = choice.select_ranges(table) if name == "ranges" else list(table.rows())
+            rows += [{"side": one.side.letter, **row} for row in selected]
+            columns.update(dict.fromkeys(("side", *table.columns)))
+    if name not in known:
+        raise UsageError(
+            "no_such_table", f"a comparison has no table {name!r}", f"it has {', '.join((*known, 'overview'))}"
+        )
+    return [{**dict.fromkeys(columns), **row} for row in rows], tuple(columns)

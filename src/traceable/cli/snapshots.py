@@ -1,0 +1,101 @@
+"""The recordings that a comparison is about, loaded and reduced to snapshots; with the options on what is in them."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from traceable.cli.selection import (
+    add_filter_arguments,
+    add_name_arguments,
+    add_step_arguments,
+    resolve_name_rules,
+    select_requested_part,
+)
+from traceable.errors import MissingDataError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.analysis.snapshot import Snapshot
+    from traceable.recording import Recording
+
+
+def add_snapshot_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options on how recordings are read, and on which part of them counts."""
+    group = parser.add_argument_group("recordings")
+    group.add_argument("--families", metavar="FILE", type=Path, help="your own kernel families (traceable help report)")
+    add_name_arguments(group)
+    add_step_arguments(group)
+    group.add_argument(
+        "--allow-unrelated",
+        action="store_true",
+        help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
+    )
+    add_filter_arguments(parser)
+
+
+def load_snapshots(
+    paths: Sequence[Path], tokens: Sequence[int | str | None], arguments: argparse.Namespace
+) -> list[Snapshot]:
+    """Return a snapshot of each recording; numbers in names are folded as if all were one recording.
+
+    Args:
+        paths: of recordings.
+        tokens: of each how many tokens its steps processed, or the field of the steps that has them; None for the
+            field `tokens`.
+        arguments: what `add_snapshot_arguments` parsed.
+
+    Raises:
+        TraceError: one of them can't be read.
+        MissingDataError: one of them has no such part, or no such steps.
+    """
+    rules = resolve_name_rules(arguments)
+    from traceable.cli.progress import Progress
+    from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
+    from traceable.recording import load, normalize_names
+
+    for path in paths:
+        check_memory_limit(path)
+    use_one_blas_thread()
+    keep_freed_memory()
+    with Progress() as progress:
+        recordings = [
+            load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True) for path in paths
+        ]
+        if rules is not None:
+            normalize_names(recordings, rules, arguments.expand or ())
+        return [
+            _take_snapshot(recording, path, number, arguments)
+            for recording, path, number in zip(recordings, paths, tokens, strict=True)
+        ]
+
+
+def _take_snapshot(
+    recording: Recording, path: Path, tokens: int | str | None, arguments: argparse.Namespace
+) -> Snapshot:
+    from traceable.analysis.kernel_families import load_families
+    from traceable.analysis.snapshot import take_snapshot
+    from traceable.conditions import load_throttled_intervals, read_conditions
+
+    records = recording.client_records
+    part = select_requested_part(recording, arguments)
+    findings = None
+    if not part.conditions:
+        with contextlib.suppress(MissingDataError):
+            findings = part.findings()
+    return take_snapshot(
+        part.context,
+        label=str(path),
+        facts={
+            "conditions": read_conditions(recording, path),
+            "output_tokens_per_s": None if records is None else records.output_tokens_per_s,
+        },
+        tokens=tokens,
+        excluded_ns=load_throttled_intervals(recording, path),
+        step_range=arguments.step_range,
+        step_kernel=arguments.step_kernel,
+        findings=findings,
+        families=load_families(arguments.families),
+    )

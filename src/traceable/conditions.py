@@ -1,0 +1,280 @@
+"""The conditions of a recording: what it was made with, read from its manifests and from the recording itself.
+
+`analysis.comparability` has the list of conditions and judges their differences (docs/conditions.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traceable import collectors
+from traceable.analysis.comparability import CONDITIONS
+from traceable.analysis.gpus import find_streams
+from traceable.analysis.intervals import merge_intervals
+from traceable.analysis.windows import find_captured_windows
+from traceable.launch import flight, ranks
+from traceable.protocol import run_dir, untrusted
+from traceable.protocol.ranks import RANK_KEY
+from traceable.protocol.run_records import load_process_records
+from traceable.recording import Recording
+from traceable.trace.load_records import ClientRecords
+from traceable.trace.model import NULL, Int64, Trace
+
+_LEAST_REASON_SHARE = 0.01
+"""For which part of the time a reason for lower clocks must hold to be listed."""
+
+_STATE_SHARE = 0.5
+"""A reason that holds longer than this is the state of the run and not a disturbance: without those times little would
+be left, and `throttled_share` has it."""
+
+_COMMIT_DIGITS = 12
+_UUID_CHARACTERS = len("GPU-01234567")
+
+WHOLE_RUN = "all"
+"""The window of a run of which no steps were selected."""
+
+_KINDS = {
+    "OSRT_API": "osrt",
+    "COMPOSITE_EVENTS": "cpu_samples",
+    "SCHED_EVENTS": "scheduling",
+    "GPU_METRICS": "gpu_metrics",
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": "gpu_memory",
+}
+"""What nsys can trace in addition, by table: it costs time, though no number of the comparison is made of it."""
+
+_NVIDIA_DRIVER = re.compile(r"\d+\.\d+[\d.]*")
+
+
+def read_conditions(recording: Recording, path: Path) -> dict[str, Any]:
+    """Return the conditions of a recording, by the keys of `analysis.comparability.CONDITIONS`.
+
+    Args:
+        recording: what was loaded.
+        path: where from: a run directory, one of ranks or sides, or a file.
+
+    Returns:
+        Plain values fit for JSON; None is unknown. Where the runs inside the directory differ, the list of values.
+    """
+    directories = [directory for _, directory in _list_runs(path)]
+    manifests = [run_dir.load_manifest(directory) for directory in directories]
+    conditions: dict[str, Any] = dict.fromkeys(CONDITIONS)
+    if manifests:
+        conditions |= {"window": WHOLE_RUN, "ranks": []}  # known to have none, unlike a file
+    else:
+        conditions |= _read_nsys_target(Path(recording.trace.source.path))
+    conditions |= _describe_trace(recording)
+    conditions |= _describe_gpus(recording, manifests)
+    if recording.client_records is not None:
+        conditions |= _describe_load(recording.client_records)
+
+    def find_common(*keys: str) -> Any:
+        """Return the value below these keys of all manifests."""
+        values = []
+        for manifest in manifests:
+            value: Any = manifest
+            for key in keys:
+                value = (value or {}).get(key)
+            values.append(value)
+        return _merge_values(values)
+
+    known = {
+        "collector": find_common("collector", "name"),
+        "world_size": find_common(RANK_KEY, "world_size"),
+        "cpu_model": find_common("host", "cpu"),
+        "cpu_count": find_common("host", "cpus"),
+        "host": find_common("host", "name"),
+        "python": find_common("python", "version"),
+        **{name: find_common("versions", name) for name in ("torch", "numpy", "nvtx", "traceable")},
+        "commit": _merge_values(map(_format_commit, manifests)),
+        "command": _merge_values(map(_format_command, manifests)),
+        "annotation_level": _merge_values(
+            "disabled" if process.disabled else process.level
+            for directory in directories
+            for process in load_process_records(directory)
+            if process.start_wall_ns is not None
+        ),
+    }
+    return conditions | _drop_unknown(known)
+
+
+def load_throttled_intervals(recording: Recording, path: Path) -> Int64:
+    """Return when a GPU of a recording was throttled: an array (n, 2) of starts and ends in ns of the trace, disjoint.
+
+    Reasons that held most of the time are not counted. Empty where nothing is known, as for a file without a run.
+
+    Args:
+        recording, path: as for `read_conditions`.
+    """
+    epoch_ns = recording.trace.utc_epoch_ns
+    offset_ns = {side.name: side.offset_ns for side in recording.sides}
+    starts, ends = [], []
+    for side, directory in _list_runs(path):
+        for gpu in _select_used(recording, run_dir.load_manifest(directory)):
+            states = {name for name, share in (gpu.get("reason_shares") or {}).items() if share > _STATE_SHARE}
+            for interval in gpu.get("throttled") or ():
+                if epoch_ns is not None and not states.issuperset(interval["reasons"]):
+                    zero_ns = epoch_ns - (offset_ns.get(side, 0) if side else 0)
+                    starts.append(interval["start_wall_ns"] - zero_ns)
+                    ends.append(interval["end_wall_ns"] - zero_ns)
+    union = merge_intervals(np.array(starts, np.int64), np.array(ends, np.int64))
+    return np.stack((union.start_ns, union.end_ns), axis=1)
+
+
+def _list_runs(path: Path) -> list[tuple[str | None, Path]]:
+    """Return the run directories of a recording, each with the name of its side; none for a file."""
+    path = flight.find_run_of_dump(path) or path
+    if not path.is_dir():
+        return []
+    if parts := ranks.list_rank_runs(path):
+        return [(None, part) for part in parts]
+    if sides := run_dir.list_sides(path):
+        return [(side.name, run) for side in sides for _, run in _list_runs(side.directory)]
+    return [(None, path)] if untrusted.exists(path / run_dir.MANIFEST) else []
+
+
+# ---- what the recording itself shows
+
+
+def _describe_trace(recording: Recording) -> dict[str, Any]:
+    trace = recording.trace
+    windows = recording.windows
+    conditions = windows.conditions if windows is not None else ""
+    captured = sorted({f"{one.steps[0]}:{one.steps[-1] + 1}" for one in find_captured_windows(trace, "") if one.steps})
+    requested = f"{windows.requested} {conditions}".strip() if windows is not None else None
+    kinds = {"ranges": len(trace.ranges), "gpu": len(recording.context.gpu), "api": len(trace.calls)}
+    described = {
+        "collector": collectors.find_collector_of_file(Path(trace.source.path), trace.source.product).name or None,
+        "collector_version": trace.source.version or None,
+        "traced": sorted(name for name, count in kinds.items() if count),
+        "also_traced": sorted({name for table, name in _KINDS.items() if table in trace.source.tables}),
+        "graph_mode": _find_graph_mode(trace) if kinds["gpu"] else None,
+        "window": requested or ",".join(captured) or None,
+        "ranks": sorted({one.rank for one in trace.processes if one.rank is not None}) or None,
+    }
+    return _drop_unknown(described)
+
+
+def _find_graph_mode(trace: Trace) -> str:
+    """Return how the work of CUDA graphs was recorded: as `graph`, by `node`, `graph+node`; `eager` without any."""
+    modes = {"graph": len(trace.graph_launches) > 0, "node": bool((trace.kernels.graph_node != NULL).any())}
+    return "+".join(mode for mode, is_used in modes.items() if is_used) or "eager"
+
+
+def _describe_load(records: ClientRecords) -> dict[str, Any]:
+    """Return the load that the client sent, without its warm-up."""
+    steady = ~records.warmup
+    starts, ends = records.start_ns[steady], records.end_ns[steady]
+    order = np.argsort(np.concatenate((ends, starts)), kind="stable")  # of equal times the end comes first
+    in_flight = np.cumsum(np.repeat((-1, 1), (len(ends), len(starts)))[order])
+    tokens = {}
+    for name, column in (("input", records.input_tokens), ("output", records.output_tokens)):
+        known = column[steady & (column != NULL)]
+        tokens[f"load_{name}_tokens"] = float(np.median(known)) if len(known) else None
+    return {**tokens, "load_requests": len(starts), "load_concurrency": int(in_flight.max(initial=0)) or None}
+
+
+def _read_nsys_target(path: Path) -> dict[str, Any]:
+    """Return what an nsys SQLite file has of the machine; nothing for other files."""
+    texts: dict[str, str] = {}
+    with (
+        contextlib.suppress(OSError, *untrusted.SQLITE_ERRORS),
+        contextlib.closing(untrusted.open_database(path)) as database,
+    ):
+        rows = database.execute("SELECT name, value FROM TARGET_INFO_SYSTEM_ENV")
+        texts = {name: value for name, value in rows if isinstance(name, str) and isinstance(value, str)}
+    driver, cpus = texts.get("NvDriverVersion", ""), texts.get("CpuCores", "")
+    return {
+        "driver": driver if _NVIDIA_DRIVER.fullmatch(driver) else None,
+        "cpu_model": texts.get("CpuDescription") or None,
+        "cpu_count": int(cpus) if cpus.isdecimal() else None,
+    }
+
+
+# ---- GPUs
+
+
+def _describe_gpus(recording: Recording, manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the conditions of the GPUs that ran something; of all that the program could see if that is not known."""
+    gpus = [gpu for manifest in manifests for gpu in _select_used(recording, manifest)]
+    used = _list_used_numbers(recording)
+    names = {device.name for device in recording.trace.devices if device.number in used and device.name}
+
+    def find_median(measure: str) -> float | None:
+        values = [gpu[measure]["p50"] for gpu in gpus if gpu.get(measure)]
+        return statistics.median(values) if values else None
+
+    def find_common(key: str) -> Any:
+        return _merge_values(gpu.get(key) for gpu in gpus)
+
+    clocks = [[gpu.get(f"application_{kind}_clock_mhz") for kind in ("sm", "memory")] for gpu in gpus]
+    shares = [gpu["throttled_share"] for gpu in gpus if gpu.get("throttled_share") is not None]
+    reasons = [gpu["reason_shares"] for gpu in gpus if gpu.get("reason_shares") is not None]
+    listed = {name for one in reasons for name, share in one.items() if share >= _LEAST_REASON_SHARE}
+    ids = sorted({str(gpu["uuid"])[:_UUID_CHARACTERS] for gpu in gpus if gpu.get("uuid")})
+    conditions = {
+        "gpu_models": sorted(names or {gpu["name"] for gpu in gpus if gpu.get("name")}) or None,
+        "gpu_count": len(used) or None,
+        "sm_clock_mhz": find_median("sm_clock_mhz"),
+        "memory_clock_mhz": find_median("memory_clock_mhz"),
+        "application_clocks_mhz": _merge_values(pair if any(pair) else None for pair in clocks),
+        "power_limit_w": find_median("power_limit_w"),
+        "temperature_c": find_median("temperature_c"),
+        "throttled_share": max(shares, default=None),
+        "throttle_reasons": sorted(listed - {"gpu_idle"}) if reasons else None,
+        "gpu_ids": ids or None,
+        **{key: find_common(key) for key in ("driver", "cuda", "ecc", "mig", "persistence")},
+    }
+    return _drop_unknown(conditions)
+
+
+def _select_used(recording: Recording, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the properties and samples of each GPU of a run that the recording has operations of, joined by its place
+    on the bus; of all where the recording lacks the places.
+    """
+    sampled = (manifest.get("gpu_conditions") or {}).get("gpus") or []
+    properties = manifest.get("gpus") or []
+    by_bus = {gpu.get("bus"): gpu for gpu in sampled}
+    gpus = [{**by_bus.get(one.get("bus"), {}), **one} for one in properties]
+    used = _list_used_numbers(recording)
+    places = {device.bus.lower() for device in recording.trace.devices if device.number in used and device.bus}
+    selected = [gpu for gpu in gpus if gpu.get("bus") in places]
+    return selected or gpus
+
+
+def _list_used_numbers(recording: Recording) -> set[int]:
+    """Return the numbers of the GPUs that ran something."""
+    return {number for number in find_streams(recording.context).number.tolist() if number >= 0}
+
+
+# ---- values
+
+
+def _drop_unknown(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in conditions.items() if value is not None}
+
+
+def _merge_values(values: Iterable[Any]) -> Any:
+    """Return the one value that is known, the sorted list of several, or None without any."""
+    distinct = list({repr(value): value for value in values if value is not None}.values())
+    return distinct[0] if len(distinct) == 1 else sorted(distinct, key=repr) or None
+
+
+def _format_commit(manifest: Mapping[str, Any]) -> str | None:
+    git = manifest.get("git") or {}
+    changes = {True: "-dirty", None: "-unknown"}.get(git.get("dirty"), "")
+    return f"{git['commit'][:_COMMIT_DIGITS]}{changes}" if git.get("commit") else None
+
+
+def _format_command(manifest: Mapping[str, Any]) -> str | None:
+    """Return the program and its arguments, from which secrets were removed when they were written."""
+    target = manifest.get("target") or {}
+    words = [target.get("program"), *(target.get("arguments") or ())]
+    return shlex.join(words) if words[0] else None

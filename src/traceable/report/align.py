@@ -1,0 +1,272 @@
+"""A mock held against the full model: the document for machines, and the text for people. Nothing is computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from traceable.analysis.align import AlignedPart
+from traceable.analysis.comparability import NOTE
+from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN
+from traceable.analysis.fidelity import Excerpt
+from traceable.analysis.table import Table
+from traceable.report.columns import ABSENT, Column, format_column
+from traceable.report.layout import Cells
+from traceable.report.page import Page
+from traceable.report.row_filter import Row, RowFilter
+from traceable.report.terminal import format_header
+from traceable.report.text import escape_name, format_line
+from traceable.units import format_count, format_duration, format_percent
+
+SCHEMA = "traceable.align/1"
+"""Name and version of the document, as those of `report.json`."""
+
+TABLES = ("kernels", "checks", "residual", "alignment", "hints", "shares", "layers")
+"""The tables of a part. The last two are there if shares are expected, and if the reference has layers."""
+
+_LAYERS = 10
+"""How many layers are printed."""
+
+_TICKS = {PASSED: "[x]", FAILED: "[ ]", UNKNOWN: "[?]"}
+_LABELS = {
+    "kernel_names": "kernel names match",
+    "kernel_latency": "kernel latency",
+    "total_latency": "total latency",
+    "no_missing_kernels": "no missing kernels",
+    "no_extra_kernels": "no extra kernels",
+    "shapes": "shapes match",
+    "order": "order matches",
+    "expected_shares": "expected shares",
+    "score": "fidelity score",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedRecordings:
+    """What is printed.
+
+    Attributes:
+        reference, candidate: what `report.document.build_header` returns of each.
+        conditions: how they were recorded, as far as that differs (`analysis.comparability.compare_conditions`).
+        parts: the result of each phase; of None without phases.
+    """
+
+    reference: Mapping[str, Any]
+    candidate: Mapping[str, Any]
+    conditions: Table
+    parts: Mapping[str | None, AlignedPart]
+
+
+def build_document(
+    result: AlignedRecordings, request: Mapping[str, Any], state: str, choice: RowFilter
+) -> dict[str, Any]:
+    """Return the document that docs/align.md describes, in plain Python values; None for absent.
+
+    Args:
+        request: how they were compared.
+        state: the verdict on all parts.
+        choice: which rows of kernels are in it.
+    """
+    recordings = {
+        word: {name: value for name, value in head.items() if name != "schema"}
+        for word, head in (("reference", result.reference), ("candidate", result.candidate))
+    }
+    return {
+        "schema": SCHEMA,
+        **recordings,
+        "request": dict(request),
+        "state": state,
+        "conditions": [
+            {("reference" if name == "baseline" else name): value for name, value in row.items()}
+            for row in result.conditions.rows()
+        ],
+        "parts": [_build_part(phase, part, choice) for phase, part in result.parts.items()],
+    }
+
+
+def _build_part(phase: str | None, part: AlignedPart, choice: RowFilter) -> dict[str, Any]:
+    fidelity = part.fidelity
+    tables = {
+        name: choice.select_rows(table) if name == "kernels" else list(table.rows())
+        for name, table in fidelity.tables.items()
+    }
+    return {
+        "phase": phase,
+        "state": fidelity.state,
+        "score": fidelity.score,
+        "reference_ns": fidelity.reference_ns,
+        "candidate_ns": fidelity.candidate_ns,
+        "reference": _build_excerpt(part.reference),
+        "candidate": _build_excerpt(part.candidate),
+        **{name: tables[name] for name in TABLES if name in tables},
+        "notes": [note.as_dict for note in part.notes],
+    }
+
+
+def _build_excerpt(excerpt: Excerpt) -> dict[str, Any]:
+    return {
+        "kernels": len(excerpt),
+        "instances": excerpt.instances,
+        "notes": [note.as_dict for note in excerpt.notes],
+    }
+
+
+def write_alignment(page: Page, result: AlignedRecordings, choice: RowFilter) -> None:
+    """Print what the recordings are and how they were made, and of each part the checklist, the score and the tables.
+
+    Args:
+        choice: as for `build_document`.
+    """
+    for word, head in (("reference", result.reference), ("candidate", result.candidate)):
+        page.write_line(f"{word}:")
+        for line in format_header(head):
+            page.write_line(f"   {format_line(line)}")
+    _write_conditions(page, [row for row in result.conditions.rows() if row["effect"] != NOTE])
+    for phase, part in result.parts.items():
+        page.write_line()
+        if phase is not None:
+            page.write_heading(f"phase {phase}")
+        _write_part(page, part, choice)
+
+
+def _write_conditions(page: Page, rows: Sequence[Row]) -> None:
+    if rows:
+        page.write_line()
+        page.write_heading("the conditions differ, so that the times may differ for these reasons")
+        columns = (Column("condition"), Column("baseline", "reference"), Column("candidate"), Column("effect"))
+        page.write_table([format_column(column, rows) for column in columns])
+
+
+def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
+    fidelity, tables = part.fidelity, part.fidelity.tables
+    for word, excerpt in (("reference", part.reference), ("candidate", part.candidate)):
+        kernels, instances = format_count(len(excerpt), "kernel"), format_count(excerpt.instances, "instance")
+        page.write_line(f"{word}: {kernels} in {instances}")
+        for note in excerpt.notes:
+            page.write_paragraph(["  "], format_line(note))
+    for note in part.notes:
+        page.write_line(format_line(note))
+    page.write_line()
+    checks = list(tables["checks"].rows())
+    width = max(len(_LABELS[row["check"]]) for row in checks)
+    for row in checks:
+        label = _LABELS[row["check"]].ljust(width)
+        page.write_paragraph([f"{_TICKS[row['state']]} {label}"], f"{row['text']} [{row['code']}]")
+    page.write_line()
+    score = "unknown" if fidelity.score is None else f"{fidelity.score:.4f}"
+    times = f"{format_duration(fidelity.candidate_ns)} instead of {format_duration(fidelity.reference_ns)}"
+    page.write_line(f"fidelity score: {score} ({times})")
+    _write_residual(page, list(tables["residual"].rows()))
+    if "shares" in tables:
+        _write_shares(page, list(tables["shares"].rows()))
+    page.write_line()
+    _write_review(page, tables["kernels"], choice)
+    layers = list(tables["layers"].rows()) if "layers" in tables else []
+    if sum(row["matched"] > 0 for row in layers) > 1:
+        page.write_line()
+        _write_layers(page, layers)
+    hints = list(tables["hints"].rows())
+    if hints:
+        page.write_line()
+        page.write_line("possible reasons, inferred from names and grids:")
+        for row in hints:
+            page.write_paragraph(["  "], f"{row['text']} [{row['hint']}]")
+
+
+def _write_residual(page: Page, rows: Sequence[Row]) -> None:
+    """Print the causes that have a part in the difference."""
+    rows = [row for row in rows if row["absolute_ns"]]
+    if not rows:
+        page.write_line("no residual: every kernel, gap and copy takes the same time")
+        return
+    page.write_table(
+        [
+            Cells("residual by cause", [row["cause"] for row in rows], is_text=True),
+            Cells("places", [format_count(row["places"]) for row in rows], rank=3),
+            Cells("difference", [_format_signed(row["difference_ns"]) for row in rows]),
+            Cells("share", [_format_share(row["difference_share"]) for row in rows], rank=1),
+            Cells("absolute", [format_duration(row["absolute_ns"]) for row in rows], rank=2),
+        ]
+    )
+
+
+def _write_shares(page: Page, rows: Sequence[Row]) -> None:
+    page.write_line()
+    page.write_table(
+        [
+            Cells("expected share", [f"{_TICKS[row['state']]} {row['name']}" for row in rows], is_text=True),
+            Cells("of", [row["kind"] for row in rows], is_text=True, rank=2),
+            Cells(
+                "expected",
+                [f"{format_percent(row['low_share'])} to {format_percent(row['high_share'])}" for row in rows],
+                rank=1,
+            ),
+            Cells("candidate", [_format_share(row["candidate_share"]) for row in rows]),
+            Cells("reference", [_format_share(row["reference_share"]) for row in rows]),
+        ]
+    )
+
+
+def _write_review(page: Page, table: Table, choice: RowFilter) -> None:
+    """Print the table that people paste into reviews."""
+    rows = choice.select_rows(table)
+    several = Counter(table.column("kernel"))
+    labels = [
+        escape_name(row["kernel"] or "(no name)")
+        + (f" grid {row['grid']} block {row['block']}" if several[row["kernel"]] > 1 and row["grid"] else "")
+        for row in rows
+    ]
+    page.write_table(
+        [
+            Cells("Kernel", labels, is_text=True),
+            Cells("Mock layer", [_format_time(row["candidate_ns"], row["candidate_count"]) for row in rows]),
+            Cells("Full model", [_format_time(row["reference_ns"], row["reference_count"]) for row in rows]),
+            Cells("Ratio", [_format_ratio(row["ratio"]) for row in rows]),
+            Cells("Match", [_format_match(row) for row in rows], is_text=True, whole=True),
+        ]
+    )
+    if hidden := len(table) - len(rows):
+        page.write_line(f"and {hidden} more: --top 0 shows all")
+
+
+def _write_layers(page: Page, rows: Sequence[Row]) -> None:
+    """Print the first layers of the reference, and their time in both."""
+    more = len(rows) - _LAYERS
+    rows = rows[:_LAYERS]
+    page.write_table(
+        [
+            Cells("layer of the reference", [f"{row['name'] or 'layer'} {row['layer']}" for row in rows], is_text=True),
+            Cells("kernels", [format_count(row["kernels"]) for row in rows], rank=2),
+            Cells("matched", [format_count(row["matched"]) for row in rows], rank=3),
+            Cells("reference", [_format_time(row["reference_ns"], 1) for row in rows]),
+            Cells("candidate", [_format_time(row["candidate_ns"], 1) for row in rows]),
+            Cells("ratio", [_format_ratio(row["ratio"]) for row in rows], rank=1),
+        ]
+    )
+    if more > 0:
+        page.write_line(f"and {more} more: --json has all, and --csv --table layers")
+
+
+def _format_ratio(ratio: float | None) -> str:
+    return ABSENT if ratio is None else f"{ratio:.3f}"
+
+
+def _format_time(ns: int | None, count: int) -> str:
+    if ns is None:
+        return ABSENT
+    return format_duration(ns) + (f" ({count}x)" if count > 1 else "")
+
+
+def _format_match(row: Row) -> str:
+    word = {True: "yes", False: "no", None: "?"}[row["match"]]
+    return f"{word}: {', '.join(row['reasons'])}" if row["reasons"] else word
+
+
+def _format_signed(ns: int) -> str:
+    return f"{'+' if ns > 0 else ''}{format_duration(ns)}"
+
+
+def _format_share(share: float | None) -> str:
+    return ABSENT if share is None else format_percent(share)

@@ -1,0 +1,273 @@
+"""Baselines: a saved one is loaded as it was, is small, and always the same bytes; others are an error of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceable import baseline_files
+from traceable.analysis.sample_summary import summarize_samples
+from traceable.analysis.snapshot import SampleKey, Snapshot
+from traceable.analysis.table import Table, pack_objects
+from traceable.baseline_files import (
+    DIRECTORY,
+    EXCLUDED,
+    find_baseline_path,
+    is_baseline,
+    list_baselines,
+    load_baseline,
+    save_baseline,
+)
+from traceable.errors import Message, TraceError, UsageError
+from traceable.trace.model import NULL
+
+texts = st.text(max_size=6)
+names = st.text(min_size=1, max_size=6)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+int64 = st.integers(-(2**63), 2**63 - 1)
+CELLS: dict[str, st.SearchStrategy[Any]] = {
+    "int64": int64 | st.just(NULL),
+    "int32": st.integers(-(2**31), 2**31 - 1),
+    "uint64": st.integers(0, 2**64 - 1),
+    "bool": st.booleans(),
+    "float64": st.floats(allow_nan=True),
+    "float32": st.floats(allow_nan=True, width=32),
+}
+
+
+@st.composite
+def tables(draw: st.DrawFn, *, depth: int = 1) -> Table:
+    rows = draw(st.integers(0, 5))
+    values = {}
+    for name, dtype in draw(st.dictionaries(names, st.sampled_from([*CELLS, "object"]), max_size=4)).items():
+        if dtype == "object":
+            values[name] = pack_objects(draw(st.lists(plain, min_size=rows, max_size=rows)))
+        else:
+            values[name] = np.array(draw(st.lists(CELLS[dtype], min_size=rows, max_size=rows)), dtype)
+    others = draw(st.dictionaries(names, tables(depth=depth - 1), max_size=2)) if depth else {}
+    notes = tuple(Message(*draw(st.tuples(names, texts))) for _ in range(draw(st.integers(0, 2))))
+    return Table(values, others, notes)
+
+
+keys = st.builds(SampleKey, st.lists(texts, max_size=3).map(tuple), st.none() | texts, texts, texts)
+samples = st.dictionaries(keys, st.lists(int64, max_size=9).map(lambda values: np.array(values, np.int64)), max_size=4)
+facts = st.dictionaries(texts.filter(lambda name: name not in ("conditions", EXCLUDED)), plain, max_size=3)
+snapshots = st.builds(
+    Snapshot,
+    texts,
+    facts,
+    st.dictionaries(names, tables(), max_size=3),
+    samples,  # type: ignore[arg-type]
+)
+
+
+def assert_equal_tables(one: Table, other: Table) -> None:
+    assert one.columns == other.columns
+    for name in one.columns:
+        assert one.values[name].dtype == other.values[name].dtype
+        if one.values[name].dtype == object:
+            assert one.values[name].tolist() == other.values[name].tolist()
+        else:
+            np.testing.assert_array_equal(one.values[name], other.values[name])
+    assert [(note, note.code) for note in one.notes] == [(note, note.code) for note in other.notes]
+    assert list(one.others) == list(other.others)
+    for name in one.others:
+        assert_equal_tables(one.others[name], other.others[name])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("baselines")
+
+
+@given(st.lists(snapshots, max_size=3))
+def test_what_is_saved_is_loaded(folder: Path, saved: list[Snapshot]) -> None:
+    path = folder / "one.json"
+    assert save_baseline(path, saved, force=True) == 0
+    loaded = load_baseline(path)
+    assert len(loaded) == len(saved)
+    for one, other in zip(loaded, saved, strict=True):
+        assert (one.label, one.facts) == (other.label, other.facts)
+        assert list(one.tables) == list(other.tables)
+        for name in one.tables:
+            assert_equal_tables(one.tables[name], other.tables[name])
+        assert list(one.samples) == list(other.samples)
+        for key, values in one.samples.items():
+            assert values.dtype == np.int64
+            np.testing.assert_array_equal(values, other.samples[key])
+    content = path.read_bytes()
+    assert json.loads(content)["schema"] == "traceable.baseline/1"
+    save_baseline(folder / "again.json", loaded, force=True)
+    assert (folder / "again.json").read_bytes() == content
+
+
+KEY = SampleKey(("step", "forward"), None, "push_pop", "cpu")
+KERNELS = {"name": pack_objects(["gemm_" * 200] * 500 + ["relu"] * 500), "count": np.arange(1000)}
+
+
+def make_snapshot(count: int = 10, **facts: Any) -> Snapshot:
+    return Snapshot("runs/a", facts, {"kernels": Table(KERNELS)}, {KEY: np.arange(count, dtype=np.int64)})
+
+
+def test_many_samples_are_excluded_between_runs_of_consecutive_ones(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    assert save_baseline(path, [make_snapshot(100_000)]) == 100_000 - 1024
+    (loaded,) = load_baseline(path)
+    values = loaded.samples[KEY]
+    assert (len(values), loaded.facts[EXCLUDED]) == (1024, 100_000 - 1024)
+    assert (values[0], values[-1]) == (0, 99_999)
+    assert sorted(set(values.tolist())) == values.tolist()
+    assert np.count_nonzero(np.diff(values) != 1) == 7
+    (entry,) = json.loads(path.read_bytes())["snapshots"][0]["samples"]
+    assert entry["excluded"] == 100_000 - 1024
+
+
+@given(st.integers(0, 3000), st.sampled_from(baseline_files.SAMPLES_MAX))
+def test_any_number_of_samples_is_thinned_out_to_the_limit(count: int, limit: int) -> None:
+    kept = baseline_files._thin_out(np.arange(count), limit).tolist()
+    assert len(kept) == min(count, limit)
+    assert kept == sorted(set(kept))
+
+
+def test_a_file_is_small(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    measures = {SampleKey((str(number),), None, "push_pop", "cpu"): np.arange(2000) for number in range(1000)}
+    save_baseline(path, [Snapshot("a", samples=measures)])
+    kept = [len(values) for values in load_baseline(path)[0].samples.values()]
+    assert set(kept) == {128}
+    # Names that occur often are there once.
+    save_baseline(tmp_path / "two.json", [make_snapshot()])
+    assert (tmp_path / "two.json").stat().st_size < 10_000
+
+
+def test_an_earlier_baseline_is_replaced_only_by_force_and_another_file_never(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "one.json"
+    save_baseline(path, [make_snapshot(3)])
+    before = path.read_bytes()
+    with pytest.raises(UsageError) as refused:
+        save_baseline(path, [make_snapshot(4)])
+    assert refused.value.code == "baseline_exists"
+    assert path.read_bytes() == before
+    save_baseline(path, [make_snapshot(4)], force=True)
+    assert len(load_baseline(path)[0].samples[KEY]) == 4
+    other = tmp_path / "package.json"
+    other.write_text('{"name": "mine"}')
+    with pytest.raises(UsageError) as refused:
+        save_baseline(other, [make_snapshot()], force=True)
+    assert refused.value.code == "not_a_baseline"
+    assert other.read_text() == '{"name": "mine"}'
+    assert [one.name for one in sorted(path.parent.iterdir())] == ["one.json"]
+
+
+def test_a_file_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError) as refused:
+        save_baseline(tmp_path / "file" / "one.json", [make_snapshot()])
+    assert refused.value.code == "baseline_not_written"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('{\n "schema": "traceable.baseline/2",\n "snapshots": 7}', "baseline_too_new"),
+        ('{\n "schema": "traceable.baseline/1",\n "snap', "baseline_damaged"),
+        ('{\n "schema": "traceable.baseline/1"}', "baseline_damaged"),
+        ('{"schema": "traceable.run/1"}', "not_a_baseline"),
+        ("[]", "not_a_baseline"),
+        ("", "not_a_baseline"),
+        ("\0\1", "not_a_baseline"),
+    ],
+)
+def test_what_is_no_baseline_of_this_version(tmp_path: Path, text: str, code: str) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(text)
+    with pytest.raises(TraceError) as refused:
+        load_baseline(path)
+    assert refused.value.code == code
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    for path, code in ((tmp_path / "pipe.json", "baseline_unreadable"), (tmp_path / "no.json", "no_such_baseline")):
+        with pytest.raises(TraceError) as refused:
+            load_baseline(path)
+        assert refused.value.code == code
+
+
+def walk(value: Any) -> list[tuple[Any, Any]]:
+    """Every container of a document, with a key of it."""
+    members = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    inner = [place for _, one in members if isinstance(one, dict | list) for place in walk(one)]
+    return [(value, key) for key, _ in members] + inner
+
+
+@given(st.data())
+def test_whatever_is_damaged_is_an_error_of_one_line_or_another_baseline(folder: Path, data: st.DataObject) -> None:
+    path = folder / "damaged.json"
+    table = Table({"a": np.array([1, NULL]), "b": np.array([np.nan, 1.0]), "c": pack_objects(["x", "x"])})
+    save_baseline(path, [Snapshot("a", {"conditions": {}}, {"t": table}, {KEY: np.arange(3)})], force=True)
+    content = json.loads(path.read_bytes())
+    container, key = data.draw(st.sampled_from(walk(content["snapshots"])))
+    container[key] = data.draw(plain)
+    path.write_text(json.dumps(content, indent=1))
+    try:
+        loaded = load_baseline(path)
+    except TraceError as error:
+        assert error.code == "baseline_damaged"
+        assert "\n" not in str(error)
+    else:
+        assert all(values.dtype == np.int64 for one in loaded for values in one.samples.values())
+        assert all(len({*map(len, table.values.values())}) <= 1 for one in loaded for table in one.tables.values())
+
+
+def test_names_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_baseline_path("base-1.2") == DIRECTORY / "base-1.2.json"
+    assert find_baseline_path("a/base") == Path("a/base")
+    assert find_baseline_path("base.json") == Path("base.json")
+    for name in ("", ".hidden", "a b", "a\nb"):
+        with pytest.raises(UsageError) as refused:
+            find_baseline_path(name)
+        assert refused.value.code == "baseline_name_invalid"
+    assert list_baselines() == []
+    for name in ("b", "a"):
+        save_baseline(find_baseline_path(name), [make_snapshot()])
+    (DIRECTORY / "other.json").write_text("{}")
+    assert list_baselines() == [DIRECTORY / "a.json", DIRECTORY / "b.json"]
+    assert is_baseline(DIRECTORY / "a.json") and not is_baseline(DIRECTORY / "other.json")
+    with pytest.raises(TraceError) as missing:
+        load_baseline(find_baseline_path("c"))
+    assert missing.value.code == "no_such_baseline"
+
+
+@given(st.lists(snapshots, max_size=3))
+def test_the_summary_against_one_list_after_the_other(saved: list[Snapshot]) -> None:
+    measured = [
+        (key._replace(measure=measure), values)
+        for one in saved
+        for key, values in one.samples.items()
+        for measure in ("cpu",)
+    ]
+    rows = {
+        (tuple(row["path"]), row["domain"], row["style"]): row
+        for row in summarize_samples([Snapshot("", samples={key: values}) for key, values in measured]).rows()
+    }
+    assert set(rows) == {key[:3] for key, _ in measured}
+    for key, row in rows.items():
+        pooled = [value for other, values in measured if other[:3] == key for value in values.tolist()]
+        assert row["samples"] == len(pooled)
+        expected = float(np.median(np.array(pooled, np.int64))) if pooled else None
+        assert row["cpu_p50_ns"] == expected
+        assert row["wall_p50_ns"] is None

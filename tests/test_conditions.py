@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import run_nsys_profile
+from tests.report.sample_export import export
 
 from traceable.analysis.comparability import CONDITIONS, compare_conditions
 from traceable.conditions import load_throttled_intervals, read_conditions
@@ -63,7 +65,7 @@ def test_a_run_knows_what_it_was_made_with(recorded: Path) -> None:
         "collector": "recorder",
         "traced": ["ranges"],
         "also_traced": [],
-        "graph_mode": None,
+        "cuda_graphs": None,
         "window": "1:3",
         "ranks": [],
         "annotation_level": 3,
@@ -157,7 +159,7 @@ def test_only_gpus_that_ran_something_count(recorded: Path, change_manifest: Cha
     recording = add_gpu_work(load(recorded), "0000:57:00.0")
     conditions = read_conditions(recording, recorded)
     assert (conditions["gpu_models"], conditions["gpu_count"]) == (["NVIDIA H100 NVL"], 1)
-    assert (conditions["throttled_share"], conditions["graph_mode"]) == (0.0, "eager")
+    assert (conditions["throttled_share"], conditions["cuda_graphs"]) == (0.0, False)
     assert load_throttled_intervals(set_epoch(recording, 0), recorded).tolist() == [[5, 7]]
     # Places that no sample has: each GPU may have been the one.
     elsewhere = set_epoch(add_gpu_work(load(recorded), "0000:11:00.0"), 0)
@@ -238,15 +240,16 @@ def test_the_load_is_that_of_the_client(recorded: Path) -> None:
 CAPTURES = {
     "nsys/a100-cuda-graphs-graph-level.sqlite": {
         "gpu_models": ["NVIDIA A100-SXM4-80GB"],
-        "graph_mode": "graph",
+        "whole_graphs": True,
+        "cuda_graphs": True,
         "collector": "nsys",
         "collector_version": "2024.6.2.225",
         "traced": ["api", "gpu"],
         "also_traced": ["osrt"],
     },
-    "nsys/h100x2-torchrun-before.sqlite": {"gpu_models": None, "gpu_count": 2, "graph_mode": "eager", "window": None},
+    "nsys/h100x2-torchrun-before.sqlite": {"gpu_models": None, "gpu_count": 2, "whole_graphs": False, "window": None},
     "nsys/a100-lm-training.sqlite": {"gpu_models": ["NVIDIA A100 80GB PCIe"], "gpu_count": 1, "ranks": None},
-    "nsys/no-cuda-tables-non-utf8.sqlite": {"gpu_count": None, "graph_mode": None, "traced": []},
+    "nsys/no-cuda-tables-non-utf8.sqlite": {"gpu_count": None, "cuda_graphs": None, "traced": []},
     "kineto/trace-diff-test.json.gz": {"gpu_models": ["Tesla V100-SXM2-16GB"], "collector": "torch", "ranks": [1]},
 }
 
@@ -271,9 +274,13 @@ def test_other_gpus_confound(captures: Path) -> None:
     assert rows["sm_clock_mhz_unknown"] == "note"
 
 
-def test_a_report_of_nsys_knows_the_machine(nsys: str, tmp_path: Path) -> None:
-    run_nsys_profile([nsys, "profile", "-o", str(tmp_path / "own"), "--export=sqlite", "--trace=nvtx", "true"])
-    path = tmp_path / "own.sqlite"
+@pytest.mark.parametrize(("driver", "expected"), [("550.54.15", "550.54.15"), ("0", None)])
+def test_a_report_of_nsys_knows_the_machine(tmp_path: Path, driver: str, expected: str | None) -> None:
+    path = export(tmp_path / "made.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        # As nsys writes it (2022.4.2).
+        database.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
+        rows = [("NvDriverVersion", driver), ("CpuDescription", "AMD EPYC"), ("CpuCores", "64")]
+        database.executemany("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?, ?)", rows)
     conditions = read_conditions(load(path), path)
-    assert conditions["cpu_count"] == os.cpu_count()
-    assert conditions["cpu_model"]
+    assert (conditions["driver"], conditions["cpu_model"], conditions["cpu_count"]) == (expected, "AMD EPYC", 64)

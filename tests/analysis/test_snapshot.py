@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.analysis.compare_oracle import Parts, SnapshotOracle
 from tests.analysis.sample_gpu_traces import gpu_traces
 from tests.analysis.sample_traces import NAMES, plain_ranges, table, trace_of, traces
+from tests.example_count import scale_examples
 
 import traceable
 from traceable.analysis.context import Context
@@ -20,6 +21,7 @@ from traceable.analysis.snapshot import (
     GPU_SPAN,
     OUTSIDE,
     RANGE_TOTALS,
+    STEP_BUSY,
     STEP_WALL,
     SampleKey,
     Snapshot,
@@ -50,6 +52,7 @@ def list_parts(snapshot: Snapshot, row: int, of: str) -> Parts:
     }
 
 
+@settings(max_examples=scale_examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(traces(), traces(busy=True), gpu_traces()))
 def test_parts_samples_and_totals_equal_the_oracle(trace: Trace) -> None:
     context = Context(trace)
@@ -90,6 +93,13 @@ def test_parts_of_a_real_recording_add_up(capture: str, captures: Path) -> None:
         assert part["total_ns"] >= 0 or part["part"] == "overlap"
     (step,) = snapshot.tables["steps"].rows()
     assert sums[OUTSIDE, STEP_WALL] == step["sampled_wall_ns"]
+    assert sums[OUTSIDE, STEP_BUSY] == step["sampled_gpu_busy_ns"]
+    of_steps = [row for row in snapshot.tables["parts"].rows() if row["range_row"] == OUTSIDE]
+    kernels = [row for row in of_steps if (row["of"], row["part"]) == (STEP_BUSY, "kernel")]
+    assert sum(row["total_ns"] for row in kernels) == step["sampled_kernel_ns"]
+    assert sum(row["count"] for row in kernels) == step["sampled_kernels"]
+    idle = [row["total_ns"] for row in of_steps if row["part"].startswith("gap_") or row["part"] == "gpu_idle"]
+    assert sum(idle) in (0, step["sampled_idle_ns"])
     for i, row in enumerate(snapshot.tables["ranges"].rows()):
         assert sums.get((i, CPU), 0) == row["sampled_cpu_ns"]
         assert sums.get((i, GPU_SPAN), 0) == row["sampled_gpu_span_ns"]

@@ -33,10 +33,10 @@ from traceable.analysis.kernels import require_kernels
 from traceable.analysis.labels import extract_base_name, get_operation_name, label_operations
 from traceable.analysis.name_patterns import fold_numbers
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
-from traceable.analysis.step_detection import select_range_instances
-from traceable.analysis.steps import find_median_step, infer_steps, steps
+from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
+from traceable.analysis.steps import find_median_step, find_warm_up_spans, infer_steps, steps
 from traceable.errors import Message, MissingDataError, UsageError
-from traceable.trace.model import GEOMETRY, NULL, Bool, Float64, Int8, Int64, find_distinct
+from traceable.trace.model import GEOMETRY, NULL, Bool, Float64, Int8, Int64, expand_slices, find_distinct
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -163,8 +163,8 @@ def collect_sequence(
     Args:
         context: of the recording; where it has a selection (`--where`), only its operations.
         range_name: the name of a range, `domain:name`, or a glob: the kernels of one instance of it. That is the one of
-            the lower median time on the GPU among those that the capture did not cut, and whose number of kernels is
-            the most common one; of equal ones the first.
+            the lower median time on the GPU among those that neither the capture cut nor a warm-up contains (unless
+            there are no others), and whose number of kernels is the most common one.
         step: the number of a step among all steps, from 0; `median`: the steady step of the lower median wall time
             (`analysis.steps`). None for all of the recording.
         layer: a layer of that, from 0 (`find_layers`). With neither a range nor a step, of the median step or, where
@@ -216,11 +216,13 @@ def _select_instance(context: Context, range_name: str, notes: list[Message]) ->
     ranges, times = context.instances, context.trace.kernels
     group, first = number_groups(instance[kernels])
     some, often = instance[kernels][first], np.bincount(group)
-    whole = ~ranges.clipped[some]
-    if not whole.any():
-        whole[:] = True
+    if ranges.clipped[some].all():
         notes.append(Message("instance_clipped", f"the capture cut every instance of {range_name!r}"))
-    typical = np.flatnonzero(whole & (often == np.argmax(np.bincount(often[whole]))))
+    steady = np.ones(len(some), np.bool_)
+    for is_excluded in (ranges.clipped[some], is_in_warm_up(context, some)):
+        if not is_excluded[steady].all():
+            steady &= ~is_excluded
+    typical = np.flatnonzero(steady & (often == np.argmax(np.bincount(often[steady]))))
     total = sum_groups(group, (times.end_ns - times.start_ns)[operation[kernels]], len(some))
     median = typical[np.argsort(total[typical], kind="stable")[(len(typical) - 1) // 2]]
     if len(some) > 1:
@@ -232,6 +234,18 @@ def _select_instance(context: Context, range_name: str, notes: list[Message]) ->
             )
         )
     return operation[instance == some[median]], len(ranges.paths[int(ranges.path[some[median]])])
+
+
+def is_in_warm_up(context: Context, instances: Int64) -> Bool:
+    """Return which range instances begin in a range that is called warm-up, on any thread of the process."""
+    ranges = context.instances
+    process, start, end = find_warm_up_spans(context)
+    own = map_threads_to_processes(context.trace)[ranges.thread[instances]]
+    inside = np.zeros(len(instances), np.bool_)
+    for one in find_distinct(process).tolist():
+        rows, here = np.flatnonzero(own == one), process == one
+        inside[rows] = is_in_spans(ranges.start_ns[instances[rows]], start[here], end[here])
+    return inside
 
 
 def _select_step(context: Context, step: int | str, notes: list[Message]) -> tuple[Int64, int]:
@@ -258,8 +272,9 @@ def _select_step(context: Context, step: int | str, notes: list[Message]) -> tup
             )
         place = int(places[0])
     # The table has the selected steps only, in their order.
-    here = np.arange(len(every)) if context.selection is None else context.selection.instances[every.instance]
-    row = int(np.flatnonzero(here)[place]) if context.selection is not None else place
+    selection = context.selection
+    rows = np.arange(len(every)) if selection is None else np.flatnonzero(selection.instances[every.instance])
+    row = int(rows[place])
     instance, ranges = int(every.instance[row]), context.instances
     depth = len(ranges.paths[int(ranges.path[instance])]) if instance >= 0 else 0
     return work.operation[work.bounds[row] : work.bounds[row + 1]], depth
@@ -760,17 +775,26 @@ class Alignment:
 _LEAF_BITS = 1 << 29
 """Product of two lengths up to which rapidfuzz aligns: it needs a bit for each pair of kernels, here 64 MiB."""
 
-_EXACT_BITS = 1 << 35
-"""Product of two lengths up to which the alignment is exact: 185 000 kernels against as many, some seconds."""
+_EXACT_BITS = 1 << 34
+"""Product of two lengths up to which the alignment is exact: 130 000 kernels against as many, some seconds."""
 
 _MASK_BYTES = 1 << 26
 """How many bytes of bit masks are kept at a time, one mask a key; those of rarer keys are made again."""
 
-_CUT_GRAMS = (32, 8, 1)
-"""Lengths of the rows of equal kernels at which a sequence that is too long is cut."""
+_CUT_GRAMS = (32, 16, 8)
+"""Lengths of the rows of equal kernels by which the place is found where sequences that are too long are cut."""
 
-_CUT_WINDOW = 1 << 12
-"""Kernels around the middle of a sequence among which the rarest row is the place to cut."""
+_CUT_WINDOW = 1 << 9
+"""How many kernels on either side of the middle count for that."""
+
+_CUT_SHIFT = 32
+"""Kernels that have shifted by nearly as much vote for one shift: among them some are missing or extra."""
+
+_CUT_PAIRS = 1 << 20
+"""How many votes are counted at most."""
+
+_CUT_VOTES, _CUT_LEAST_VOTES = 0.5, 16
+"""The share of the most votes that a shift needs to be likely, and how many those are at least."""
 
 _MIN_REGION_SHARE = 0.9
 """Least share of the kernels that match without regions which must match with them, for regions to be of use."""
@@ -1013,23 +1037,34 @@ def _split_exactly(a: Int64, b: Int64) -> tuple[int, int]:
 def _find_cut(a: Int64, b: Int64) -> tuple[int, int]:
     """Return a place in either sequence where they are likely to go together, near the middle of the first.
 
-    That is where a row of kernels begins that the other one has too: the rarest there of those around the middle, and
-    of its places the one nearest to where it is in the first. The middle of both if there is none.
+    The rows of kernels around the middle of the first that the other one has too vote for how far they have shifted. Of
+    the shifts with many votes (a sequence that repeats has some at each repetition) it is the one nearest to that at
+    which both have equal parts on both sides; and that itself where there are too few votes.
     """
     middle = len(a) // 2
+    expected = middle * len(b) // len(a)
     low, high = max(0, middle - _CUT_WINDOW), min(len(a), middle + _CUT_WINDOW)
     for size in _CUT_GRAMS:
         ours, theirs = _hash_rows(a[low:high], size), _hash_rows(b, size)
-        theirs_by_value = np.argsort(theirs, kind="stable")
-        ordered = theirs[theirs_by_value]
-        first = np.searchsorted(ordered, ours, "left")
-        often = np.searchsorted(ordered, ours, "right") - first
-        if often.any():
-            rarest = int(np.argmin(np.where(often > 0, often, len(b) + 1)))
-            places = theirs_by_value[first[rarest] : first[rarest] + often[rarest]]
-            at = low + rarest
-            return at, int(places[np.argmin(np.abs(places - at * len(b) // len(a)))])
-    return middle, len(b) // 2
+        by_value = np.argsort(theirs, kind="stable")
+        first = np.searchsorted(theirs[by_value], ours, "left")
+        often = np.searchsorted(theirs[by_value], ours, "right") - first
+        rows = np.flatnonzero(often)
+        rows = rows[:: 1 + int(often.sum()) // _CUT_PAIRS]
+        if not len(rows):
+            continue
+        at = low + np.repeat(rows, often[rows])
+        to = by_value[expand_slices(first[rows], often[rows])]
+        shift = (to - at) // _CUT_SHIFT
+        votes = np.bincount(shift - shift.min())
+        if votes.max() < _CUT_LEAST_VOTES:
+            continue
+        likely = np.flatnonzero(votes >= _CUT_VOTES * votes.max()) + shift.min()
+        best = likely[np.argmin(np.abs(likely * _CUT_SHIFT - (expected - middle)))]
+        here = np.flatnonzero(shift == best)
+        one = here[np.argmin(np.abs(at[here] - middle))]
+        return int(at[one]), int(to[one])
+    return middle, expected
 
 
 def _find_moves(keys: _Pairs, regions: _Pairs | None, pairs: _Pairs) -> _Pairs:

@@ -20,6 +20,7 @@ import numpy as np
 from traceable.analysis.kernel_families import Family, load_families
 from traceable.analysis.kernel_names import EXACT, make_kernel_keys
 from traceable.analysis.operations import DIRECTIONS
+from traceable.analysis.samples import Change, compare_samples, judge_changes
 from traceable.analysis.snapshot import (
     CPU,
     EXCLUSIONS,
@@ -28,6 +29,7 @@ from traceable.analysis.snapshot import (
     OUTSIDE,
     RANGE_MEASURES,
     RANGE_TOTALS,
+    STEP_BUSY,
     STEP_MEASURES,
     STEP_SUMS,
     STEP_WALL,
@@ -92,6 +94,7 @@ _EXPLAINED = {
     CPU: _SAMPLED_TOTALS["cpu"],
     GPU_SPAN: _SAMPLED_TOTALS["gpu_span"],
     STEP_WALL: ("sampled_wall_ns", "samples"),
+    STEP_BUSY: ("sampled_gpu_busy_ns", "samples"),
 }
 """The sum that is explained, and the number of its samples."""
 
@@ -151,12 +154,13 @@ def compare_snapshots(
           `M_p50_p_value`, `M_p50_detectable_share`, `M_p50_bound_share`.
         - `steps`, one row: `state`, X in `steps`, `samples`, `wall_mean`, `wall_p50`, `wall_p99`, `gpu_busy_mean`, ...,
           `gpu_sum_mean`, `idle_mean`, `launch_mean`, `sync_mean`, `copy_mean`, `nccl_mean`, `kernels_mean`,
-          `wall_per_unit`; and verdicts on `wall_p50`, `wall_p99`, `gpu_busy_p50`, `gpu_busy_p99`.
+          `wall_per_unit`, `gpu_busy_per_unit`; and verdicts on `wall_p50`, `wall_p99`, `gpu_busy_p50`, `gpu_busy_p99`.
         - `explanation`, rows that add up to the difference of a range or of the steps: `path` (empty for the steps),
           `domain`, `style`, `of` (`cpu`: of `cpu_per_unit_difference_ns`; `gpu_span`: of
-          `gpu_span_per_unit_difference_ns`; `step_wall`: of `wall_per_unit_difference_ns`), `cause`, `name` (the
-          kernel, kind of copy or range that it is about), `baseline_count`, `candidate_count`, `baseline_ns`,
-          `candidate_ns` (all a unit), `difference_ns`, `share` (of the whole difference).
+          `gpu_span_per_unit_difference_ns`; `step_wall`: of `wall_per_unit_difference_ns`; `step_gpu_busy`: of
+          `gpu_busy_per_unit_difference_ns`), `cause`, `name` (the kernel, kind of copy or range that it is about),
+          `baseline_count`, `candidate_count`, `baseline_ns`, `candidate_ns` (all a unit), `difference_ns`, `share` (of
+          the whole difference).
         - `kernels`, one row a key of kernels: `name`, `family`, `baseline_names`, `candidate_names` (how many names
           have that key), `state`, X in `count`, `total`, `mean`, `p50`, `p99` (quantiles only of one name and run).
         - `range_kernels`, the same by `path` of the innermost range (None outside): X in `count`, `total`, `mean`.
@@ -188,7 +192,7 @@ def compare_snapshots(
         "steps": _compare_steps(sides, units, tests),
         "explanation": _explain_differences(sides, units, keys),
         **_compare_kernels(sides, units, keys),
-        "api": _compare_counts(sides, units, "api", ("name", "kind"), ""),
+        "api": _compare_counts(sides, units, "api", ("name", "kind"), "call_"),
         "copies": _compare_counts(sides, units, "copies", ("operation",), "gpu_"),
         "gaps": _compare_counts(sides, units, "gaps", ("cause",), None),
         "findings": _compare_findings(sides),
@@ -482,13 +486,11 @@ class _Tests:
 
     def __init__(self, sides: Sequence[_Side], seed: int) -> None:
         self._sides, self._seed = sides, seed
-        self._changes: dict[str, dict[str, list[Any]]] = {}
+        self._changes: dict[str, dict[str, list[Change]]] = {}
 
     def compare(self, table: str, path: tuple[str, ...], domain: str | None, style: str, measure: str) -> _Values:
         """Compare the samples of the next row of a table; return their quantiles on both sides, by name."""
         key = SampleKey(path, domain, style, measure)
-        from traceable.analysis.samples import compare_samples  # type: ignore[import-not-found, unused-ignore]
-
         baseline, candidate = (side.collect_samples(key) for side in self._sides)
         quantiles: _Values = {}
         for word, quantile in QUANTILES.items():
@@ -499,8 +501,6 @@ class _Tests:
 
     def judge(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return by table the columns on the verdicts."""
-        from traceable.analysis.samples import judge_changes
-
         every = [one for table in self._changes.values() for changes in table.values() for one in changes]
         verdicts = iter(judge_changes(every))
         columns: dict[str, dict[str, NDArray[Any]]] = {}
@@ -582,7 +582,10 @@ def _compare_steps(sides: Sequence[_Side], units: Sequence[_Units], tests: _Test
             word, unit = (name[:-3], "_ns") if name.endswith("_ns") else (name, "")
             values[f"{word}_mean{unit}"] = _divide(row[f"sampled_{name}"], row["samples"])
         known = row["samples"] if of_samples is None else of_samples
-        values["wall_per_unit_ns"] = _round_to_grid(row["sampled_wall_ns"], known) if row["samples"] else None
+        for name in ("wall", "gpu_busy"):
+            total = row[f"sampled_{name}_ns"]
+            is_known = row["samples"] and total is not None
+            values[f"{name}_per_unit_ns"] = _round_to_grid(total, known) if is_known else None
         both.append(values)
     quantiles: _Values = {}
     for measure in STEP_MEASURES:
@@ -755,12 +758,12 @@ def _explain_differences(sides: Sequence[_Side], units: Sequence[_Units], keys: 
     sums = [side.sum_rows("ranges", ("path", "domain", "style"), _RANGE_COLUMNS) for side in sides]
     columns: dict[str, list[Any]] = {name: [] for name in _EXPLANATION}
     wholes = [(key, of) for key in _sort_paths(sums[0]) if key in sums[1] for of in (CPU, GPU_SPAN)]
-    for key, of in [*wholes, (None, STEP_WALL)]:
+    for key, of in [*wholes, (None, STEP_WALL), (None, STEP_BUSY)]:
         totals: list[tuple[int, Fraction]] = []
         for side, of_side, (unit, _) in zip(sides, sums, units, strict=True):
             row = side.steps or {} if key is None else of_side[key]
             total, samples = _EXPLAINED[of]
-            if row.get(samples):
+            if row.get(samples) and row[total] is not None:
                 totals.append((row[total], Fraction(row[samples]) if unit is None else unit))
         if len(totals) < 2:
             continue

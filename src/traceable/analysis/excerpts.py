@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.alignment import KernelSequence, collect_sequence, order_by_launch
+from traceable.analysis.alignment import KernelSequence, collect_sequence, is_in_warm_up, order_by_launch
 from traceable.analysis.context import Context
 from traceable.analysis.fidelity import Excerpt
 from traceable.analysis.fields import get_instance_fields
 from traceable.analysis.gpus import find_gpus, group_by_lane
-from traceable.analysis.intervals import Lanes
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.operations import GRAPH, KERNEL
-from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
-from traceable.analysis.steps import find_warm_up_spans, infer_steps, steps
+from traceable.analysis.step_detection import select_range_instances
+from traceable.analysis.steps import infer_steps, steps
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Int64, find_distinct
 from traceable.units import format_count
@@ -96,11 +95,7 @@ def _list_range_runs(context: Context, range_name: str) -> list[Int64]:
     """Return the operations of each whole instance of a range outside of warm-ups, in the order of time."""
     ranges = context.instances
     selected = select_range_instances(context, range_name) & ~ranges.clipped
-    process = map_threads_to_processes(context.trace)[ranges.thread]
-    warm_up_process, start_ns, end_ns = find_warm_up_spans(context)
-    for one in find_distinct(warm_up_process).tolist():
-        here = warm_up_process == one
-        selected &= ~((process == one) & is_in_spans(ranges.start_ns, start_ns[here], end_ns[here]))
+    selected &= ~is_in_warm_up(context, np.arange(len(ranges)))
     return [
         part
         for instance, operation in context.iter_operation_pairs()
@@ -149,8 +144,9 @@ def _measure_runs(
 ) -> Excerpt:
     """Return the excerpt with the times of these runs, given as kernels in the order of launch and all operations."""
     used = find_gpus(context)
-    lanes = group_by_lane(context, used.streams.gpu, len(used))
-    parts = [_measure_run(context, lanes, kernels, operations) for kernels, operations in runs]
+    lanes = list(group_by_lane(context, used.streams.gpu, len(used)))
+    starts = [context.gpu.start_ns[rows] for rows in lanes]
+    parts = [_measure_run(context, lanes, starts, kernels, operations) for kernels, operations in runs]
     duration, exposed, idle, copies, others = (np.stack(columns) for columns in zip(*parts, strict=True))
     return Excerpt(
         *(sequence, duration, exposed, idle, copies, others),
@@ -179,12 +175,12 @@ def _select_equal_runs(
 
 
 def _measure_run(
-    context: Context, lanes: Lanes, kernels: Int64, operations: Int64
+    context: Context, lanes: Sequence[Int64], starts: Sequence[Int64], kernels: Int64, operations: Int64
 ) -> tuple[Int64, Int64, Int64, Int64, Int64]:
     """Return the times of one instance, as the columns of `Excerpt`; of several GPUs their sum.
 
     Args:
-        lanes: all operations by GPU and start.
+        lanes, starts: of each GPU all operations by their start, and these.
         kernels: in the order of launch.
         operations: of the instance, the kernels among them.
     """
@@ -196,10 +192,8 @@ def _measure_run(
     for number in find_distinct(of_gpu).tolist():
         mine = operations[of_gpu == number]
         first_ns, last_ns = int(gpu.start_ns[mine].min()), int(gpu.end_ns[mine].max())
-        rows = lanes.order[lanes.bounds[number] : lanes.bounds[number + 1]]
-        low, high = np.searchsorted(gpu.start_ns[rows], [first_ns, last_ns])
-        # An operation without length may lie at the very end.
-        rows = rows[low : max(int(high), int(low) + 1)]
+        low, high = np.searchsorted(starts[number], [first_ns, last_ns])
+        rows = lanes[number][low:high]
         if graphs := int((gpu.kind[rows] == GRAPH).sum()):
             raise _make_graph_error(graphs)
         start, end = gpu.start_ns[rows], np.minimum(gpu.end_ns[rows], last_ns)

@@ -543,6 +543,26 @@ def measure_gpu_work(
     return work
 
 
+def iter_unsorted_pairs(context: Context) -> Iterator[tuple[Int64, Int64]]:
+    """Yield the pairs (instance, operation) of `Attribution.iter_pairs`, but the operations in any order.
+
+    Which is several times as fast. All pairs of an instance follow one another, in one piece; no pair comes twice.
+    """
+    instances, attribution = context.instances, context.attribution
+    links, replayed = attribution.links, attribution.replays
+    segments, events, where = instances.segments, links.events, links.slices
+    simple = _find_simple(segments, where, events, len(instances), len(context.gpu))
+    rows = np.flatnonzero(simple & (where.count > 0))
+    for some in _iter_batches(rows, where.count[rows]):
+        place = expand_slices(where.first[some], where.count[some])
+        yield np.repeat(segments.owner[some], where.count[some]), events.item[place]
+    rest = replace(where, count=np.where(simple, 0, where.count))
+    if rest.count.any():
+        yield from iter_pairs_in_slices(segments, events, rest)
+    if len(replayed.instance):
+        yield replayed.instance, replayed.operation
+
+
 def project_work(
     instances: Instances, gpu: GpuOperations, launched: Launches, events: ThreadEvents, work: GpuWork
 ) -> Projection:

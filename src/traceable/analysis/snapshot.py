@@ -20,7 +20,7 @@ import numpy as np
 from traceable.analysis.api import api
 from traceable.analysis.context import Context, group_waits_by_thread, measure_time_in_calls, select_calls
 from traceable.analysis.gaps import CAUSES, classify_idle_gaps
-from traceable.analysis.gpus import find_gpus
+from traceable.analysis.gpus import find_gpus, find_streams
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.instances import Instances
 from traceable.analysis.intervals import Union, build_lanes, measure_covered_ns, merge_by_lane, merge_intervals
@@ -38,9 +38,9 @@ from traceable.analysis.phases import (
     summarize_recording,
     take_whole_steps,
 )
-from traceable.analysis.profile import InstanceCosts, measure_selected_instances, profile_paths
+from traceable.analysis.profile import InstanceCosts, iter_unsorted_pairs, measure_selected_instances, profile_paths
 from traceable.analysis.range_names import merge_folds
-from traceable.analysis.step_detection import RANGE, is_in_spans, map_threads_to_processes
+from traceable.analysis.step_detection import RANGE, Steps, is_in_spans, map_threads_to_processes
 from traceable.analysis.steps import MeasuredSteps, measure_added_ns, measure_steady_steps
 from traceable.analysis.table import Table, mask_integers, pack_objects
 from traceable.errors import MissingDataError
@@ -49,6 +49,10 @@ from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, fi
 GIVEN_TOKENS = "given"
 """Source of a number of tokens: the user."""
 
+OTHER_IDLE = "gpu_idle"
+"""A part of the wall time of steps that are no ranges: the GPU was idle, and not in a gap between two operations of
+the one GPU that their process used."""
+
 OVERLAP, OTHER_WORK, SEVERAL_GPUS = "overlap", "other_work", "gap_several_gpus"
 """Parts of a GPU span: the time in which operations overlap, which is negative; the time in which its GPU worked for
 other ranges alone (or the recording was off); and the idle time of ranges that used several GPUs."""
@@ -56,8 +60,9 @@ other ranges alone (or the recording was off); and the idle time of ranges that 
 OUTSIDE = -1
 """The row of parts that are of the steps, and of no range."""
 
-CPU, GPU_SPAN, STEP_WALL = "cpu", "gpu_span", "step_wall"
-"""What the parts of `parts` add up to: the CPU time of a range, its GPU span, the wall time of the steps."""
+CPU, GPU_SPAN, STEP_WALL, STEP_BUSY = "cpu", "gpu_span", "step_wall", "step_gpu_busy"
+"""What the parts of `parts` add up to: the CPU time of a range, its GPU span, the wall time of the steps, and the time
+in which their operations kept the GPU busy."""
 
 SAMPLED, CLIPPED, WARM_UP, THROTTLED = range(4)
 """Whether an instance is a sample, or why not; of several reasons the first counts."""
@@ -153,8 +158,9 @@ def take_snapshot(
           `sampled_gpu_sum_ns`, `sampled_kernels`, `sampled_launches`, and how many are not sampled:
           `excluded_clipped`, `excluded_warm_up`, `excluded_throttled`.
         - `parts`, what the sampled instances of a range consist of: `range_row` (of `ranges`; OUTSIDE for the steps),
-          `of` (CPU, GPU_SPAN, STEP_WALL), `part`, `name`, `count`, `total_ns`, `bytes`. The rows of one range and `of`
-          add up to `sampled_cpu_ns`, `sampled_gpu_span_ns`, or `wall_ns` of `steps`.
+          `of` (CPU, GPU_SPAN, STEP_WALL, STEP_BUSY), `part`, `name`, `count`, `total_ns`, `bytes`. The rows of one
+          range and `of` add up to `sampled_cpu_ns`, `sampled_gpu_span_ns`, or of `steps` to `sampled_wall_ns` and
+          `sampled_gpu_busy_ns`.
         - `kernels`, one row a kernel and path of the innermost range that launched it (None outside ranges): `path`,
           `name`, `base`, `family`, `count`, `total_ns`.
         - `kernel_times`, one row a kernel: the columns of the view `kernels`.
@@ -202,7 +208,9 @@ def take_snapshot(
         if steps.measured.steps.kind == RANGE:
             cpu_time.add_parts(parts, STEP_WALL, _mark_steps(context, steps), np.array([OUTSIDE]))
         else:
-            _add_step_parts(parts, steps)
+            _add_step_parts(parts, context, steps)
+        if len(context.gpu):
+            _add_step_operations(parts, context, steps)
     tables["parts"] = parts.make_table()
     trace = context.trace
     known = {
@@ -464,6 +472,21 @@ class _Parts:
         for word, values in columns.items():
             self._columns[word].append(values[some])
 
+    def add_operations(
+        self, context: Context, of: str, row: Int64, operation: Int64, count: Int64, total_ns: Int64, size_bytes: Int64
+    ) -> None:
+        """Add rows of operations of one name each, given one of them."""
+        kind, label = context.gpu.kind[operation], label_operations(context, operation)
+        self.add(
+            of,
+            row,
+            [_PART_OF_KIND[one] for one in kind.tolist()],
+            total_ns,
+            name=[get_operation_name(context.trace, number) for number in label.tolist()],
+            count=count,
+            size_bytes=mask_integers(size_bytes, (kind == COPY) | (kind == MEMSET)),
+        )
+
     def make_table(self) -> Table:
         return Table({name: np.concatenate(values) for name, values in self._columns.items()})
 
@@ -486,9 +509,10 @@ def _add_gpu_parts(parts: _Parts, context: Context, measured: _MeasuredInstances
     used = find_gpus(context)
     lowest, highest = np.zeros((2, len(measured.instances)), np.int64)
     pieces = [tuple(np.empty(0, np.int64) for _ in range(5))]
-    for instance, operation in context.attribution.iter_pairs():
-        sampled = np.flatnonzero(row_of_instance[instance] >= 0)
-        instance, operation = instance[sampled], operation[sampled]
+    for instance, operation in iter_unsorted_pairs(context):
+        is_sampled = row_of_instance[instance] >= 0
+        if not is_sampled.all():
+            instance, operation = instance[is_sampled], operation[is_sampled]
         group, first = number_groups(row_of_instance[instance], operation_label[operation])
         moved = np.flatnonzero(operation >= len(context.trace.kernels))
         pieces.append(
@@ -509,15 +533,7 @@ def _add_gpu_parts(parts: _Parts, context: Context, measured: _MeasuredInstances
     group, first = number_groups(row, label_of_piece)
     row, one = row[first], first_of_label[label_of_piece[first]]
     count, total, size = (sum_groups(group, column, len(first)) for column in values)
-    parts.add(
-        GPU_SPAN,
-        row,
-        [_PART_OF_KIND[kind] for kind in gpu.kind[one].tolist()],
-        total,
-        name=[get_operation_name(context.trace, number) for number in label[one].tolist()],
-        count=count,
-        size_bytes=mask_integers(size, (gpu.kind[one] == COPY) | (gpu.kind[one] == MEMSET)),
-    )
+    parts.add_operations(context, GPU_SPAN, row, one, count, total, size)
     sampled = np.flatnonzero(measured.is_gpu_sample)
     of_row = measured.row[sampled]
     parts.add(GPU_SPAN, np.arange(rows), OVERLAP, sum_groups(of_row, (work.busy_ns - work.sum_ns)[sampled], rows))
@@ -694,15 +710,60 @@ def _mark_steps(context: Context, steps: _SampledSteps) -> Int64:
     return row[context.selected_instances]
 
 
-def _add_step_parts(parts: _Parts, steps: _SampledSteps) -> None:
-    """Add the parts of the wall time of steps that are no ranges: the GPU worked, or it was idle."""
-    wall_ns, idle_ns = (steps.measured.columns[name][steps.sampled] for name in ("wall_ns", "idle_ns"))
+def _add_step_parts(parts: _Parts, context: Context, steps: _SampledSteps) -> None:
+    """Add the parts of the wall time of steps that are no ranges: the GPU worked, or it was idle, by cause."""
+    which = np.flatnonzero(steps.sampled)
+    wall_ns, idle_ns = (steps.measured.columns[name][which] for name in ("wall_ns", "idle_ns"))
     outside = np.array([OUTSIDE])
     if NULL in idle_ns:
         parts.add(STEP_WALL, outside, "own", np.array([wall_ns.sum()]))
         return
     parts.add(STEP_WALL, outside, "gpu_busy", np.array([(wall_ns - idle_ns).sum()]))
-    parts.add(STEP_WALL, outside, "gpu_idle", np.array([idle_ns.sum()]))
+    rest = int(idle_ns.sum())
+    for cause, gap_ns in _measure_gaps_of_steps(context, steps.measured.steps.take(steps.sampled)).items():
+        parts.add(STEP_WALL, outside, f"gap_{cause}", np.array([gap_ns]))
+        rest -= gap_ns
+    parts.add(STEP_WALL, outside, OTHER_IDLE, np.array([rest]))
+
+
+def _measure_gaps_of_steps(context: Context, steps: Steps) -> dict[str, int]:
+    """Return by cause how much of some steps' time the one GPU of their process (and device) was idle."""
+    idle_gaps, cause = classify_idle_gaps(context)
+    streams = find_streams(context)
+    gpu_of_lane = np.full(len(steps.process), -1, np.int64)
+    for lane, (process, device) in enumerate(zip(steps.process.tolist(), steps.device.tolist(), strict=True)):
+        used = find_distinct(streams.gpu[(streams.process == process) & ((streams.device == device) | (device < 0))])
+        if len(used) == 1:
+            gpu_of_lane[lane] = used[0]
+    gpu, sums = gpu_of_lane[steps.lane], {}
+    for one in find_distinct(cause).tolist():
+        of_cause = idle_gaps.take(cause == one)
+        lanes = build_lanes(of_cause.lane, len(find_gpus(context)), np.arange(len(of_cause)))
+        union = merge_by_lane(of_cause.start_ns, of_cause.end_ns, lanes)
+        sums[CAUSES[one]] = int(measure_covered_ns(union, gpu, steps.start_ns, steps.end_ns).sum())
+    return sums
+
+
+def _add_step_operations(parts: _Parts, context: Context, steps: _SampledSteps) -> None:
+    """Add the parts of the time in which the operations of the sampled steps kept the GPU busy."""
+    work, gpu = steps.measured.work, context.gpu
+    which = np.flatnonzero(steps.sampled[work.step])
+    operation = work.operation[which]
+    label = label_operations(context, operation)
+    group, first = number_groups(label)
+    duration = gpu.end_ns[operation] - gpu.start_ns[operation]
+    one = operation[first]
+    parts.add_operations(
+        context,
+        STEP_BUSY,
+        np.full(len(first), OUTSIDE),
+        one,
+        np.bincount(group, minlength=len(first)),
+        sum_groups(group, duration, len(first)),
+        sum_groups(group, gpu.get_size_bytes(operation), len(first)),
+    )
+    overlap = int(work.added_ns[which].sum() - duration.sum())
+    parts.add(STEP_BUSY, np.array([OUTSIDE]), OVERLAP, np.array([overlap]))
 
 
 def _list_kernels(context: Context, families: Sequence[Family]) -> Table | None:

@@ -256,7 +256,17 @@ class MeasuredSteps:
 
 def measure_steady_steps(context: Context, range_name: str | None, step_kernel: str | None) -> MeasuredSteps:
     """Return the steps, measured, with which of them are steady; arguments and errors as of `steps`."""
-    steps, work = _find_steps(context, range_name, step_kernel)
+    if range_name is None and step_kernel is None:
+        return _measure_inferred_steps(context)
+    return _measure_steps_and_phases(context, *_find_steps(context, range_name, step_kernel))
+
+
+@cache_per_context
+def _measure_inferred_steps(context: Context) -> MeasuredSteps:
+    return _measure_steps_and_phases(context, *infer_steps(context))
+
+
+def _measure_steps_and_phases(context: Context, steps: Steps, work: StepOperations) -> MeasuredSteps:
     columns = measure_steps(context, steps, work)
     return MeasuredSteps(steps, work, columns, _find_phases(context, steps, work, columns["allocations"]))
 

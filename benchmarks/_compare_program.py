@@ -17,10 +17,10 @@ import numpy as np
 
 import traceable
 
-LAYERS = 24
+LAYERS = 8
 """How many times a step enters `forward` and `backward`."""
 
-FORWARD, BACKWARD, TEXTS, OPTIMIZER = 100, 130, 12, 30_000
+FORWARD, BACKWARD, TEXTS, OPTIMIZER = 100, 130, 12, 10_000
 """How much each range does: products, products, texts to parse, numbers to update."""
 
 LENGTHS = [0.97 + 0.06 * bucket / 9 for bucket in range(10)]
@@ -31,7 +31,7 @@ def main() -> None:
     """Take the steps."""
     steps, percent, seed = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     lengths = random.Random(seed).sample(LENGTHS, len(LENGTHS))
-    texts = {length: "[" + '{"token": 1, "text": "word"},' * round(600 * length) + "null]" for length in LENGTHS}
+    texts = {length: "[" + '{"token": 1, "text": "word"},' * round(200 * length) + "null]" for length in LENGTHS}
     weights, batch = np.ones((32, 32)) / 32, np.ones((32, 32))
     state = [float(number) for number in range(64)]
     for number in traceable.steps(range(steps)):

@@ -45,40 +45,40 @@ LAYER = (
 LAYERS = 24
 SMALL, CONTROL = 2_000, 40_000
 
-_Edit = Callable[[Int64, np.random.Generator], Int64]
+_Edit = Callable[[Int64, np.random.Generator], tuple[Int64, Int64]]
+"""From the kernels to those after the edit, and where each of these was before."""
 
 
 def edit(share: float) -> _Edit:
     """Return an edit that removes, inserts or replaces this share of the kernels, a third of it each."""
 
-    def apply(label: Int64, random: np.random.Generator) -> Int64:
+    def apply(label: Int64, random: np.random.Generator) -> tuple[Int64, Int64]:
         kind = random.choice(4, len(label), p=[1 - share, share / 3, share / 3, share / 3])
         other = random.integers(0, int(label.max()) + 1, len(label))
-        edited = np.where(kind == 3, other, label)
-        copies = np.array([1, 0, 2, 1])[kind]
-        result: Int64 = np.repeat(edited, copies)
-        return result
+        place = np.repeat(np.arange(len(label)), np.array([1, 0, 2, 1])[kind])
+        is_inserted = np.append(False, place[1:] == place[:-1])
+        return np.where(is_inserted | (kind == 3)[place], other[place], label[place]), place
 
     return apply
 
 
-def shuffle_blocks(label: Int64, random: np.random.Generator) -> Int64:
-    """Put blocks of 1 000 kernels in another order."""
-    blocks = [label[at : at + 1000] for at in range(0, len(label), 1000)]
-    return np.concatenate([blocks[one] for one in random.permutation(len(blocks))])
+def reorder(size: int) -> _Edit:
+    """Return an edit that puts blocks of so many kernels in another order."""
 
+    def apply(label: Int64, random: np.random.Generator) -> tuple[Int64, Int64]:
+        blocks = [np.arange(at, min(len(label), at + size)) for at in range(0, len(label), size)]
+        place = np.concatenate([blocks[one] for one in random.permutation(len(blocks))])
+        return label[place], place
 
-def permute(label: Int64, random: np.random.Generator) -> Int64:
-    """Put all kernels in another order."""
-    return random.permutation(label)
+    return apply
 
 
 EDITS: dict[str, _Edit] = {
-    "identical": lambda label, _: label,
+    "identical": lambda label, _: (label, np.arange(len(label))),
     "1 % edited": edit(0.01),
     "30 % edited": edit(0.3),
-    "blocks of 1 000 shuffled": shuffle_blocks,
-    "all shuffled": permute,
+    "blocks of 1 000 shuffled": reorder(1000),
+    "all shuffled": reorder(1),
 }
 
 
@@ -114,9 +114,8 @@ def build_sequence(kernels: int) -> KernelSequence:
 
 
 def apply_edit(sequence: KernelSequence, name: str) -> KernelSequence:
-    """Return the kernels after an edit; their regions are those of their places."""
-    label = EDITS[name](sequence.label, np.random.default_rng(17))
-    place = np.arange(len(label)) * len(sequence) // max(1, len(label))
+    """Return the kernels after an edit, in the regions where they were before."""
+    label, place = EDITS[name](sequence.label, np.random.default_rng(17))
     rows = {name: column[place] for name, column in vars(sequence).items() if isinstance(column, np.ndarray)}
     return replace(sequence, **{**rows, "label": label})
 

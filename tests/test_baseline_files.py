@@ -1,4 +1,4 @@
-"""Baselines: what is written is read back, small and in the same bytes; and what can't be read is told in one line."""
+"""Baselines: a saved one is loaded as it was, is small, and always the same bytes; others are an error of one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from traceable.analysis.snapshot import SampleKey, Snapshot
 from traceable.analysis.table import Table, pack_objects
 from traceable.baseline_files import (
     DIRECTORY,
-    LEFT_OUT,
+    EXCLUDED,
     find_baseline_path,
     is_baseline,
     list_baselines,
@@ -62,7 +62,7 @@ def tables(draw: st.DrawFn, *, depth: int = 1) -> Table:
 
 keys = st.builds(SampleKey, st.lists(texts, max_size=3).map(tuple), st.none() | texts, texts, texts)
 samples = st.dictionaries(keys, st.lists(int64, max_size=9).map(lambda values: np.array(values, np.int64)), max_size=4)
-facts = st.dictionaries(texts.filter(lambda name: name not in ("conditions", LEFT_OUT)), plain, max_size=3)
+facts = st.dictionaries(texts.filter(lambda name: name not in ("conditions", EXCLUDED)), plain, max_size=3)
 snapshots = st.builds(
     Snapshot,
     texts,
@@ -120,17 +120,17 @@ def make_snapshot(count: int = 10, **facts: Any) -> Snapshot:
     return Snapshot("runs/a", facts, {"kernels": Table(KERNELS)}, {KEY: np.arange(count, dtype=np.int64)})
 
 
-def test_many_samples_are_left_out_between_runs_of_consecutive_ones(tmp_path: Path) -> None:
+def test_many_samples_are_excluded_between_runs_of_consecutive_ones(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     assert save_baseline(path, [make_snapshot(100_000)]) == 100_000 - 1024
     (loaded,) = load_baseline(path)
     values = loaded.samples[KEY]
-    assert (len(values), loaded.facts[LEFT_OUT]) == (1024, 100_000 - 1024)
+    assert (len(values), loaded.facts[EXCLUDED]) == (1024, 100_000 - 1024)
     assert (values[0], values[-1]) == (0, 99_999)
     assert sorted(set(values.tolist())) == values.tolist()
     assert np.count_nonzero(np.diff(values) != 1) == 7
     (entry,) = json.loads(path.read_bytes())["snapshots"][0]["samples"]
-    assert entry["left_out"] == 100_000 - 1024
+    assert entry["excluded"] == 100_000 - 1024
 
 
 @given(st.integers(0, 3000), st.sampled_from(baseline_files.SAMPLES_MAX))

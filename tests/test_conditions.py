@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import run_nsys_profile
+from tests.report.sample_export import export
 
 from traceable.analysis.comparability import CONDITIONS, compare_conditions
 from traceable.conditions import load_throttled_intervals, read_conditions
@@ -271,9 +273,13 @@ def test_other_gpus_confound(captures: Path) -> None:
     assert rows["sm_clock_mhz_unknown"] == "note"
 
 
-def test_a_report_of_nsys_knows_the_machine(nsys: str, tmp_path: Path) -> None:
-    run_nsys_profile([nsys, "profile", "-o", str(tmp_path / "own"), "--export=sqlite", "--trace=nvtx", "true"])
-    path = tmp_path / "own.sqlite"
+@pytest.mark.parametrize(("driver", "expected"), [("550.54.15", "550.54.15"), ("0", None)])
+def test_a_report_of_nsys_knows_the_machine(tmp_path: Path, driver: str, expected: str | None) -> None:
+    path = export(tmp_path / "made.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        # As nsys writes it (2022.4.2).
+        database.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
+        rows = [("NvDriverVersion", driver), ("CpuDescription", "AMD EPYC"), ("CpuCores", "64")]
+        database.executemany("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES (?, ?)", rows)
     conditions = read_conditions(load(path), path)
-    assert conditions["cpu_count"] == os.cpu_count()
-    assert conditions["cpu_model"]
+    assert (conditions["driver"], conditions["cpu_model"], conditions["cpu_count"]) == (expected, "AMD EPYC", 64)

@@ -12,7 +12,7 @@ import pytest
 
 import traceable
 
-HEAVY = {"numpy", "torch", "rich", "psutil", "nvtx", "wrapt", "opentelemetry", "asyncio"}
+HEAVY = {"numpy", "torch", "rich", "psutil", "pynvml", "nvtx", "wrapt", "opentelemetry", "asyncio"}
 ROOMS = {f"traceable.{room}" for room in ("collectors", "launch", "checks", "trace", "analysis", "report", "cli")}
 ALSO_NOT = {"inspect", "dataclasses", "pathlib", "json", "logging", "threading"}
 """Of the standard library, what takes longer to import than traceable. And `threading`: a program that patches it
@@ -75,7 +75,8 @@ HEADER = "import time: self [us] | cumulative | imported package"
 END = "the program ends here"
 
 NOT_BEFORE_THE_PROGRAM = {
-    *("numpy", "rich", "nvtx", "wrapt", "torch", "psutil", "importlib.metadata", "email", "zipfile", "difflib"),
+    *("numpy", "rich", "nvtx", "wrapt", "torch", "psutil", "pynvml"),
+    *("importlib.metadata", "email", "zipfile", "difflib"),
     *("traceable.trace", "traceable.analysis", "traceable.checks", "traceable.recording"),
     *(f"traceable.collectors.{name}" for name in ("nsys", "torch", "recorder.recording", "recorder.flight")),
     *(f"traceable.launch.{name}" for name in ("control_client", "exit_release", "flight", "losses", "range_counts")),

@@ -33,6 +33,12 @@ WINDOW = f"{START}:{STOP}"
 
 FINDING_WINDOW = "2:12"
 
+SMI_FIELDS = ("uuid", "name", "driver_version", "clocks.max.sm", "pci.bus_id")
+"""Fields of nvidia-smi that are compared with `run.json`, in this order."""
+
+ACTIVE_SAMPLES = 5
+"""How many samples of a busy GPU there must be of the 4 s of `programs.busy`."""
+
 _OPTIONAL = re.compile(r"No module named '(wrapt|rich|psutil|nvtx|pytest)'")
 _PLACED = re.compile(r"aligned with its ranges to ([\d.]+) us")
 
@@ -639,6 +645,53 @@ def gpu_identity(bench: Bench) -> str:
     return f"{', '.join(sorted(names))} with the UUID that nvidia-smi gives"
 
 
+def check_gpu_conditions(manifest: Row, uuid: str, listed: list[list[str]]) -> str:
+    """Return the evidence that the launcher sampled the GPU that a program kept busy.
+
+    Args:
+        manifest: `run.json`.
+        uuid: of the GPU, as torch gives it; empty if that has none.
+        listed: of each GPU what nvidia-smi prints of `SMI_FIELDS`; empty without nvidia-smi.
+    """
+    conditions = manifest["gpu_conditions"]
+    if conditions is None or conditions["problem"] is not None:
+        raise Failed(f"the launcher took no samples: {conditions and conditions['problem']}")
+    places = [place for place, gpu in enumerate(manifest["gpus"]) if uuid in gpu["uuid"]]
+    if not places:
+        raise Failed(f"run.json has no GPU of the UUID that torch gives, but {len(manifest['gpus'])} others")
+    gpu, sampled = manifest["gpus"][places[0]], conditions["gpus"][places[0]]
+    for row in listed:
+        if row[0] == gpu["uuid"]:
+            own = [gpu["uuid"], gpu["name"], gpu["driver"], str(gpu["max_sm_clock_mhz"]), gpu["bus"][-len("00:00.0") :]]
+            expect(own, [*row[:4], row[4].lower()[-len("00:00.0") :]], "what nvidia-smi has of the GPU")
+    if sampled["active_samples"] < ACTIVE_SAMPLES:
+        raise Failed(f"{sampled['active_samples']} of {sampled['samples']} samples are of a GPU at work")
+    clock, power, limit = (sampled[name] for name in ("sm_clock_mhz", "power_w", "power_limit_w"))
+    if clock is None or not 0 < clock["p50"] <= gpu["max_sm_clock_mhz"]:
+        raise Failed(f"the clock is {clock}, and the highest one of the GPU {gpu['max_sm_clock_mhz']} MHz")
+    if power is not None and limit is not None and not 0 < power["p50"] < 2 * limit["p50"]:
+        raise Failed(f"the power is {power}, and its limit {limit}")
+    cost = conditions["sample_cost_ns"]
+    return (
+        f"{conditions['samples']} samples of {len(manifest['gpus'])} GPUs, each {cost['p50'] / 1e6:.2f} ms "
+        f"({cost['max'] / 1e6:.2f} ms at most), {sampled['active_samples']} at work: {clock['p50']:g} MHz, "
+        f"{power and power['p50']} W, throttled {sampled['throttled_share']}, reasons {sampled['reason_shares']}"
+    )
+
+
+def gpu_conditions(bench: Bench) -> str:
+    """The launcher samples the clocks, power and throttling of the GPU through NVML."""
+    ran = run(bench, "busy", "--collector", "none")
+    bench.require_gpu()
+    listed = []
+    if shutil.which("nvidia-smi"):
+        words = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
+        lines = execute(words, bench.work).stdout.splitlines()
+        listed = [[cell.strip() for cell in line.split(",")] for line in lines]
+    manifest = json.loads((ran.directory / "run.json").read_text(encoding="utf-8"))
+    return check_gpu_conditions(manifest, ran.result["uuid"], listed)
+
+
 def gpu_forked(bench: Bench) -> str:
     """--gpu records children that were forked before CUDA was used."""
     ran = run(bench, "forking", "--collector", "recorder", "--gpu")
@@ -699,6 +752,54 @@ def finding(rule: str, bench: Bench) -> str:
     if extent and saving_ns > extent[1] - extent[0]:
         raise Failed(f"{saving_ns} ns could be saved of a recording of {extent[1] - extent[0]} ns")
     return f"{matches[0]['sentence'][:160]} (at most {saving_ns / 1e6:.2f} ms)"
+
+
+# ---- a mock and the full model
+
+ALIGNED_PROGRAM = REPOSITORY / "examples" / "align_transformer.py"
+_SAME_KERNELS = ("kernel_names", "no_missing_kernels", "no_extra_kernels", "shapes", "order")
+"""The checks of `align` that a mock of the same layer passes at any clock."""
+
+
+def align(bench: Bench) -> str:
+    """Command `traceable align` finds the kernels of a one-layer torch transformer in a twelve-layer one."""
+    for name, options in (("full", ("--layers", "12")), ("mock", ("--layers", "1", "--bare"))):
+        words = [sys.executable, "-m", "traceable", "run", "-o", name, "--collector", "recorder", "--gpu"]
+        words += [str(ALIGNED_PROGRAM), *options, "--device", bench.device]
+        if bench.device != CUDA:
+            words += ["--steps", "3", "--width", "32", "--length", "8"]
+        done = execute(words, bench.work)
+        if done.returncode:
+            raise Failed(f"the transformer ended with exit code {done.returncode}: {_shorten_output(done.stderr)}")
+    bench.require_gpu()
+    documents = [_run_align(bench, *words) for words in (("full", "full"), ("full", "mock", "--layer", "5"))]
+    return check_alignments(*documents)
+
+
+def _run_align(bench: Bench, *words: str) -> Row:
+    done = execute([sys.executable, "-m", "traceable", "align", *words, "--json"], bench.work)
+    if not done.stdout:
+        raise Failed(f"align {' '.join(words)} ended with exit code {done.returncode}: {_shorten_output(done.stderr)}")
+    document: Row = json.loads(done.stdout)
+    return document
+
+
+def check_alignments(itself: Row, layer: Row) -> str:
+    """Return the evidence that a model is faithful to itself, and a mock has the kernels of one of its layers.
+
+    Args:
+        itself, layer: documents of `traceable align`.
+    """
+    (whole,), (part,) = itself["parts"], layer["parts"]
+    expect((itself["state"], whole["score"]), ("passed", 1.0), "verdict and score of a model and itself")
+    states = {check["check"]: check["state"] for check in part["checks"]}
+    expect({name: states[name] for name in _SAME_KERNELS}, dict.fromkeys(_SAME_KERNELS, "passed"), "checks of the mock")
+    difference = part["candidate_ns"] - part["reference_ns"]
+    expect(sum(row["difference_ns"] for row in part["residual"]), difference, "sum of the residual in ns")
+    layers = len({row["layer"] for row in whole["layers"]})
+    expect(layers, 12, "layers of the full model")
+    kernels, instances = part["reference"]["kernels"], part["reference"]["instances"]
+    return f"{kernels} kernels of a layer in {instances} steps, all {layers} layers; score {part['score']:.4f}"
 
 
 # ---- the machine, and captures
@@ -818,6 +919,8 @@ CHECKS: tuple[Check, ...] = (
     _check(training_nsys, "training-nsys", BY_NSYS, 90),
     _check(graphs_nsys, "graphs-nsys", BY_NSYS, 90),
     _check(capture_nsys, "capture-nsys", BY_NSYS, 90),
+    _check(gpu_conditions, "gpu-conditions", ("gpu", "numpy", "torch", "nvml")),
+    _check(align, "align", (*RECORDED, "rapidfuzz"), 120),
     _check(gpu_forked, "gpu-forked", RECORDED),
     _check(gpu_own_profiler, "gpu-own-profiler", RECORDED),
     _check(gpu_identity, "gpu-identity", RECORDED),

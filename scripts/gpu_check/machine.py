@@ -57,9 +57,11 @@ def _explain_missing_gpu(facts: dict[str, object]) -> str | None:
 
 
 def _examine_packages(missing: dict[str, str]) -> None:
-    for name in ("numpy", "pytest"):
+    for name in ("numpy", "pytest", "rapidfuzz"):
         if importlib.util.find_spec(name) is None:
             missing[name] = f"{name} is not installed"
+    if importlib.util.find_spec("pynvml") is None:
+        missing["nvml"] = "nvidia-ml-py is not installed"
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if importlib.util.find_spec("triton") is None:
         missing["inductor"] = "triton is not installed, and torch.compile needs it on a GPU"

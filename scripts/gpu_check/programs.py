@@ -42,6 +42,7 @@ REPLAYS = 8
 GRAPH_KERNELS = 3
 TRAINING_STEPS = 5
 FORKED_KERNELS = 50
+BUSY_S = 4.0
 INSTRUMENTED_CALLS = 3
 WINDOW_STEPS = 12
 """For the programs of findings: the first two warm up, and the rest is recorded."""
@@ -149,6 +150,21 @@ def launches(device: str, out: Path | None) -> Result:  # noqa: ARG001
             synchronize(device)
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", "")) if device == "cuda" else ""
     return {"kernels": PAIRED + LAUNCHES, "us_a_launch": spent / LAUNCHES / 1000, "uuid": uuid}
+
+
+def busy(device: str, out: Path | None) -> Result:  # noqa: ARG001
+    """Keep the device at work for so long that several samples of its clocks are taken."""
+    side = 4096 if device == "cuda" else 64
+    matrix = torch.randn(side, side, device=device)
+    begun = time.monotonic()
+    products = 0
+    while time.monotonic() - begun < (BUSY_S if device == "cuda" else 0):
+        for _ in range(20):
+            torch.mm(matrix, matrix)
+        synchronize(device)
+        products += 20
+    properties = torch.cuda.get_device_properties(0) if device == "cuda" else None
+    return {"products": products, "gpu": properties and properties.name, "uuid": str(getattr(properties, "uuid", ""))}
 
 
 def _work_of_a_child(device: str) -> None:
@@ -509,7 +525,7 @@ PROGRAMS: dict[str, Callable[[str, Path | None], Result]] = {
     program.__name__: program
     for program in (
         *(probe, windowed, profiled, launches, forking, own_profiler, instrumented, compiled, training, graphs),
-        *(forward, between_gpus, everything),
+        *(forward, between_gpus, busy, everything),
     )
 } | {rule: _make_finding(rule) for rule in FINDINGS}
 

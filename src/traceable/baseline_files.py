@@ -29,8 +29,8 @@ SUFFIX = ".json"
 SCHEMA = "traceable.baseline/1"
 _SCHEMA_NAME = SCHEMA.partition("/")[0]
 
-LEFT_OUT = "samples_left_out"
-"""The fact of a snapshot that counts the samples that a baseline left out; without it there are none."""
+EXCLUDED = "samples_excluded"
+"""The fact of a snapshot that counts the samples that a baseline excludes; missing for none."""
 
 SAMPLES_MAX = (1024, 512, 256, 128, 64)
 """How many samples of one range and measure are kept: the first number with which the file has no more than
@@ -40,7 +40,7 @@ ALL_SAMPLES_MAX = 200_000
 """A sample takes about 8 bytes."""
 
 _RUNS = 8
-"""Samples are left out between this many runs of consecutive ones: neighbors show how alike successive instances are,
+"""Samples are excluded between this many runs of consecutive ones: neighbors show how alike successive instances are,
 which a comparison needs."""
 
 _LEVELS = {"label": 0, "facts": 2, "tables": 3, "samples": 1}
@@ -58,14 +58,14 @@ _SHAPE = {
     "snapshots!": [
         {
             "label!": untrusted.TEXT,
-            "facts!": {"conditions": {}, LEFT_OUT: untrusted.COUNT},
+            "facts!": {"conditions": {}, EXCLUDED: untrusted.COUNT},
             "tables!": {"*": _TABLE},
             "samples!": [
                 {
                     "path!": [untrusted.TEXT],
                     "domain?": untrusted.TEXT,
                     **dict.fromkeys(("style!", "measure!"), untrusted.TEXT),
-                    "left_out!": untrusted.COUNT,
+                    "excluded!": untrusted.COUNT,
                     "values!": [untrusted.WHOLE],
                 }
             ],
@@ -124,7 +124,7 @@ def check_new_baseline(path: Path) -> None:
 
 
 def save_baseline(path: Path, snapshots: Sequence[Snapshot], *, force: bool = False) -> int:
-    """Write a baseline, whole or not at all, and return how many samples were left out.
+    """Write a baseline, whole or not at all, and return how many samples it excludes.
 
     Args:
         path: the file; its directory is created.
@@ -159,21 +159,21 @@ def save_baseline(path: Path, snapshots: Sequence[Snapshot], *, force: bool = Fa
         raise UsageError(
             "baseline_not_written", f"can't write {path}: {error.strerror}", "check the disk and permissions"
         ) from None
-    return sum(one["left_out"] for snapshot in content["snapshots"] for one in snapshot["samples"])
+    return sum(one["excluded"] for snapshot in content["snapshots"] for one in snapshot["samples"])
 
 
 def _encode_snapshot(snapshot: Snapshot, limit: int) -> dict[str, Any]:
     samples = []
-    left_out = 0
+    excluded = 0
     for key, values in snapshot.samples.items():
         kept = _thin_out(values, limit)
-        left_out += len(values) - len(kept)
+        excluded += len(values) - len(kept)
         samples.append(
-            {**key._asdict(), "path": list(key.path), "left_out": len(values) - len(kept), "values": kept.tolist()}
+            {**key._asdict(), "path": list(key.path), "excluded": len(values) - len(kept), "values": kept.tolist()}
         )
     facts = dict(snapshot.facts)
-    if left_out:
-        facts[LEFT_OUT] = facts.get(LEFT_OUT, 0) + left_out
+    if excluded:
+        facts[EXCLUDED] = facts.get(EXCLUDED, 0) + excluded
     return {
         "label": snapshot.label,
         "facts": _make_plain(facts),

@@ -204,7 +204,7 @@ def _read_nsys_target(path: Path) -> dict[str, Any]:
 def _describe_gpus(recording: Recording, manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the conditions of the GPUs that ran something; of all that the program could see if that is not known."""
     gpus = [gpu for manifest in manifests for gpu in _select_used(recording, manifest)]
-    used = {number for number in find_streams(recording.context).number.tolist() if number >= 0}
+    used = _list_used_numbers(recording)
     names = {device.name for device in recording.trace.devices if device.number in used and device.name}
 
     def find_median(measure: str) -> float | None:
@@ -243,10 +243,15 @@ def _select_used(recording: Recording, manifest: Mapping[str, Any]) -> list[dict
     properties = manifest.get("gpus") or []
     by_bus = {gpu.get("bus"): gpu for gpu in sampled}
     gpus = [{**by_bus.get(one.get("bus"), {}), **one} for one in properties]
-    used = {number for number in find_streams(recording.context).number.tolist() if number >= 0}
+    used = _list_used_numbers(recording)
     places = {device.bus.lower() for device in recording.trace.devices if device.number in used and device.bus}
     selected = [gpu for gpu in gpus if gpu.get("bus") in places]
     return selected or gpus
+
+
+def _list_used_numbers(recording: Recording) -> set[int]:
+    """Return the numbers of the GPUs that ran something."""
+    return {number for number in find_streams(recording.context).number.tolist() if number >= 0}
 
 
 # ---- values

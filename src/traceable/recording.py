@@ -42,7 +42,7 @@ _CACHED = ("steps", "findings")
 _UNATTRIBUTED = ("api", "kernels", "streams")
 """Views that can be computed during the attribution of operations to ranges: mostly they don't need it."""
 
-_FIRST = (*_UNATTRIBUTED, "steps", "ranges", "findings")
+_FIRST = (*_UNATTRIBUTED, "steps", "ranges", "critical_path", "findings")
 """Of several views these are computed first: those that others need, and those that take longest."""
 
 _NOT_FILTERED = Message(

@@ -1,7 +1,9 @@
-"""Which differences between two sides are told, and how strong their effects are."""
+"""Which differences between two sides are reported, and how strong their effects are."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +36,7 @@ def compare(baseline: dict[str, Any], candidate: dict[str, Any]) -> dict[str, tu
     return {row["condition"]: (row["baseline"], row["candidate"], row["effect"], row["code"]) for row in rows}
 
 
-def test_nothing_is_told_of_what_is_equal() -> None:
+def test_equal_conditions_are_not_reported() -> None:
     assert compare({}, {}) == {"memory_clock_mhz": (None, None, NOTE, "memory_clock_mhz_unknown")}
     assert not len(compare_conditions([{}], [{}]))
     assert compare_conditions([{}], [{}]).columns == ("condition", "baseline", "candidate", "effect", "code")
@@ -93,6 +95,14 @@ def test_a_side_with_several_values_has_them_all_and_the_median_of_numbers() -> 
     assert (rows["driver"]["code"], rows["driver"]["effect"]) == ("driver_unknown", LOWERS_CONFIDENCE)
 
 
+def test_the_page_has_every_condition_with_its_effect() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "conditions.md").read_text()
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| .* \| (.*) \|$", page, re.MULTILINE)
+    documented = {name: effect for names, effect in rows for name in re.findall(r"`(\w+)`", names)}
+    assert set(documented) - {*EFFECTS} == set(CONDITIONS)
+    assert all(f"`{condition.effect}`" in documented[name] for name, condition in CONDITIONS.items())
+
+
 values = st.none() | st.integers(2, 5) | st.sampled_from(["a", "b", True]) | st.just(["a"])
 conditions = st.dictionaries(st.sampled_from(sorted(CONDITIONS)), values)
 sides = st.lists(conditions, min_size=1, max_size=3)
@@ -115,7 +125,7 @@ def test_rows_against_one_condition_after_the_other(baseline: list[dict[str, Any
             assert row["code"] == f"{name}_differs"
             assert row["baseline"] != row["candidate"]
         else:
-            # Numbers may be close to each other; whatever else is not told has the same values on both sides.
+            # Numbers may be close to each other; whatever else is not reported has the same values on both sides.
             texts = [{repr(run[name]) for run in runs} for runs in (baseline, candidate)]
             assert texts[0] == texts[1] or all(type(value) is int for value in every)
     swapped = {row["condition"]: row for row in compare_conditions(candidate, baseline).rows()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy
@@ -37,6 +38,46 @@ def test_a_wrong_argument_is_refused_by_its_name_when_the_range_is_made(
     for make in (api.annotate, api.mark, api.push_range, api.start_range):
         with pytest.raises(error, match=f"^{name} "):
             make(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"work": 3}, TypeError),
+        ({"work": {"flops": "many"}}, TypeError),
+        ({"work": {"bytes": True}}, TypeError),
+        ({"work": {"dtype": 16}}, TypeError),
+        ({"work": {"flop": 1}}, ValueError),
+        ({"work": {1: 1}}, ValueError),
+        ({"work": {"flops": -1}}, ValueError),
+        ({"work": {"flops": float("nan")}}, ValueError),
+        ({"work": {"bytes": 10**400}}, ValueError),
+        ({"work": {"flops": 1}, "payload": 3}, TypeError),
+        ({"work": {"flops": 1}, "payload": [1]}, TypeError),
+        ({"work": {"flops": 1}, "payload": {"flops": 1}}, ValueError),
+    ],
+)
+def test_wrong_work_is_refused_when_the_range_is_made(
+    api: Any, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    for make in (api.annotate, api.push_range, api.start_range):
+        with pytest.raises(error, match=r"^work\b"):
+            make("name", **arguments)
+
+
+def test_work_is_fields_of_the_payload(api: Any) -> None:
+    for work in (
+        {"flops": 2.5, "bytes": 3, "dtype": "bf16"},
+        {"flops": numpy.float32(2.5), "bytes": 3, "dtype": "bf16"},
+    ):
+        range_ = api.annotate("name", work=work)
+        assert range_._arguments[4] == {"flops": 2.5, "bytes": 3, "dtype": "bf16"}
+        assert repr(pickle.loads(pickle.dumps(range_))) == repr(range_)
+    assert api.annotate("name", payload={"k": 1}, work={"flops": 1 << 70})._arguments[4] == {"k": 1, "flops": 2.0**70}
+    for none in (None, {}, {"flops": None}):
+        assert api.annotate("name", work=none)._arguments[4] is None
+        assert api.annotate("name", payload=7 if none is None else {"k": 1}, work=none)._arguments[4] is not None
+    assert api.annotate("function", work={"flops": 1})(len)([1, 2]) == 2
 
 
 def test_what_can_not_be_called_is_not_decorated(api: Any) -> None:

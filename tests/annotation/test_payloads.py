@@ -67,6 +67,29 @@ def test_fields_find_their_range_however_it_is_made(listen: Listen) -> None:
             assert fields == {"kind": event.name, "tokens": 512}
 
 
+def test_work_is_recorded_as_fields(listen: Listen) -> None:
+    result = fields_of(
+        listen("""
+from traceable import annotate, end_range, pop_range, push_range, start_range
+@annotate("function", work={"flops": 10, "dtype": "bf16"})
+def function(): pass
+for size in (1, 2):
+    with annotate("with", work={"flops": 2.0 * size, "bytes": size}): function()
+push_range("push", payload={"k": "v"}, work={"bytes": 5}); pop_range()
+end_range(start_range("start", work={"flops": 7}))
+with annotate("level", level=9, work={"flops": 7}): pass
+""")
+    )
+    assert [(event.name, fields) for event, fields in result] == [
+        ("with", {"flops": 2.0, "bytes": 1}),
+        ("function", {"flops": 10, "dtype": "bf16"}),
+        ("with", {"flops": 4.0, "bytes": 2}),
+        ("function", {"flops": 10, "dtype": "bf16"}),
+        ("push", {"k": "v", "bytes": 5}),
+        ("start", {"flops": 7}),
+    ]
+
+
 def test_fields_are_recorded_by_nsys_too(listen_nsys: Any) -> None:
     result = fields_of(listen_nsys(PROGRAM))
     assert {event.name: fields.get("kind") for event, fields in result} == {

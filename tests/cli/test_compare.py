@@ -213,7 +213,7 @@ def test_strict_refuses_other_conditions(compare: Compare, tmp_path: Path) -> No
     with_gpu = [export(tmp_path / f"{name}.sqlite", name) for name in ("A100", "H100")]
     assert compare(*with_gpu, "--fail-on", "forward.count > 0").code == 0
     done = compare(*with_gpu, "--strict", "--fail-on", "forward.count > 0")
-    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert "gpu_models" in message(done.err, "not_comparable")
     rows = compare(*with_gpu, "--csv", "--table", "conditions").out
     (row,) = (row for row in csv.DictReader(io.StringIO(rows)) if row["condition"] == "gpu_models")

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from gpu_check import captures, checks, oracle
 from gpu_check.harness import CPU, CUDA, Bench, Failed, NotPossible, Rehearsed
+from tests.analysis.sample_models import LAYER, write_model
 from tests.collectors.conftest import recorded as recorded
 from tests.collectors.gpu_runs import finalize_run, process_of
 from tests.collectors.gpu_traces import BASE_NS, half, write
@@ -27,6 +28,7 @@ from tests.launch.sample_ncu import STAND_IN
 from tests.trace import sample_kineto
 
 import traceable
+from traceable.cli.main import main
 from traceable.protocol import gpu_files
 
 Event = dict[str, Any]
@@ -601,6 +603,23 @@ def test_programs_have_this_traceable_and_nothing_of_an_outer_run(monkeypatch, t
     assert ours == {"TRACEABLE_NCU": "/somewhere/ncu", "TRACEABLE_GATE": "none"}
 
 
+def test_a_mock_is_aligned_with_a_layer_of_the_model(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "full.sqlite", (LAYER,) * 12)
+    write_model(tmp_path / "mock.sqlite", (LAYER,), around=((), ()))
+    write_model(tmp_path / "other.sqlite", (LAYER[1:],), around=((), ()))
+    documents = []
+    for words in (("full.sqlite",), ("mock.sqlite", "--layer", "5"), ("other.sqlite", "--layer", "5")):
+        main(["align", "full.sqlite", *words, "--json"])
+        documents.append(json.loads(capsys.readouterr().out))
+    itself, mock, other = documents
+    assert checks.check_alignments(itself, mock).startswith("6 kernels of a layer in 5 steps, all 12 layers; score 1.0")
+    with pytest.raises(Failed, match="checks of the mock"):
+        checks.check_alignments(itself, other)
+    with pytest.raises(Failed, match="a model and itself"):
+        checks.check_alignments(other, mock)
+
+
 def test_every_check_has_a_program_and_a_name_of_its_own():
     names = [check.name for check in checks.CHECKS]
     assert len(set(names)) == len(names)
@@ -637,3 +656,45 @@ def test_the_programs_run_on_the_cpu(tmp_path):
     assert results["compiled"] == {"compiled": True}
     assert results["forking"]["exit_codes"] == [0, 0]
     assert set(checks.FINDINGS) <= set(results)
+
+
+# ---- clocks and power
+
+UUID = "12345678-1234-1234-1234-123456789abc"
+LISTED = [[f"GPU-{UUID}", "NVIDIA X", "580.95.05", "1980", "00000000:1B:00.0"]]
+
+
+def make_sampled_manifest() -> dict[str, Any]:
+    properties = {"name": "NVIDIA X", "uuid": f"GPU-{UUID}", "bus": "0000:1b:00.0", "driver": "580.95.05"}
+    values = {name: {"min": 1, "p50": value, "max": 1980} for name, value in (("sm_clock_mhz", 1755), ("power_w", 650))}
+    sampled = {"samples": 40, "active_samples": 30, "power_limit_w": None, "throttled_share": 0.0, "reason_shares": {}}
+    cost = {"min": 100_000, "p50": 1_500_000, "max": 2_500_000}
+    return {
+        "gpus": [properties | {"max_sm_clock_mhz": 1980}],
+        "gpu_conditions": {"problem": None, "samples": 40, "sample_cost_ns": cost, "gpus": [sampled | values]},
+    }
+
+
+@pytest.mark.parametrize(("uuid", "listed"), [(UUID, LISTED), ("", LISTED), (UUID, [])])
+def test_samples_of_a_busy_gpu_are_right(uuid: str, listed: list[list[str]]) -> None:
+    evidence = checks.check_gpu_conditions(make_sampled_manifest(), uuid, listed)
+    assert evidence.startswith("40 samples of 1 GPUs, each 1.50 ms (2.50 ms at most), 30 at work: 1755 MHz, 650 W")
+
+
+@pytest.mark.parametrize(
+    ("change", "uuid"),
+    [
+        (lambda manifest: manifest.update(gpu_conditions=None), UUID),
+        (lambda manifest: manifest["gpu_conditions"].update(problem={"code": "nvml_not_usable"}), UUID),
+        (lambda manifest: manifest["gpu_conditions"]["gpus"][0].update(active_samples=2), UUID),
+        (lambda manifest: manifest["gpu_conditions"]["gpus"][0].update(sm_clock_mhz=None), UUID),
+        (lambda manifest: manifest["gpus"][0].update(max_sm_clock_mhz=1000), UUID),
+        (lambda manifest: manifest["gpus"][0].update(driver="1.0"), UUID),
+        (lambda manifest: None, "87654321"),
+    ],
+)
+def test_samples_that_can_not_be_those_of_the_gpu_fail(change: Callable[[dict[str, Any]], None], uuid: str) -> None:
+    manifest = make_sampled_manifest()
+    change(manifest)
+    with pytest.raises(Failed):
+        checks.check_gpu_conditions(manifest, uuid, LISTED)

@@ -3,7 +3,7 @@
  * NVML_INIT: what nvmlInit returns (9: no driver). NVML_UNSUPPORTED: names of functions that return NOT_SUPPORTED.
  * NVML_HANG: the name of a function that never returns. NVML_REASONS: the clocks event reasons of GPU 0, one a sample,
  * the last one for all further samples. NVML_READY: a FIFO that is opened, and closed, at the last of these, or before
- * it hangs. NVML_HANG_AT_END: nvmlShutdown never returns.
+ * it hangs.
  * With OLD the names of the functions are those of a driver before 535.
  */
 #include <fcntl.h>
@@ -53,11 +53,6 @@ int nvmlInitWithFlags(unsigned flags) {
   check("nvmlInitWithFlags");
   (void)flags;
   return result ? atoi(result) : SUCCESS;
-}
-
-int nvmlShutdown(void) {
-  while (getenv("NVML_HANG_AT_END")) pause();
-  return SUCCESS;
 }
 
 const char *nvmlErrorString(int result) { return result == 9 ? "Driver Not Loaded" : "an error"; }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from traceable.analysis.alignment import (
 from traceable.analysis.context import Context
 from traceable.analysis.excerpts import build_excerpt
 from traceable.analysis.expected_shares import ExpectedShare
-from traceable.analysis.fidelity import Excerpt, Fidelity, find_typical, measure_fidelity
+from traceable.analysis.fidelity import Excerpt, Fidelity, measure_fidelity
 from traceable.analysis.fidelity_hints import find_hints, tabulate_hints
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.table import Table, pack_objects
@@ -104,14 +105,14 @@ def align(
         UsageError: rapidfuzz is not installed, or an expected share matches nothing.
     """
     tolerance = tolerance or Tolerance()
-    ours, theirs = (
-        _build_excerpt(word, context, selection, match, families)
-        for word, context, selection in zip(("reference", "candidate"), (reference, candidate), selections, strict=True)
-    )
-    if selections[0].layer is not None:
-        ours = ours.take_sequence(select_layer(ours.sequence, find_layers(ours.sequence), selections[0].layer))
-    if selections[1].layer is not None:
-        theirs = _take_candidate_layer(theirs, selections[1], len(ours))
+    with _name_recording("reference"):
+        ours = _select_excerpt(reference, selections[0], match, families)
+        if selections[0].layer is not None:
+            ours = _take_layer(ours, find_layers(ours.sequence), selections[0].layer)
+    with _name_recording("candidate"):
+        theirs = _select_excerpt(candidate, selections[1], match, families)
+        if selections[1].layer is not None:
+            theirs = _take_candidate_layer(theirs, selections[1].layer, selections[1].may_be_layer, len(ours))
     alignment = align_sequences(ours.sequence, theirs.sequence)
     fidelity = measure_fidelity(
         ours,
@@ -123,44 +124,51 @@ def align(
     )
     hints = find_hints(fidelity.pairs, ours, theirs)
     tables = dict(fidelity.tables)
-    layers = find_layers(ours.sequence)
-    if selections[0].layer is None and int((layers.stop - layers.first).sum()) > MIN_LAYERS_SHARE * len(ours):
-        tables["layers"] = tabulate_layers(layers, alignment, ours, theirs)
-        hints += _suggest_layer(layers, alignment)
+    if selections[0].layer is None:
+        layers = find_layers(ours.sequence)
+        if int((layers.stop - layers.first).sum()) > MIN_LAYERS_SHARE * len(ours):
+            tables["layers"] = tabulate_layers(layers, alignment, ours, theirs)
+            hints += _suggest_layer(layers, alignment)
     tables["hints"] = tabulate_hints(hints)
     return AlignedPart(ours, theirs, replace(fidelity, tables=tables), alignment.notes)
 
 
-def _build_excerpt(
-    word: str, context: Context, selection: Selection, match: str, families: Sequence[Family]
-) -> Excerpt:
-    """Return what is selected of one recording, which is called by a word where there is nothing."""
+@contextmanager
+def _name_recording(word: str) -> Iterator[None]:
+    """Put the word for a recording before the reason why it can't be compared."""
     try:
-        return build_excerpt(
-            context,
-            range_name=selection.range_name,
-            step=selection.step,
-            match=match,
-            families=families,
-            excluded_ns=selection.excluded_ns,
-        )
+        yield
     except MissingDataError as error:
         raise MissingDataError(error.code, f"{word}: {error.problem}", error.remedy) from None
 
 
-def _take_candidate_layer(candidate: Excerpt, selection: Selection, kernels: int) -> Excerpt:
+def _select_excerpt(context: Context, selection: Selection, match: str, families: Sequence[Family]) -> Excerpt:
+    return build_excerpt(
+        context,
+        range_name=selection.range_name,
+        step=selection.step,
+        match=match,
+        families=families,
+        excluded_ns=selection.excluded_ns,
+    )
+
+
+def _take_layer(excerpt: Excerpt, layers: Layers, number: int) -> Excerpt:
+    return excerpt.take_sequence(select_layer(excerpt.sequence, layers, number))
+
+
+def _take_candidate_layer(candidate: Excerpt, number: int, may_be_layer: bool, kernels: int) -> Excerpt:
     """Return the layer of a candidate; all of it where it may be a layer itself and has none as long.
 
     Args:
         kernels: how many the layer of the reference has. What repeats within a layer is much shorter.
     """
-    assert selection.layer is not None, "a layer is selected"
     layers = find_layers(candidate.sequence)
     sizes = layers.stop - layers.first
-    if selection.may_be_layer and not (len(layers) and np.median(sizes) > kernels * MIN_LAYER_SHARE):
+    if may_be_layer and not (len(layers) and np.median(sizes) > kernels * MIN_LAYER_SHARE):
         note = Message("candidate_is_one_layer", "no layers repeat in the candidate: all of it is compared")
         return replace(candidate, notes=(*candidate.notes, note))
-    return candidate.take_sequence(select_layer(candidate.sequence, layers, selection.layer))
+    return _take_layer(candidate, layers, number)
 
 
 def tabulate_layers(layers: Layers, alignment: Alignment, reference: Excerpt, candidate: Excerpt) -> Table:
@@ -168,7 +176,7 @@ def tabulate_layers(layers: Layers, alignment: Alignment, reference: Excerpt, ca
 
     So the layers of an eager run are found in one with CUDA graphs, whose kernels have no ranges of their own.
     """
-    ours, theirs = find_typical(reference), find_typical(candidate)
+    ours, theirs = reference.typical, candidate.typical
     # By row: a number may come several times.
     carried = carry_bounds(replace(layers, number=np.arange(len(layers))), alignment)
     bounds = dict(

@@ -36,7 +36,7 @@ from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.step_detection import select_range_instances
 from traceable.analysis.steps import find_median_step, infer_steps, steps
 from traceable.errors import Message, MissingDataError, UsageError
-from traceable.trace.model import GEOMETRY, NULL, Bool, Float64, Int8, Int64, find_distinct
+from traceable.trace.model import GEOMETRY, NULL, Bool, Float64, Int8, Int64, expand_slices, find_distinct
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -760,17 +760,26 @@ class Alignment:
 _LEAF_BITS = 1 << 29
 """Product of two lengths up to which rapidfuzz aligns: it needs a bit for each pair of kernels, here 64 MiB."""
 
-_EXACT_BITS = 1 << 35
-"""Product of two lengths up to which the alignment is exact: 185 000 kernels against as many, some seconds."""
+_EXACT_BITS = 1 << 34
+"""Product of two lengths up to which the alignment is exact: 130 000 kernels against as many, some seconds."""
 
 _MASK_BYTES = 1 << 26
 """How many bytes of bit masks are kept at a time, one mask a key; those of rarer keys are made again."""
 
-_CUT_GRAMS = (32, 8, 1)
-"""Lengths of the rows of equal kernels at which a sequence that is too long is cut."""
+_CUT_GRAMS = (32, 16, 8)
+"""Lengths of the rows of equal kernels by which the place is found where sequences that are too long are cut."""
 
-_CUT_WINDOW = 1 << 12
-"""Kernels around the middle of a sequence among which the rarest row is the place to cut."""
+_CUT_WINDOW = 1 << 9
+"""How many kernels on either side of the middle count for that."""
+
+_CUT_SHIFT = 32
+"""Kernels that have shifted by nearly as much vote for one shift: among them some are missing or extra."""
+
+_CUT_PAIRS = 1 << 20
+"""How many votes are counted at most."""
+
+_CUT_VOTES, _CUT_LEAST_VOTES = 0.5, 16
+"""The share of the most votes that a shift needs to be likely, and how many those are at least."""
 
 _MIN_REGION_SHARE = 0.9
 """Least share of the kernels that match without regions which must match with them, for regions to be of use."""
@@ -1013,23 +1022,34 @@ def _split_exactly(a: Int64, b: Int64) -> tuple[int, int]:
 def _find_cut(a: Int64, b: Int64) -> tuple[int, int]:
     """Return a place in either sequence where they are likely to go together, near the middle of the first.
 
-    That is where a row of kernels begins that the other one has too: the rarest there of those around the middle, and
-    of its places the one nearest to where it is in the first. The middle of both if there is none.
+    The rows of kernels around the middle of the first that the other one has too vote for how far they have shifted. Of
+    the shifts with many votes (a sequence that repeats has some at each repetition) it is the one nearest to that at
+    which both have equal parts on both sides; and that itself where there are too few votes.
     """
     middle = len(a) // 2
+    expected = middle * len(b) // len(a)
     low, high = max(0, middle - _CUT_WINDOW), min(len(a), middle + _CUT_WINDOW)
     for size in _CUT_GRAMS:
         ours, theirs = _hash_rows(a[low:high], size), _hash_rows(b, size)
-        theirs_by_value = np.argsort(theirs, kind="stable")
-        ordered = theirs[theirs_by_value]
-        first = np.searchsorted(ordered, ours, "left")
-        often = np.searchsorted(ordered, ours, "right") - first
-        if often.any():
-            rarest = int(np.argmin(np.where(often > 0, often, len(b) + 1)))
-            places = theirs_by_value[first[rarest] : first[rarest] + often[rarest]]
-            at = low + rarest
-            return at, int(places[np.argmin(np.abs(places - at * len(b) // len(a)))])
-    return middle, len(b) // 2
+        by_value = np.argsort(theirs, kind="stable")
+        first = np.searchsorted(theirs[by_value], ours, "left")
+        often = np.searchsorted(theirs[by_value], ours, "right") - first
+        rows = np.flatnonzero(often)
+        rows = rows[:: 1 + int(often.sum()) // _CUT_PAIRS]
+        if not len(rows):
+            continue
+        at = low + np.repeat(rows, often[rows])
+        to = by_value[expand_slices(first[rows], often[rows])]
+        shift = (to - at) // _CUT_SHIFT
+        votes = np.bincount(shift - shift.min())
+        if votes.max() < _CUT_LEAST_VOTES:
+            continue
+        likely = np.flatnonzero(votes >= _CUT_VOTES * votes.max()) + shift.min()
+        best = likely[np.argmin(np.abs(likely * _CUT_SHIFT - (expected - middle)))]
+        here = np.flatnonzero(shift == best)
+        one = here[np.argmin(np.abs(at[here] - middle))]
+        return int(at[one]), int(to[one])
+    return middle, expected
 
 
 def _find_moves(keys: _Pairs, regions: _Pairs | None, pairs: _Pairs) -> _Pairs:

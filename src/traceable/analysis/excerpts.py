@@ -18,7 +18,6 @@ from traceable.analysis.context import Context
 from traceable.analysis.fidelity import Excerpt
 from traceable.analysis.fields import get_instance_fields
 from traceable.analysis.gpus import find_gpus, group_by_lane
-from traceable.analysis.intervals import Lanes
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.operations import GRAPH, KERNEL
@@ -149,8 +148,9 @@ def _measure_runs(
 ) -> Excerpt:
     """Return the excerpt with the times of these runs, given as kernels in the order of launch and all operations."""
     used = find_gpus(context)
-    lanes = group_by_lane(context, used.streams.gpu, len(used))
-    parts = [_measure_run(context, lanes, kernels, operations) for kernels, operations in runs]
+    lanes = list(group_by_lane(context, used.streams.gpu, len(used)))
+    starts = [context.gpu.start_ns[rows] for rows in lanes]
+    parts = [_measure_run(context, lanes, starts, kernels, operations) for kernels, operations in runs]
     duration, exposed, idle, copies, others = (np.stack(columns) for columns in zip(*parts, strict=True))
     return Excerpt(
         *(sequence, duration, exposed, idle, copies, others),
@@ -179,12 +179,12 @@ def _select_equal_runs(
 
 
 def _measure_run(
-    context: Context, lanes: Lanes, kernels: Int64, operations: Int64
+    context: Context, lanes: Sequence[Int64], starts: Sequence[Int64], kernels: Int64, operations: Int64
 ) -> tuple[Int64, Int64, Int64, Int64, Int64]:
     """Return the times of one instance, as the columns of `Excerpt`; of several GPUs their sum.
 
     Args:
-        lanes: all operations by GPU and start.
+        lanes, starts: of each GPU all operations by their start, and these.
         kernels: in the order of launch.
         operations: of the instance, the kernels among them.
     """
@@ -196,10 +196,8 @@ def _measure_run(
     for number in find_distinct(of_gpu).tolist():
         mine = operations[of_gpu == number]
         first_ns, last_ns = int(gpu.start_ns[mine].min()), int(gpu.end_ns[mine].max())
-        rows = lanes.order[lanes.bounds[number] : lanes.bounds[number + 1]]
-        low, high = np.searchsorted(gpu.start_ns[rows], [first_ns, last_ns])
-        # An operation without length may lie at the very end.
-        rows = rows[low : max(int(high), int(low) + 1)]
+        low, high = np.searchsorted(starts[number], [first_ns, last_ns])
+        rows = lanes[number][low:high]
         if graphs := int((gpu.kind[rows] == GRAPH).sum()):
             raise _make_graph_error(graphs)
         start, end = gpu.start_ns[rows], np.minimum(gpu.end_ns[rows], last_ns)

@@ -21,8 +21,6 @@ PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
 STATES = (PASSED, UNKNOWN, FAILED)
 """From the best to the worst."""
 
-_CODES = {PASSED: "limit_kept", FAILED: "limit_exceeded", UNKNOWN: "limit_undecided"}
-
 REGRESSION = "regression"
 
 STEP_NAMES = ("step", "steps")
@@ -30,10 +28,11 @@ STEP_NAMES = ("step", "steps")
 
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)"
 _LIMIT = re.compile(
-    rf"(?P<range>.+)\.(?P<metric>[A-Za-z]\w*)\s*(?P<operator>[<>]=?)\s*(?P<amount>{_NUMBER})\s*(?P<unit>%|[a-zµ]*)"
+    rf"(?P<range>.+)\.(?P<metric>[A-Za-z]\w*)\s*(?P<operator>[<>]=?)\s*(?P<amount>{_NUMBER})\s*(?P<unit>%|[a-zµ]*)",
+    re.DOTALL,
 )
 _REGRESSION = re.compile(rf"{REGRESSION}\s*(?::\s*(?P<least>{_NUMBER})\s*%)?")
-_PATH_PART = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([^/\"']+?))\s*(/|$)")
+_PATH_PART = re.compile(r"\s*(?:\"([^\"]+)\"|'([^']+)'|([^/\"']+?))\s*(/|$)", re.DOTALL)
 _TIME_UNITS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _UNITS = ("", "_ns", "_bytes", "_share", "_gb_per_s")
 """Ends of the columns of a metric."""
@@ -273,7 +272,7 @@ def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]
     if f"{metric}_verdict" in row:
         shares = row[f"{metric}_low_share"], row[f"{metric}_high_share"]
         if None in shares or not baseline:
-            return Case(subject, UNKNOWN, Message(NOT_ENOUGH_DATA, f"{subject}: not enough data to judge it"))
+            return Case(subject, UNKNOWN, Message("not_enough_data", f"{subject}: not enough data to judge it"))
         interval = shares if limit.unit == "%" else (shares[0] * baseline, shares[1] * baseline)
     elif unit == "_ns":
         words = f"{subject} has no interval, so that chance can't be ruled out; use a median or p99"
@@ -285,7 +284,15 @@ def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]
             interval = ((candidate - baseline) / baseline if baseline else math.inf if candidate else 0.0,) * 2
     state = _judge(limit.operator, limit.amount, *interval)
     words = f"{subject} changed by {_format_interval(interval, limit.unit)}"
-    return Case(subject, state, Message(_CODES[state], words))
+    return Case(subject, state, _make_message(state, words))
+
+
+def _make_message(state: str, words: str) -> Message:
+    return {
+        FAILED: Message("limit_exceeded", words),
+        PASSED: Message("limit_kept", words),
+        UNKNOWN: Message("limit_undecided", words),
+    }[state]
 
 
 def _judge(operator: str, limit: float, low: float, high: float) -> str:
@@ -322,7 +329,7 @@ def _evaluate_regression(condition: Regression, ranges: Table, steps: Table) -> 
     left_out = len(cases) - len(judged)
     more = f"; {format_count(left_out, 'further measure')} without enough data" if left_out else ""
     if not judged:
-        message = Message(NOT_ENOUGH_DATA, f"nothing has enough data to be judged{more}")
+        message = Message("not_enough_data", f"nothing has enough data to be judged{more}")
         return ConditionResult(condition.text, UNKNOWN, message, tuple(cases))
     state = max((case.state for case in judged), key=STATES.index)
     if state == PASSED:
@@ -331,18 +338,18 @@ def _evaluate_regression(condition: Regression, ranges: Table, steps: Table) -> 
     else:
         worst = [case for case in judged if case.state == state]
         others = f"; and {len(worst) - 1} more" if len(worst) > 1 else ""
-        message = Message(worst[0].message.code, f"{worst[0].message}{others}")
+        message = _make_message(state, f"{worst[0].message}{others}")
     return ConditionResult(condition.text, state, message, tuple(cases))
 
 
 def _judge_row(condition: Regression, subject: str, metric: str, row: dict[str, Any]) -> Case:
     verdict, low, high = (row[f"{metric}_{name}"] for name in ("verdict", "low_share", "high_share"))
     if verdict == NOT_ENOUGH_DATA:
-        return Case(subject, UNKNOWN, Message(NOT_ENOUGH_DATA, f"{subject}: not enough data to judge it"))
+        return Case(subject, UNKNOWN, Message("not_enough_data", f"{subject}: not enough data to judge it"))
     if verdict != SLOWER:
         return Case(subject, PASSED, Message("no_regression", f"{subject} is not slower"))
     if low is None or high is None:
         state = UNKNOWN if condition.least_share else FAILED
-        return Case(subject, state, Message(_CODES[state], f"{subject} is slower, by a share that is not known"))
+        return Case(subject, state, _make_message(state, f"{subject} is slower, by a share that is not known"))
     state = _judge(">", condition.least_share, low, high) if condition.least_share else FAILED
-    return Case(subject, state, Message(_CODES[state], f"{subject} is slower: {_format_interval((low, high), '%')}"))
+    return Case(subject, state, _make_message(state, f"{subject} is slower: {_format_interval((low, high), '%')}"))

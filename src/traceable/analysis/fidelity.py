@@ -38,6 +38,7 @@ from traceable.analysis.expected_shares import FAMILY, KINDS, RANGE, ExpectedSha
 from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN
 from traceable.analysis.fail_conditions import STATES as CHECK_STATES
 from traceable.analysis.grouping import sum_groups
+from traceable.analysis.kernel_families import OTHER
 from traceable.analysis.labels import extract_base_name
 from traceable.analysis.samples import FASTER, SLOWER, Change, compare_samples, judge_changes
 from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
@@ -60,6 +61,28 @@ RESOLUTION_NS = 32
 
 UNCLEAR = "unclear"
 """The verdict on a difference that may be noise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Typical:
+    """The typical instance of an excerpt: the lower median of each of its columns."""
+
+    duration_ns: Int64
+    exposed_ns: Int64
+    idle_ns: Int64
+    copy_ns: Int64
+    other_ns: Int64
+
+    @property
+    def total_ns(self) -> int:
+        """The whole time."""
+        return self.measure_ns(0, len(self.exposed_ns) + 1)
+
+    def measure_ns(self, first: int, stop: int) -> int:
+        """Return the time of the kernels from `first` until `stop`, with what is before each of them."""
+        kernels = slice(first, stop)
+        parts = (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)
+        return int(sum(part[kernels].sum() for part in parts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +120,13 @@ class Excerpt:
         parts = (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)
         span: Int64 = np.sum([part.sum(axis=1) for part in parts], axis=0)
         return span
+
+    @cached_property
+    def typical(self) -> Typical:
+        """The typical instance."""
+        middle = (self.instances - 1) // 2
+        columns = ("duration_ns", "exposed_ns", "idle_ns", "copy_ns", "other_ns")
+        return Typical(**{name: np.partition(getattr(self, name), middle, axis=0)[middle] for name in columns})
 
     @cached_property
     def keys(self) -> list[str | None]:
@@ -147,35 +177,6 @@ class Excerpt:
 
 
 @dataclass(frozen=True, eq=False)
-class Typical:
-    """The typical instance of an excerpt: the lower median of each of its columns."""
-
-    duration_ns: Int64
-    exposed_ns: Int64
-    idle_ns: Int64
-    copy_ns: Int64
-    other_ns: Int64
-
-    @property
-    def total_ns(self) -> int:
-        """The whole time."""
-        return self.measure_ns(0, len(self.exposed_ns) + 1)
-
-    def measure_ns(self, first: int, stop: int) -> int:
-        """Return the time of the kernels from `first` until `stop`, with what is before each of them."""
-        kernels = slice(first, stop)
-        parts = (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)
-        return int(sum(part[kernels].sum() for part in parts))
-
-
-def find_typical(excerpt: Excerpt) -> Typical:
-    """Return the typical instance."""
-    middle = (excerpt.instances - 1) // 2
-    columns = ("duration_ns", "exposed_ns", "idle_ns", "copy_ns", "other_ns")
-    return Typical(**{name: np.partition(getattr(excerpt, name), middle, axis=0)[middle] for name in columns})
-
-
-@dataclass(frozen=True, eq=False)
 class Pairs:
     """The kernels of both, each once, as equally long columns in the order of the reference.
 
@@ -220,7 +221,7 @@ def split_difference(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> di
     Returns:
         By cause of CAUSES one value a pair, in ns, and a last one for the time after the last kernel.
     """
-    ours, theirs = find_typical(reference), find_typical(candidate)
+    ours, theirs = reference.typical, candidate.typical
     has_left, has_right = pairs.reference >= 0, pairs.candidate >= 0
 
     def take(name: str) -> tuple[Int64, Int64]:
@@ -330,7 +331,7 @@ def group_kernels(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Kerne
 
 @dataclass(frozen=True, eq=False)
 class TimePair:
-    """One time on both sides: of a row of kernels, or the whole.
+    """One time in both: of a row of kernels, or the whole.
 
     Attributes:
         reference_ns, candidate_ns: of the typical instances.
@@ -382,7 +383,7 @@ def judge_times(times: Sequence[TimePair], within: float) -> list[TimeVerdict]:
 
 def list_times(pairs: Pairs, rows: KernelRows, reference: Excerpt, candidate: Excerpt) -> list[TimePair]:
     """Return the time of the paired kernels of each row."""
-    ours, theirs = find_typical(reference).duration_ns, find_typical(candidate).duration_ns
+    ours, theirs = reference.typical.duration_ns, candidate.typical.duration_ns
     order = np.argsort(rows.number, kind="stable")
     bounds = np.searchsorted(rows.number[order], np.arange(len(rows.heads) + 1)).tolist()
     times = []
@@ -410,8 +411,8 @@ def tabulate_kernels(
         times, verdicts: of each row, as `list_times` and `judge_times` return them.
     """
     has_left, has_right = pairs.reference >= 0, pairs.candidate >= 0
-    left = np.where(has_left, find_typical(reference).duration_ns[pairs.reference], 0)
-    right = np.where(has_right, find_typical(candidate).duration_ns[pairs.candidate], 0)
+    left = np.where(has_left, reference.typical.duration_ns[pairs.reference], 0)
+    right = np.where(has_right, candidate.typical.duration_ns[pairs.candidate], 0)
     left_count, right_count = rows.sum(has_left), rows.sum(has_right)
     left_ns, right_ns = rows.sum(has_left, left), rows.sum(has_right, right)
     counts = {
@@ -450,7 +451,7 @@ def tabulate_kernels(
 
 
 def _has_other_shape(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Bool:
-    """Return which pairs have a grid or block on each, and not the same."""
+    """Return which pairs have a known grid and block in both, and not the same."""
     both = (pairs.reference >= 0) & (pairs.candidate >= 0)
     left, right = reference.shape[pairs.reference], candidate.shape[pairs.candidate]
     known = (left[:, 0] >= 0) & (right[:, 0] >= 0)
@@ -470,7 +471,7 @@ def format_shape(sizes: Int64) -> str | None:
 
 def tabulate_alignment(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Table:
     """Return one row a kernel of either, in the order of the reference, with what became of it."""
-    ours, theirs = find_typical(reference), find_typical(candidate)
+    ours, theirs = reference.typical, candidate.typical
     columns: dict[str, NDArray[Any]] = {"state": pack_objects(STATES[state] for state in pairs.state.tolist())}
     places = {"reference": (pairs.reference, reference, ours), "candidate": (pairs.candidate, candidate, theirs)}
     for word, (at, _, _) in places.items():
@@ -498,7 +499,7 @@ def tabulate_shares(expected: Sequence[ExpectedShare], reference: Excerpt, candi
     """Return one row an expected share: the shares of the kernel time in both, and whether the candidate's is met.
 
     Raises:
-        UsageError: a name that matches nothing on either.
+        UsageError: a name matches nothing in either.
     """
     excerpts = (reference, candidate)
     words = {kind: [_list_words(excerpt, kind) for excerpt in excerpts] for kind in KINDS}
@@ -509,7 +510,7 @@ def tabulate_shares(expected: Sequence[ExpectedShare], reference: Excerpt, candi
         shares = []
         for excerpt, names in zip(excerpts, words[kind], strict=True):
             matching = {name: one.matches(name) for name in set(names)}
-            duration = find_typical(excerpt).duration_ns
+            duration = excerpt.typical.duration_ns
             inside = np.array([matching[name] for name in names], np.bool_)
             shares.append(int(duration[inside].sum()) / int(duration.sum()) if duration.any() else None)
         state = UNKNOWN if shares[1] is None else PASSED if one.includes(shares[1]) else FAILED
@@ -597,7 +598,7 @@ def _check_kernel_latency(kernels: Table, within: float) -> Check:
         if ratio is not None
     ]
     if not slow:
-        return Check("kernel_latency", UNKNOWN, None, within, Message("no_kernel_times", "no kernel is on both"))
+        return Check("kernel_latency", UNKNOWN, None, within, Message("no_kernel_times", "no kernel is in both"))
     failed = [one for one in slow if {SLOWER, FASTER} & set(one[3])]
     unclear = [one for one in slow if UNCLEAR in one[3]]
     state = FAILED if failed else UNKNOWN if unclear else PASSED
@@ -614,7 +615,7 @@ def _check_kernel_latency(kernels: Table, within: float) -> Check:
 
 
 def _check_total_latency(reference: Excerpt, candidate: Excerpt, within: float, verdict: TimeVerdict) -> Check:
-    before, after = find_typical(reference).total_ns, find_typical(candidate).total_ns
+    before, after = reference.typical.total_ns, candidate.typical.total_ns
     if not before:
         return Check("total_latency", UNKNOWN, None, within, Message("no_reference_time", "the reference took no time"))
     text = f"{format_duration(after)} instead of {format_duration(before)}: x{after / before:.3f}"
@@ -631,7 +632,7 @@ def _check_shapes(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Check
     common = sorted(set(reference.fields) & set(candidate.fields))
     fields = [name for name in common if reference.fields[name] != candidate.fields[name]]
     if not known.any() and not common:
-        return Check("shapes", UNKNOWN, None, 0, Message("shapes_not_recorded", "grids and blocks are not recorded"))
+        return Check("shapes", UNKNOWN, None, 0, Message("shapes_not_recorded", "no kernel in both has a known grid"))
     text = f"{_count(others)} of {format_count(int(known.sum()))} have another grid or block"
     if common:
         text += f"; {_count(len(fields))} of {format_count(len(common), 'field')} of ranges differ"
@@ -724,7 +725,9 @@ def measure_fidelity(
         UsageError: an expected share matches nothing.
     """
     pairs = pair_kernels(alignment)
-    if not pairs.is_paired.any():
+    # Kernels that were all replaced, by those of another type say, are of the same families still.
+    known = np.array([family != OTHER for family in reference.families], np.bool_)
+    if not (pairs.is_paired.any() or (alignment.has_equal_family() & known).any()):
         raise MissingDataError(
             "no_common_kernels",
             f"none of {format_count(len(reference), 'kernel')} of the reference is among "
@@ -732,7 +735,7 @@ def measure_fidelity(
             "match them by function or family (--match-kernels family), or select the same part of both",
         )
     differences = split_difference(pairs, reference, candidate)
-    before, after = find_typical(reference).total_ns, find_typical(candidate).total_ns
+    before, after = reference.typical.total_ns, candidate.typical.total_ns
     score = compute_score(differences, before)
     rows = group_kernels(pairs, reference, candidate)
     times = list_times(pairs, rows, reference, candidate)

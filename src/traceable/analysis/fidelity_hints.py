@@ -36,10 +36,10 @@ _COMMUNICATION = frozenset({"nccl", "communication"})
 
 _DTYPES = (
     ("fp8", re.compile(r"e4m3|e5m2|fp8|float8", re.IGNORECASE)),
-    ("int8", re.compile(r"(?<![a-z])[su]?i?8(?=[su]8|_)|(?<![a-z])s8|int8|imma", re.IGNORECASE)),
+    ("int8", re.compile(r"(?<![a-z0-9])(?:[usi]8)+(?![0-9a-hj-rt-z])|int8|imma", re.IGNORECASE)),
     ("bf16", re.compile(r"bf16|bfloat16", re.IGNORECASE)),
-    ("f16", re.compile(r"(?<!b)f16(?!\d)|fp16|(?<![a-z])half(?![a-z])|hgemm", re.IGNORECASE)),
-    ("tf32", re.compile(r"tf32", re.IGNORECASE)),
+    ("f16", re.compile(r"(?<!b)f16(?!\d)|fp16|(?<![a-z])half(?![a-z])|half_t|hgemm", re.IGNORECASE)),
+    ("tf32", re.compile(r"tf32|s1688gemm", re.IGNORECASE)),
     ("f32", re.compile(r"f32|(?<![a-z])float(?![a-z0-9])|sgemm", re.IGNORECASE)),
 )
 """The types of elements, from the narrowest: what is computed in one is often summed up in a wider one."""
@@ -144,6 +144,8 @@ def _get_dtype(name: str) -> str | None:
         ['bf16', 'f32', None]
         >>> [_get_dtype(one) for one in ("cutlass::half_t gemm", "add<c10::Half>", "add<float>", "gemm_e4m3_bf16")]
         ['f16', 'f16', 'f32', 'fp8']
+        >>> [_get_dtype(one) for one in ("tensorop_s1688gemm_256x128_tn", "i16832gemm_s8_128x128", "gemm_i8i32_i8")]
+        ['tf32', 'int8', 'int8']
     """
     return next((dtype for dtype, pattern in _DTYPES if pattern.search(name)), None)
 

@@ -2,15 +2,16 @@
 
 Steps of one run are autocorrelated, and slow drifts (clocks, other load) are in all of them, so that an ordinary
 bootstrap, which takes them for independent, calls two runs of one program different far too often. Five things are
-done about that (docs/compare-noise.md has what each of them was measured to bring):
+done about that (docs/compare-noise.md has the rates that were measured):
 
-- A run is resampled in `SEGMENTS` consecutive blocks as long as possible, and not sample by sample: correlation within
-  a block stays as it is. As few blocks say little about their own spread, p-values are those of Student's t.
-- How far the blocks lie apart beyond what independent samples would is taken as what whole runs may differ by.
-- A change of the median is one only where the faster instances changed as well (`_COMPANIONS`): other load on the
-  machine delays some instances, a slower program slows all.
-- With one run a side, `RUN_SHARE` is allowed for what no single run shows: the placement of its memory, the core's
-  neighbor. With several, what they differ by is measured, and the variances of single runs are a prior of it.
+- A run is resampled in `SEGMENTS` long consecutive blocks, and not sample by sample: correlation within a block stays
+  as it is. As few blocks say little about their own spread, p-values are those of Student's t.
+- Where neighboring blocks are alike, as in a drift, there are fewer independent ones, and the variance is larger.
+- A change of the median is one where the faster instances changed (`_EVIDENCE`): other load on the machine delays some
+  instances, a slower program slows all, and the fast ones show it best.
+- With one run a side, a difference has to exceed what the instances of a run differ by, from the least quantile of the
+  evidence to the one in question, and `RUN_SHARE` for what no single run shows. With several runs a side, what they
+  differ by is measured instead.
 - Where many rows are judged together, their p-values are adjusted by Holm's method.
 
 All is done on the logarithms of the times, so that differences are ratios.
@@ -37,9 +38,6 @@ MIN_TAIL = 10
 RUN_SHARE = 0.02
 """By how much two runs of one program may differ for reasons that no single run shows."""
 
-DRIFT_WEIGHT = 0.3
-"""Which part of the variance between blocks, beyond that of independent samples, is taken as that between runs."""
-
 PRIOR_FREEDOM = 4
 """Where there are several runs: how many degrees of freedom the variances of single runs are worth among them."""
 
@@ -61,9 +59,6 @@ _REPLICATES = 200
 _GRID = 64
 _MIN_P_VALUE = 1e-12
 """What rounding leaves of smaller ones is not a number to print."""
-
-_LEAST = 1e-9
-"""What counts as 0 in logarithms, in ns or as a ratio."""
 
 Float64 = NDArray[np.float64]
 
@@ -120,17 +115,20 @@ def compare_samples(baseline: Sequence[Int64], candidate: Sequence[Int64], quant
     """
     sides = [[run for run in runs if len(run)] for runs in (baseline, candidate)]
     counts = [sum(map(len, runs)) for runs in sides]
-    values = [_average_quantile(runs, quantile) for runs in sides]
-    change = values[1] / values[0] - 1 if values[0] and values[1] is not None else None
+    before, after = (_average([float(np.quantile(run, quantile)) for run in runs]) for runs in sides)
+    change = after / before - 1 if before and after is not None else None
     low = high = p_value = detectable = None
     if all(counts) and all(is_enough(len(run), quantile) for runs in sides for run in runs):
-        levels = (*_EVIDENCE.get(quantile, (quantile,)), quantile)
-        estimates = [[estimate_run(run, levels, seed + side) for run in runs] for side, runs in enumerate(sides)]
-        low, high, p_value, detectable = _combine(estimates)
-    if not values[0]:
+        evidence = _EVIDENCE.get(quantile, (quantile,))
+        levels = tuple(dict.fromkeys((*evidence, quantile)))
+        # A time of 0 has no logarithm, and 1 ns is what clocks can tell from it.
+        estimates = [
+            [estimate_run(np.maximum(run, 1), levels, seed + side) for run in runs] for side, runs in enumerate(sides)
+        ]
+        low, high, p_value, detectable = _combine(estimates, len(evidence))
+    if change is None:
         low = high = detectable = None
-    statistic = f"p{quantile * 100:g}"
-    return Change(statistic, values[0], values[1], change, low, high, p_value, detectable, counts[0], counts[1])
+    return Change(f"p{quantile * 100:g}", before, after, change, low, high, p_value, detectable, counts[0], counts[1])
 
 
 def compute_ratio_interval(ratios: Float64, *, seed: int = 0) -> tuple[float, float] | None:
@@ -177,7 +175,7 @@ def is_enough(count: int, quantile: float) -> bool:
     return count * min(quantile, 1 - quantile) >= MIN_TAIL - 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunEstimate:
     """The logarithms of some quantiles of one run, and the variance of each."""
 
@@ -188,43 +186,58 @@ class RunEstimate:
 def estimate_run(run: NDArray[Any], quantiles: Sequence[float], seed: int) -> RunEstimate:
     """Estimate quantiles of one run and how far they may be off, from blocks of it.
 
+    A quantile of any mixture of blocks lies between the least and the largest of theirs, so a resampled one is looked
+    for among samples between these, `_GRID` of them at most.
+
     Args:
-        run: at least `SEGMENTS` times or ratios, in their order.
+        run: at least `SEGMENTS` times or ratios, all above 0, in their order.
+        quantiles: which ones.
+        seed: of the resampling.
     """
     length = len(run) // SEGMENTS
+    ordered = np.sort(run)
     # At most nine samples at the end are in no block.
-    blocks = np.sort(np.maximum(run[: length * SEGMENTS], _LEAST).reshape(SEGMENTS, length), axis=1)
-    pooled = np.sort(blocks, axis=None)
-    variances = []
-    for quantile in quantiles:
-        of_blocks = blocks[:, math.ceil(quantile * length) - 1]
-        replicates = _resample_quantile(blocks, pooled, of_blocks, quantile, seed)
-        # With so many blocks, resampling has this much less variance than drawing new ones.
-        within = np.log(replicates).var() * SEGMENTS / (SEGMENTS - 1)
-        spread = math.sqrt(quantile * (1 - quantile) / length)
-        low, high = np.quantile(pooled, np.clip([quantile - spread, quantile + spread], 0, 1))
-        independent = (math.log(high / low) / 2) ** 2
-        drift = max(0.0, np.log(of_blocks).var(ddof=1) - independent)
-        variances.append(within + DRIFT_WEIGHT * drift)
-    values = np.log(np.maximum(np.quantile(run, quantiles), _LEAST))
-    return RunEstimate(values, np.array(variances))
+    blocks = np.sort(run[: length * SEGMENTS].reshape(SEGMENTS, length), axis=1)
+    of_blocks = [blocks[:, math.ceil(quantile * length - 1e-9) - 1] for quantile in quantiles]
+    grids = []
+    for values in of_blocks:
+        first, last = (
+            np.searchsorted(ordered, values.min(), "left"),
+            np.searchsorted(ordered, values.max(), "right") - 1,
+        )
+        grids.append(ordered[np.linspace(first, last, min(_GRID, last - first + 1)).astype(np.int64)])
+    thresholds = np.concatenate(grids)
+    counts = np.array([np.searchsorted(block, thresholds, "right") for block in blocks], np.float64)
+    resampled = _draw_weights(seed) @ counts
+    variances, start = [], 0
+    for quantile, values, grid in zip(quantiles, of_blocks, grids, strict=True):
+        reached = resampled[:, start : start + len(grid)] >= quantile * blocks.size - 1e-6
+        start += len(grid)
+        replicates = np.log(grid)[np.argmax(reached, axis=1)]
+        # Resampling so many blocks has this much less variance than drawing new ones.
+        variances.append(replicates.var() * SEGMENTS / (SEGMENTS - 1) * _count_alike(np.log(values)))
+    return RunEstimate(np.log(_compute_quantiles(ordered, quantiles)), np.array(variances))
 
 
-def _resample_quantile(
-    blocks: NDArray[Any], pooled: NDArray[Any], of_blocks: NDArray[Any], quantile: float, seed: int
-) -> NDArray[Any]:
-    """Return the quantile of each of `_REPLICATES` resamplings of the blocks.
+def _compute_quantiles(ordered: NDArray[Any], quantiles: Sequence[float]) -> Float64:
+    """Return quantiles of ordered values, interpolated as by `numpy.quantile`, which would order them again."""
+    place = np.array(quantiles) * (len(ordered) - 1)
+    below = place.astype(np.int64)
+    above = np.minimum(below + 1, len(ordered) - 1)
+    interpolated: Float64 = ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return interpolated
 
-    That of any mixture of blocks lies between the least and the largest of theirs, so only there are samples counted,
-    at `_GRID` of them at most.
+
+def _count_alike(of_blocks: Float64) -> float:
+    """Return as how many blocks an independent one counts, from the correlation of neighbors (as in an AR(1) series).
+
+    Their correlation is estimated too low by 1 / `SEGMENTS` (Kendall 1954). At most all of them are one.
     """
-    first = int(np.searchsorted(pooled, of_blocks.min(), "left"))
-    last = int(np.searchsorted(pooled, of_blocks.max(), "right")) - 1
-    grid = pooled[np.unique(np.linspace(first, last, min(_GRID, last - first + 1)).astype(np.int64))]
-    counts = np.array([np.searchsorted(block, grid, "right") for block in blocks], np.float64)
-    reached = _draw_weights(seed) @ counts >= quantile * blocks.size - 1e-6
-    replicates: NDArray[Any] = grid[np.argmax(reached, axis=1)]
-    return replicates
+    deviation = of_blocks - of_blocks.mean()
+    total = float(deviation @ deviation)
+    correlation = float(deviation[1:] @ deviation[:-1]) / total + 1 / SEGMENTS if total else 0.0
+    correlation = min(max(correlation, 0.0), (SEGMENTS - 1) / (SEGMENTS + 1))
+    return (1 + correlation) / (1 - correlation)
 
 
 @lru_cache(maxsize=8)
@@ -234,8 +247,10 @@ def _draw_weights(seed: int) -> Float64:
     return draws.astype(np.float64)
 
 
-def _combine(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, float, float]:
+def _combine(sides: Sequence[Sequence[RunEstimate]], evidence: int) -> tuple[float, float, float, float]:
     """Return the interval of the change, its p-value and the least detectable change of two sides.
+
+    The first so many quantiles of the estimates are the evidence, and the last one is in question.
 
     Several runs: as in the moderated t of Smyth 2004 ("Linear models and empirical Bayes methods for assessing
     differential expression"), the variance is the mean of that between runs and that expected of each run by itself,
@@ -251,7 +266,8 @@ def _combine(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, floa
         of_run = (PRIOR_FREEDOM * prior + between) / freedom
         error = np.sqrt(of_run * sum(1 / len(side) for side in values))
     else:
-        band, freedom = math.log1p(RUN_SHARE), 2 * (SEGMENTS - 1)
+        spread = max(float(side[0, -1] - side[0, 0]) for side in values)
+        band, freedom = math.log1p(RUN_SHARE) + spread, 2 * (SEGMENTS - 1)
         error = np.sqrt(variance.sum(axis=0))
     difference = values[1].mean(axis=0) - values[0].mean(axis=0)
     reach = band + compute_t_quantile(LEVEL, freedom) * error
@@ -259,21 +275,20 @@ def _combine(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, floa
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(np.abs(difference) > band, (np.abs(difference) - band) / error, 0.0)
     p_values = np.array([compute_t_p_value(float(value), freedom) for value in t])
-    evidence = slice(0, -1)
-    signs = set(np.sign(difference[evidence]))
-    if low[-1] <= high[evidence].max() and high[-1] >= low[evidence].min() and len(signs) == 1:
-        p_value = p_values[evidence].max()
-        low_end, high_end = (min(low[evidence].min(), difference[-1]), max(high[evidence].max(), difference[-1]))
+    signs = set(np.sign(difference[:evidence]))
+    least, largest = low[:evidence].min(), high[:evidence].max()
+    if low[-1] <= largest and high[-1] >= least and len(signs) == 1:
+        p_value = p_values[:evidence].max()
+        least, largest = min(least, difference[-1]), max(largest, difference[-1])
     else:
         p_value = p_values[-1] if freedom_of_runs else 1.0
-        low_end, high_end = low.min(), high.max()
-    detectable = (reach + compute_t_quantile(2 * (1 - POWER), freedom) * error)[evidence].max()
-    return math.expm1(low_end), math.expm1(high_end), float(p_value), math.expm1(detectable)
+        least, largest = low.min(), high.max()
+    detectable = (reach + compute_t_quantile(2 * (1 - POWER), freedom) * error)[:evidence].max()
+    return math.expm1(least), math.expm1(largest), float(p_value), math.expm1(detectable)
 
 
-def _average_quantile(runs: Sequence[NDArray[Any]], quantile: float) -> float | None:
-    """Return the quantile of the times; of several runs, the geometric mean; None without any."""
-    values = [float(np.quantile(run, quantile)) for run in runs]
+def _average(values: Sequence[float]) -> float | None:
+    """Return the geometric mean of the quantiles of runs; None of none."""
     if len(values) < 2:
         return values[0] if values else None
     return math.exp(sum(map(math.log, values)) / len(values)) if min(values) > 0 else 0.0

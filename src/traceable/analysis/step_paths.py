@@ -24,10 +24,12 @@ thread of the step's range; of a step between two operations of the GPU the one 
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -391,6 +393,8 @@ class _Host:
         thread = launches.thread
         mine = thread == home
         others = np.flatnonzero(~mine & np.isin(stream, find_distinct(stream[mine])))
+        if not len(others):
+            return _Handovers([], [], [])
         edges = self.get_edges(home)
         quiet = np.searchsorted(edges, launches.start_ns[others], "right") - 1
         inside = (quiet >= 0) & (quiet < len(edges) - 1)
@@ -473,19 +477,36 @@ def _find_boundary_entries(context: Context, steps: Steps, selected: Int64, link
 # ---- the chain
 
 
-@dataclass
 class _Rows:
-    """Rows of integers that grow, for a few columns of an array."""
+    """Rows of integers that grow, in 8 bytes each."""
 
-    columns: int
-    values: list[int] = field(default_factory=list)
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.values = array("q")
 
     def add(self, *row: int) -> None:
+        """Add a row."""
         self.values.extend(row)
 
     def unpack(self) -> list[Int64]:
         """Return the columns."""
         return list(np.array(self.values, np.int64).reshape(-1, self.columns).T)
+
+
+class _Position(NamedTuple):
+    """Where a path is, and from there goes on into the past.
+
+    Attributes:
+        at_ns: when.
+        place: of the operation; -1 on a thread.
+        thread: where it is, or else would be; -1 for none.
+        is_inferred: whether it is here by an inferred link.
+    """
+
+    at_ns: int
+    place: int
+    thread: int
+    is_inferred: bool
 
 
 class _Walk:
@@ -500,45 +521,46 @@ class _Walk:
     """
 
     def __init__(self, links: _Links, host: _Host) -> None:
-        self.links, self.host = links, host
+        # A number of a memoryview is one of Python's, and takes a quarter of the time of one of an array.
+        self.links = {one.name: memoryview(getattr(links, one.name)) for one in fields(links)}
+        self.host = host
         self.runs, self.delays, self.stretches = _Rows(6), _Rows(7), _Rows(8)
 
     def follow_step(self, step: int, since_ns: int, until_ns: int, entry: _Entry) -> None:
         """Follow one step from its end to its begin."""
-        links, home = self.links, entry.home
-        at, place, thread, inferred = until_ns, entry.place, entry.home, False
-        while at > since_ns:
-            if place >= 0:
-                head = int(links.head[place])
-                low = head + int(np.searchsorted(links.end_ns[head : place + 1], since_ns, "right"))
-                self.runs.add(step, since_ns, low, place, at, inferred)
-                if low > head:
-                    return
-                at = min(at, int(links.start_ns[head]))
-                bound, before = int(links.bound[head]), int(links.before[head])
-                if bound == NOTHING:
-                    break
-                begun = int(links.launch_ns[head] if bound == LAUNCH else links.end_ns[before])
-                inferred = inferred or bool(links.is_inferred[head])
-                kind = UNKNOWN if links.is_late[head] else LAUNCH_LATENCY if bound == LAUNCH else GPU_GAP
-                begin = max(since_ns, min(at, begun))
-                self.delays.add(step, begin, at, head, kind, bound, inferred)
-                at, place = begin, before
-                if bound == LAUNCH:
-                    thread = int(links.thread[head])
-                    inferred = inferred and thread != home
-                continue
-            if thread < 0:
-                break
-            at, place, thread, inferred = self._follow_thread(step, since_ns, at, thread, home, inferred)
-        if at > since_ns:
-            self.delays.add(step, since_ns, at, -1, UNKNOWN, NOTHING, True)
+        self.step, self.since_ns, self.home = step, since_ns, entry.home
+        now = _Position(until_ns, entry.place, entry.home, False)
+        while now.at_ns > since_ns and (now.place >= 0 or now.thread >= 0):
+            now = self._follow_operations(now) if now.place >= 0 else self._follow_thread(now)
+        if now.at_ns > since_ns:
+            self.delays.add(step, since_ns, now.at_ns, -1, UNKNOWN, NOTHING, True)
 
-    def _follow_thread(
-        self, step: int, since_ns: int, at: int, thread: int, home: int, inferred: bool
-    ) -> tuple[int, int, int, bool]:
-        """Follow a thread back to where it waited or began to work, and return where the path goes on: as the walk."""
-        host = self.host
+    def _follow_operations(self, now: _Position) -> _Position:
+        """Follow a stream back to the begin of an operation that something else held back, and return what did."""
+        links, step, since_ns = self.links, self.step, self.since_ns
+        at, place, thread, inferred = now
+        head = links["head"][place]
+        low = bisect_right(links["end_ns"], since_ns, head, place + 1)
+        self.runs.add(step, since_ns, low, place, at, inferred)
+        if low > head:
+            return _Position(since_ns, -1, -1, inferred)
+        at = min(at, links["start_ns"][head])
+        bound, before = links["bound"][head], links["before"][head]
+        if bound == NOTHING:
+            return _Position(at, -1, -1, inferred)
+        begin = max(since_ns, min(at, links["launch_ns"][head] if bound == LAUNCH else links["end_ns"][before]))
+        inferred = inferred or bool(links["is_inferred"][head])
+        kind = UNKNOWN if links["is_late"][head] else LAUNCH_LATENCY if bound == LAUNCH else GPU_GAP
+        self.delays.add(step, begin, at, head, kind, bound, inferred)
+        if bound != LAUNCH:
+            return _Position(begin, before, thread, inferred)
+        thread = links["thread"][head]
+        return _Position(begin, -1, thread, inferred and thread != self.home)
+
+    def _follow_thread(self, now: _Position) -> _Position:
+        """Follow a thread back to where it waited or began to work, and return for what or whom."""
+        host, home, step, since_ns = self.host, self.home, self.step, self.since_ns
+        at, _, thread, inferred = now
         begin, next_thread, bound = since_ns, thread, PROGRAM
         if thread != home >= 0:
             begin, next_thread = host.find_begin(home, thread, at, since_ns), home
@@ -554,12 +576,12 @@ class _Walk:
                 begin, next_thread, bound = handovers.last_ns[last], handovers.thread[last], HANDOVER
         if bound != WAIT:
             self.stretches.add(step, thread, begin, at, bound, inferred, -1, home)
-            return begin, -1, next_thread, next_thread != home
+            return _Position(begin, -1, next_thread, next_thread != home)
         place = host.wait_place[thread][wait]
-        until = max(since_ns, min(begin, int(self.links.end_ns[place])))
-        self.stretches.add(step, thread, begin, at, PROGRAM if until < begin else WAIT, inferred, -1, home)
-        self.stretches.add(step, thread, until, begin, WAIT, inferred, host.wait_call[thread][wait], home)
-        return until, place, thread, inferred or host.wait_is_inferred[thread][wait]
+        ended = max(since_ns, min(begin, self.links["end_ns"][place]))
+        self.stretches.add(step, thread, begin, at, PROGRAM if ended < begin else WAIT, inferred, -1, home)
+        self.stretches.add(step, thread, ended, begin, WAIT, inferred, host.wait_call[thread][wait], home)
+        return _Position(ended, place, thread, inferred or host.wait_is_inferred[thread][wait])
 
 
 def _make_run_segments(links: _Links, rows: _Rows) -> PathSegments:

@@ -68,9 +68,9 @@ def _save_baseline(arguments: argparse.Namespace) -> None:
             f"{arguments.paths[0]} has no whole instance of a range or step after the warm-up to compare with",
             "record more steps, or annotate the program",
         )
-    left_out = save_baseline(path, snapshots, force=arguments.force)
+    excluded = save_baseline(path, snapshots, force=arguments.force)
     words = f"saved {format_count(len(snapshots), 'run')} as {path} ({format_bytes(path.stat().st_size)})"
-    log(words + (f"; {format_count(left_out, 'sample')} left out to keep it small" if left_out else ""))
+    log(words + (f"; {format_count(excluded, 'sample')} excluded to keep it small" if excluded else ""))
 
 
 def _list_baselines() -> None:
@@ -92,10 +92,10 @@ def _list_baselines() -> None:
 
 
 def _show_baseline(name: str) -> None:
-    from traceable.baseline_files import LEFT_OUT, find_baseline_path, load_baseline
+    from traceable.baseline_files import EXCLUDED, find_baseline_path, load_baseline
     from traceable.report.baseline import write_baseline
     from traceable.report.page import Page
 
     path = find_baseline_path(name)
     snapshots = load_baseline(path)
-    write_baseline(Page(sys.stdout), path, snapshots, sum(one.facts.get(LEFT_OUT, 0) for one in snapshots))
+    write_baseline(Page(sys.stdout), path, snapshots, sum(one.facts.get(EXCLUDED, 0) for one in snapshots))

@@ -46,6 +46,7 @@ EXIT_UNKNOWN = 2
 
 _KERNEL_MATCHES = ("exact", "base", "family")
 _UNITS = ("instance", "step", "token")
+"""As `analysis.kernel_names` and `analysis.compare` have them, which need numpy."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,18 +128,26 @@ def run(arguments: argparse.Namespace) -> int:
 
     choice = RangeFilter(parse_row_filter(arguments), arguments.range_name)
     candidates = [_compare_candidate(sides[0], side, conditions, choice, arguments) for side in sides[1:]]
-    overview = compare_overviews([side.snapshots for side in sides], [throughput.get(letter) for letter in letters])
+    if arguments.strict:
+        _check_comparable(candidates)
+    rates = [throughput.get(side.letter, side.recorded_throughput) for side in sides]
+    overview = compare_overviews([side.snapshots for side in sides], rates)
     content = Content(
         lambda: build_comparison(
             sides, candidates, overview, choice, match_kernels=arguments.match_kernels, unit=arguments.per
         ),
         lambda: _select_table(candidates, overview, choice, arguments),
         lambda page: write_comparison(
-            page, sides, candidates, overview, choice, unit=arguments.per, has_overview=bool(throughput)
+            page, sides, candidates, overview, choice, unit=arguments.per, has_overview=any(rates)
         ),
         arguments.raw,
     )
-    results = [result for one in candidates for result in one.results]
+    several = len(candidates) > 1
+    results = [
+        (f"{one.side.letter}: {result.text}" if several else result.text, result)
+        for one in candidates
+        for result in one.results
+    ]
     if arguments.junit is not None:
         from traceable.report.junit import to_junit
 
@@ -147,12 +156,10 @@ def run(arguments: argparse.Namespace) -> int:
     if has_table_output(arguments):
         content.text(Page(sys.stdout))
     sys.stdout.flush()
-    for result in results:
+    for name, result in results:
         if result.state != PASSED and not has_table_output(arguments):
-            log(Message(result.message.code, f"{result.state}: {result.text}: {result.message}"))
-    if arguments.strict:
-        _check_comparable(candidates)
-    return {PASSED: 0, FAILED: EXIT_REGRESSION, UNKNOWN: EXIT_UNKNOWN}[merge_states(results)]
+            log(Message(result.message.code, f"{result.state}: {name}: {result.message}"))
+    return {PASSED: 0, FAILED: EXIT_REGRESSION, UNKNOWN: EXIT_UNKNOWN}[merge_states([one for _, one in results])]
 
 
 # ---- options
@@ -241,11 +248,12 @@ def _parse_tokens(words: Sequence[str], letters: str) -> list[int | str | None]:
         side, equals, number = word.rpartition("=")
         if equals and side not in tokens:
             raise _make_side_error("--tokens", word, letters)
-        if not number or (number.isdecimal() and int(number) == 0):
+        is_number = number.isascii() and number.isdigit()
+        if not number or (is_number and not 0 < int(number[:19]) < 10**18):
             raise UsageError(
-                "tokens_malformed", f"--tokens {word[:80]!r} has no number", "write --tokens 4096 or A=4096"
+                "tokens_malformed", f"--tokens {word[:80]!r} has no number above 0", "write --tokens 4096 or A=4096"
             )
-        value = int(number) if number.isdecimal() else number
+        value = int(number) if is_number else number
         tokens.update({side: value} if equals else dict.fromkeys(letters, value))
     return list(tokens.values())
 
@@ -394,8 +402,7 @@ def _check_comparable(candidates: Sequence[ComparedCandidate]) -> None:
 def _select_table(
     candidates: Sequence[ComparedCandidate], overview: Table, choice: RangeFilter, arguments: argparse.Namespace
 ) -> tuple[list[Row], Sequence[str]]:
-    """Return the rows and columns of the table that --table names, `ranges` by default; of several candidates with the
-    side of each row.
+    """Return the rows and columns of the table that --table names, `ranges` by default, with the side of each row.
 
     Raises:
         UsageError: there is no such table.
@@ -404,15 +411,18 @@ def _select_table(
     if name == "overview":
         return list(overview.rows()), overview.columns
     rows: list[Row] = []
-    columns: Sequence[str] = ()
+    columns: dict[str, None] = {}
+    known: dict[str, None] = {}
     for one in candidates:
         tables = {**one.comparison.tables, "conditions": one.conditions}
-        if name not in tables:
-            raise UsageError(
-                "no_such_table", f"a comparison has no table {name!r}", f"it has {', '.join((*tables, 'overview'))}"
-            )
-        table = choice.take_inside(tables[name])
-        selected = choice.select_ranges(table) if name == "ranges" else list(table.rows())
-        rows += [{"side": one.side.letter, **row} for row in selected]
-        columns = ("side", *table.columns)
-    return rows, columns
+        known.update(dict.fromkeys(tables))
+        if name in tables:
+            table = choice.take_inside(tables[name])
+            selected = choice.select_ranges(table) if name == "ranges" else list(table.rows())
+            rows += [{"side": one.side.letter, **row} for row in selected]
+            columns.update(dict.fromkeys(("side", *table.columns)))
+    if name not in known:
+        raise UsageError(
+            "no_such_table", f"a comparison has no table {name!r}", f"it has {', '.join((*known, 'overview'))}"
+        )
+    return [{**dict.fromkeys(columns), **row} for row in rows], tuple(columns)

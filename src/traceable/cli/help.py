@@ -25,11 +25,11 @@ SECTIONS = {
         *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
         *("from-system-wide", "from-kubectl-script"),
         *("analysis", "critical-path", "rates", "ncu"),
-        *("compare", "align"),
+        *("compare", "baselines", "align"),
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),
     ),
-    "Reference": ("report", "compare-numbers", "findings", "names", "kineto", "secrets", "messages"),
+    "Reference": ("report", "compare-numbers", "conditions", "findings", "names", "kineto", "secrets", "messages"),
     "Explanation": (
         "compare-noise",
         "overhead",

@@ -79,6 +79,7 @@ def _take_snapshot(
     from traceable.analysis.snapshot import take_snapshot
     from traceable.conditions import load_throttled_intervals, read_conditions
 
+    records = recording.client_records
     part = select_requested_part(recording, arguments)
     findings = None
     if not part.conditions:
@@ -87,7 +88,10 @@ def _take_snapshot(
     return take_snapshot(
         part.context,
         label=str(path),
-        facts={"conditions": read_conditions(recording, path)},
+        facts={
+            "conditions": read_conditions(recording, path),
+            "output_tokens_per_s": None if records is None else records.output_tokens_per_s,
+        },
         tokens=tokens,
         excluded_ns=load_throttled_intervals(recording, path),
         step_range=arguments.step_range,

@@ -64,11 +64,6 @@ def initialize() -> None:
         raise CauseError("nvml_not_usable", f"NVML can't be used: {error}") from None
 
 
-def shut_down() -> None:
-    """Disconnect from the driver."""
-    _query("Shutdown")
-
-
 def list_visible_gpus(environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that a program with this environment can see, as far as that is known without CUDA.
 

@@ -55,7 +55,7 @@ class GpuSampler:
         self._thread: threading.Thread | None = None
         # The thread may hang in NVML while another one reads what it has sampled.
         self._lock = threading.Lock()
-        self._has_ended = threading.Event()
+        self._has_loaded, self._has_ended = threading.Event(), threading.Event()
         self._problem: Message | None = None
         self._properties: list[dict[str, Any]] = []
         self._counts: list[SampleCounts] = []
@@ -78,6 +78,8 @@ class GpuSampler:
         self._stop_wall_ns = time.time_ns()
         self._stopped.set()
         if self._thread is not None:
+            # The launcher forks next: a module that is half imported then can never be imported in the child.
+            self._has_loaded.wait()
             self._has_ended.wait(STOP_SECONDS)
 
     def get_results(self) -> dict[str, Any]:
@@ -108,9 +110,11 @@ class GpuSampler:
 
     def _run(self) -> None:
         try:
-            # Its import takes 30 ms: neither the start of the program nor a signal waits for it.
-            from traceable.collectors import nvml
-
+            try:
+                # This takes 30 ms: neither the start of the program nor a signal waits for it.
+                from traceable.collectors import nvml
+            finally:
+                self._has_loaded.set()
             nvml.initialize()
             self._take_samples(nvml.list_visible_gpus(self._environ), nvml.take_sample)
         except CauseError as error:
@@ -118,8 +122,6 @@ class GpuSampler:
         except Exception as error:  # noqa: BLE001 - it must not be printed between the program's lines
             self._problem = Message("gpu_sampling_failed", f"sampling the GPUs failed ({format_one_line(error)})")
         self._has_ended.set()
-        with contextlib.suppress(Exception):
-            nvml.shut_down()
 
     def _take_samples(self, gpus: Sequence[Gpu], take_sample: Callable[[Any], Sample]) -> None:
         """Sample until the program has ended."""

@@ -73,14 +73,14 @@ def write_baselines(page: Page, baselines: Mapping[Path, Sequence[Snapshot] | Me
             page.write_line(format_line(content))
 
 
-def write_baseline(page: Page, path: Path, snapshots: Sequence[Snapshot], left_out: int) -> None:
+def write_baseline(page: Page, path: Path, snapshots: Sequence[Snapshot], excluded: int) -> None:
     """Print what a baseline holds: the conditions of each run, how much of what, and the medians of the samples.
 
     Args:
         page: where.
         path: its file.
         snapshots: its content.
-        left_out: how many samples were left out when it was saved.
+        excluded: how many samples were excluded when it was saved.
     """
     size = format_bytes(path.stat().st_size)
     page.write_line(f"baseline {escape_name(path.stem)}: {format_count(len(snapshots), 'run')}, {size}")
@@ -96,9 +96,9 @@ def write_baseline(page: Page, path: Path, snapshots: Sequence[Snapshot], left_o
             page.write_paragraph([name.ljust(width)], escape_name(_format_condition(value)))
     page.write_line()
     write_view(page, SAMPLES_VIEW, summarize_samples(snapshots), RowFilter(), 0)
-    if left_out:
-        words = f"{format_count(left_out, 'sample')} more were left out to keep the file small"
-        page.write_line(format_line(Message("baseline_samples_left_out", words)))
+    if excluded:
+        words = f"{format_count(excluded, 'sample')} more are excluded to keep the file small"
+        page.write_line(format_line(Message("baseline_samples_excluded", words)))
 
 
 def _format_condition(value: Any) -> str:

@@ -30,12 +30,12 @@ SCHEMA = "traceable.compare/2"
 BASELINE, CANDIDATE = "baseline", "candidate"
 
 _CONDITIONS = 4
-_RANGES = 8
+_RANGES = 6
 _EXPLAINED = 2
-_CAUSES = 4
-_TOTALS = {"families": 2, "kernels": 3, "api": 2, "copies": 2, "gaps": 2}
+_CAUSES = 3
+_TOTALS = {"families": 2, "kernels": 2, "api": 1, "copies": 1, "gaps": 2}
 _FINDINGS = 3
-_SENTENCES = 5
+_SENTENCES = 4
 """How many rows of each are printed without --top: all of them and what is around them are fewer than 60 lines."""
 
 _KIND = {"families": "family", "kernels": "kernel", "api": "API", "copies": "copy", "gaps": "gap"}
@@ -62,6 +62,13 @@ class Side:
     def role(self) -> str:
         """BASELINE or CANDIDATE."""
         return BASELINE if self.letter == "A" else CANDIDATE
+
+    @property
+    def recorded_throughput(self) -> float | None:
+        """The mean output tokens per second of its loads; None if any of its runs has none."""
+        rates = [one.facts.get("output_tokens_per_s") for one in self.snapshots]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) / len(known) if len(known) == len(rates) else None
 
     @property
     def label(self) -> str:
@@ -377,13 +384,22 @@ def _write_ranges(page: Page, table: Table, choice: RangeFilter) -> None:
             columns += [
                 *(
                     Cells(heading, [_format_time(row[f"{side}_{metric}_ns"]) for row in rows], rank=2 + place)
-                    for side, heading in ((BASELINE, format_heading(metric)), (CANDIDATE, "candidate"))
+                    for side, heading in ((BASELINE, format_heading(metric)), (CANDIDATE, CANDIDATE))
                 ),
-                Cells("change", [_format_change(row, metric) for row in rows], rank=place),
-                Cells("verdict", [_format_verdict(row, metric) for row in rows], is_text=True, rank=place, whole=True),
+                _make_change_cells(rows, metric, place),
             ]
     page.write_table(columns)
     _write_more(page, len(table) - len(rows), "ranges", "ranges")
+
+
+def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
+    """Return the relative change of a metric with its verdict."""
+    changes = [_format_change(row, metric) for row in rows]
+    width = max(map(len, changes))
+    lines = [
+        f"{change.rjust(width)}  {_format_verdict(row, metric)}" for change, row in zip(changes, rows, strict=True)
+    ]
+    return Cells(f"{format_heading(metric)} change", lines, is_text=True, rank=rank, whole=True)
 
 
 def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFilter) -> None:
@@ -396,6 +412,9 @@ def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFil
     )
     shown = [key for key in groups if not key[0] or key[0] in ranges]
     shown.sort(key=lambda key: (bool(key[0]), -max(abs(row["difference_ns"]) for row in groups[key])))
+    # Where the steps are a range, its CPU time has the causes of the steps.
+    causes_of = {key: [(row["cause"], row["name"], row["difference_ns"]) for row in groups[key]] for key in shown}
+    shown = [key for place, key in enumerate(shown) if causes_of[key] not in [causes_of[one] for one in shown[:place]]]
     number = _EXPLAINED if choice.rows.top is None else choice.rows.top or len(shown)
     labels, rows = [], []
     for key in shown[:number]:
@@ -526,10 +545,10 @@ _CONDITION_COLUMNS = (
 
 _CAUSE_COLUMNS = (
     Column("cause", whole=True),
-    Column("name"),
-    Column("baseline_ns", BASELINE, 2),
-    Column("candidate_ns", CANDIDATE, 2),
+    Column("name", rank=1),
+    Column("baseline_ns", BASELINE, 3),
+    Column("candidate_ns", CANDIDATE, 3),
     Column("difference_ns", "difference"),
-    Column("share", "share", 1, write=format_percent),
+    Column("share", "share", 2, write=format_percent),
 )
 """Of a table `explanation`; all a unit."""

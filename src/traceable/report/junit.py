@@ -9,19 +9,22 @@ from traceable.analysis.fail_conditions import PASSED, UNKNOWN, Case, ConditionR
 from traceable.protocol.environment import escape_unprintable
 
 
-def to_junit(results: Sequence[ConditionResult]) -> str:
+def to_junit(results: Sequence[tuple[str, ConditionResult]]) -> str:
     """Return one test suite a condition with one test a row.
 
     A row that could not be judged is an error where that leaves the condition open, and else skipped.
+
+    Args:
+        results: each with its name.
     """
     root = ElementTree.Element("testsuites", name="traceable compare")
-    for result in results:
+    for name, result in results:
         elements = [_find_element(case, result) for case in result.cases]
         counts = {"tests": len(elements), "failures": elements.count("failure"), "errors": elements.count("error")}
-        numbers = {name: str(number) for name, number in {**counts, "skipped": elements.count("skipped")}.items()}
-        suite = ElementTree.SubElement(root, "testsuite", {"name": escape_unprintable(result.text), **numbers})
+        numbers = {key: str(number) for key, number in {**counts, "skipped": elements.count("skipped")}.items()}
+        suite = ElementTree.SubElement(root, "testsuite", {"name": escape_unprintable(name), **numbers})
         for case, element in zip(result.cases, elements, strict=True):
-            names = {"classname": escape_unprintable(result.text), "name": escape_unprintable(case.subject)}
+            names = {"classname": escape_unprintable(name), "name": escape_unprintable(case.subject)}
             test = ElementTree.SubElement(suite, "testcase", names)
             if element is not None:
                 words = escape_unprintable(case.message)

@@ -47,6 +47,16 @@ class ClientRecords:
     token_bounds: Int64
     damaged_lines: int
 
+    @property
+    def output_tokens_per_s(self) -> float | None:
+        """Tokens of the steady responses per second, as `launch.load_tools.LoadResults` has it; None if not known."""
+        completed = ~self.warmup & np.array([error is None for error in self.errors], np.bool_)
+        tokens = self.output_tokens[completed]
+        if not len(tokens) or NULL in tokens:
+            return None
+        duration_ns = int(self.end_ns[completed].max() - self.start_ns[completed].min())
+        return int(tokens.sum()) * 1e9 / duration_ns if duration_ns else None
+
 
 def load_client_records(run_directory: Path, utc_epoch_ns: int) -> ClientRecords | None:
     """Read the records of a load generator in a run directory.

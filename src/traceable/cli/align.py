@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from traceable.cli import profile
 from traceable.cli.options import (
@@ -30,12 +29,12 @@ from traceable.report import OUTPUTS, Content
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from traceable.analysis.align import AlignedPart, Selection, Tolerance
+    from traceable.analysis.range_names import NameRules
     from traceable.recording import Recording
     from traceable.report.align import AlignedRecordings
-    from traceable.report.page import Page
     from traceable.report.row_filter import Row, RowFilter
 
 TERMINAL_ROWS = 30
@@ -45,6 +44,12 @@ PHASE = "phase"
 """The field of ranges by which phases are kept apart."""
 
 EXIT_CODES = {"passed": 0, "failed": 1, "unknown": 2}
+
+_REQUEST = (
+    *("reference_range", "candidate_range", "layer", "reference_layer", "candidate_layer"),
+    *("step", "match_kernels", "min_score"),
+)
+"""The options that the document has as they are."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,56 +154,23 @@ def run(arguments: argparse.Namespace) -> int:
     expected = () if arguments.expect_shares is None else load_expected_shares(arguments.expect_shares)
     # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
-    from traceable.analysis.align import Selection, Tolerance
-    from traceable.analysis.comparability import compare_conditions
+    from traceable.analysis.align import Tolerance
     from traceable.analysis.fidelity import summarize_states
     from traceable.cli.progress import Progress
-    from traceable.conditions import load_throttled_intervals, read_conditions
-    from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
-    from traceable.recording import load, normalize_names
-    from traceable.report.align import AlignedRecordings
-    from traceable.report.document import build_header
+    from traceable.report.align import build_document, write_alignment
     from traceable.report.page import Page
     from traceable.report.row_filter import RowFilter
 
-    paths = (arguments.reference, arguments.candidate)
-    for path in paths:
-        check_memory_limit(path)
-    use_one_blas_thread()
-    keep_freed_memory()
+    tolerance = Tolerance(arguments.within / 100, expected, arguments.min_score)
     with Progress() as progress:
-        wholes = [
-            load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True) for path in paths
-        ]
-        if rules is not None:
-            normalize_names(wholes, rules, arguments.expand or ())
-        conditions = compare_conditions(
-            *([read_conditions(whole, path)] for whole, path in zip(wholes, paths, strict=True))
-        )
-        throttled = [load_throttled_intervals(whole, path) for whole, path in zip(wholes, paths, strict=True)]
-        recordings = [select_requested_part(whole, arguments) for whole in wholes]
-        ranges = (arguments.reference_range, arguments.candidate_range)
-        recordings = [
-            recording if name is None else recording.with_names_matching(name)
-            for recording, name in zip(recordings, ranges, strict=True)
-        ]
-        layers = [
-            arguments.layer if layer is None else layer
-            for layer in (arguments.reference_layer, arguments.candidate_layer)
-        ]
-        selections = (
-            Selection(ranges[0], arguments.step, layers[0], excluded_ns=throttled[0]),
-            Selection(ranges[1], arguments.step, layers[1], arguments.candidate_layer is None, throttled[1]),
-        )
-        tolerance = Tolerance(arguments.within / 100, expected, arguments.min_score)
-        parts = _align_phases(recordings, selections, tolerance, arguments)
-        result = AlignedRecordings(build_header(recordings[0]), build_header(recordings[1]), conditions, parts)
-    state = summarize_states(part.fidelity.state for part in parts.values())
+        result = _align_recordings(arguments, rules, tolerance, progress)
+    state = summarize_states(part.fidelity.state for part in result.parts.values())
     choice = RowFilter(top=arguments.top)
+    request = {name: getattr(arguments, name) for name in _REQUEST} | {"within_share": tolerance.within}
     content = Content(
-        lambda: _build_document(result, state, choice, arguments),
-        lambda: _select_table(parts, arguments.table or "kernels", choice),
-        lambda page: _write_text(page, result, choice.apply_terminal_defaults(TERMINAL_ROWS)),
+        lambda: build_document(result, request, state, choice),
+        lambda: _select_table(result.parts, arguments.table or "kernels", choice),
+        lambda page: write_alignment(page, result, choice.apply_terminal_defaults(TERMINAL_ROWS)),
         arguments.raw,
     )
     profile.write_content(content, arguments, sys.stdout)
@@ -206,6 +178,53 @@ def run(arguments: argparse.Namespace) -> int:
         content.text(Page(sys.stdout))
     sys.stdout.flush()
     return EXIT_CODES[state]
+
+
+def _align_recordings(
+    arguments: argparse.Namespace, rules: NameRules | None, tolerance: Tolerance, progress: Callable[[str], None]
+) -> AlignedRecordings:
+    """Read both recordings and align what the options select of them.
+
+    Args:
+        rules: for the names of ranges; None for names as recorded.
+        progress: as of `traceable.load`.
+    """
+    from traceable.analysis.align import Selection
+    from traceable.analysis.comparability import compare_conditions
+    from traceable.conditions import load_throttled_intervals, read_conditions
+    from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
+    from traceable.recording import load, normalize_names
+    from traceable.report.align import AlignedRecordings
+    from traceable.report.document import build_header
+
+    paths = (arguments.reference, arguments.candidate)
+    for path in paths:
+        check_memory_limit(path)
+    use_one_blas_thread()
+    keep_freed_memory()
+    wholes = [
+        load(path, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True) for path in paths
+    ]
+    if rules is not None:
+        normalize_names(wholes, rules, arguments.expand or ())
+    conditions = compare_conditions(
+        *([read_conditions(whole, path)] for whole, path in zip(wholes, paths, strict=True))
+    )
+    throttled = [load_throttled_intervals(whole, path) for whole, path in zip(wholes, paths, strict=True)]
+    ranges = (arguments.reference_range, arguments.candidate_range)
+    parts = [select_requested_part(whole, arguments) for whole in wholes]
+    recordings = [
+        part if name is None else part.with_names_matching(name) for part, name in zip(parts, ranges, strict=True)
+    ]
+    layers = [
+        arguments.layer if layer is None else layer for layer in (arguments.reference_layer, arguments.candidate_layer)
+    ]
+    selections = (
+        Selection(ranges[0], arguments.step, layers[0], excluded_ns=throttled[0]),
+        Selection(ranges[1], arguments.step, layers[1], arguments.candidate_layer is None, throttled[1]),
+    )
+    aligned = _align_phases(recordings, selections, tolerance, arguments)
+    return AlignedRecordings(build_header(recordings[0]), build_header(recordings[1]), conditions, aligned)
 
 
 def _align_phases(
@@ -259,37 +278,23 @@ def _list_phases(recordings: Sequence[Recording]) -> list[str]:
     return reference
 
 
-def _build_document(
-    result: AlignedRecordings, state: str, choice: RowFilter, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    from traceable.report.align import build_document
-
-    names = (
-        *("reference_range", "candidate_range", "layer", "reference_layer", "candidate_layer"),
-        *("step", "match_kernels", "min_score"),
-    )
-    request = {name: getattr(arguments, name) for name in names}
-    return build_document(result, {**request, "within_share": arguments.within / 100}, state, choice)
-
-
 def _select_table(
     parts: Mapping[str | None, AlignedPart], name: str, choice: RowFilter
 ) -> tuple[list[Row], Sequence[str]]:
-    """Return the rows and columns of one table of all parts, with the phase where there are several."""
+    """Return the rows and columns of one table of all parts, with the phase where there are several.
+
+    Raises:
+        UsageError: no part has such a table.
+    """
     tables = {phase: part.fidelity.tables for phase, part in parts.items()}
-    there = next(iter(tables.values()))
-    if name not in there:
-        raise UsageError("no_such_table", f"the alignment has no table {name!r}", f"it has {', '.join(there)}")
+    there = {phase: some[name] for phase, some in tables.items() if name in some}
+    if not there:
+        names = dict.fromkeys(name for some in tables.values() for name in some)
+        raise UsageError("no_such_table", f"the alignment has no table {name!r}", f"it has {', '.join(names)}")
     rows = [
         {"phase": phase, **row}
-        for phase, some in tables.items()
-        for row in (choice.select_rows(some[name]) if name == "kernels" else some[name].rows())
+        for phase, table in there.items()
+        for row in (choice.select_rows(table) if name == "kernels" else table.rows())
     ]
-    columns = there[name].columns
+    columns = next(iter(there.values())).columns
     return rows, columns if None in tables else ("phase", *columns)
-
-
-def _write_text(page: Page, result: AlignedRecordings, choice: RowFilter) -> None:
-    from traceable.report.align import write_alignment
-
-    write_alignment(page, result, choice)

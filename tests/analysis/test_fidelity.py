@@ -159,6 +159,18 @@ def test_gaps_and_copies_are_causes_of_their_own(tmp_path):
     }
 
 
+@pytest.mark.parametrize("step", [None, 2])
+def test_copies_before_the_first_and_after_the_last_kernel_are_of_the_step(tmp_path, step):
+    ours = load(write_model(tmp_path / "a.sqlite", around=((COPY, EMBEDDING), (HEAD, COPY)))).context
+    theirs = load(write_model(tmp_path / "b.sqlite")).context
+    selection = Selection(step=step)
+    part = align(ours, theirs, (selection, selection), match="exact", families=FAMILIES)
+    assert list_residual(part) == {
+        "copies": -2 * COPY.duration_ns,
+        "launch_gaps": -EMBEDDING.gap_ns - COPY.gap_ns,
+    }
+
+
 def test_a_graph_against_eager_is_a_cause_and_a_hint(tmp_path):
     part = align_models(tmp_path, (LAYER,) * 4, edit({one: [replace(one, node=True, gap_ns=200)] for one in LAYER}))
     assert list_residual(part) == {"graph_vs_eager": -4 * len(LAYER) * 800}

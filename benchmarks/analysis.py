@@ -253,16 +253,16 @@ def list_reports(nsys: str) -> list[str]:
     return [next(name for name in names if name in words) for names in REPORTS if words & set(names)]
 
 
-def ensure_generated(folder: Path, kernels: int) -> Path:
+def ensure_generated(folder: Path, kernels: int, seed: int = 0) -> Path:
     """Return the file with so many kernels, after generating it if it is not there.
 
     Its name holds what the generator's code is, so that a file of other code is never taken for it.
     """
     sources = sorted({GENERATOR, *(GENERATOR.with_name(f"_{name}.py") for name in _GENERATOR_PARTS)})
     code = b"".join(source.read_bytes() for source in sources)
-    path = folder / f"decode-{kernels}-{zlib.crc32(code):08x}.sqlite"
+    path = folder / f"decode-{kernels}-{seed}-{zlib.crc32(code):08x}.sqlite"
     if not path.exists():
-        run([sys.executable, str(GENERATOR), str(path), "--kernels", str(kernels)])
+        run([sys.executable, str(GENERATOR), str(path), "--kernels", str(kernels), "--seed", str(seed)])
     return path
 
 

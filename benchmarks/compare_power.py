@@ -159,7 +159,7 @@ def measure_changed(folder: Path, pairs: int, steps: int) -> list[dict[str, floa
 
 
 def _get_median(snapshot: Snapshot) -> float:
-    return float(np.median(snapshot.samples[SampleKey(("step", CHANGED), None, "", "cpu")]))
+    return float(np.median(snapshot.samples[SampleKey(("step", CHANGED), None, "push_pop", "cpu")]))
 
 
 def main() -> int:

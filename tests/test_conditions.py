@@ -65,7 +65,7 @@ def test_a_run_knows_what_it_was_made_with(recorded: Path) -> None:
         "collector": "recorder",
         "traced": ["ranges"],
         "also_traced": [],
-        "graph_mode": None,
+        "cuda_graphs": None,
         "window": "1:3",
         "ranks": [],
         "annotation_level": 3,
@@ -159,7 +159,7 @@ def test_only_gpus_that_ran_something_count(recorded: Path, change_manifest: Cha
     recording = add_gpu_work(load(recorded), "0000:57:00.0")
     conditions = read_conditions(recording, recorded)
     assert (conditions["gpu_models"], conditions["gpu_count"]) == (["NVIDIA H100 NVL"], 1)
-    assert (conditions["throttled_share"], conditions["graph_mode"]) == (0.0, "eager")
+    assert (conditions["throttled_share"], conditions["cuda_graphs"]) == (0.0, False)
     assert load_throttled_intervals(set_epoch(recording, 0), recorded).tolist() == [[5, 7]]
     # Places that no sample has: each GPU may have been the one.
     elsewhere = set_epoch(add_gpu_work(load(recorded), "0000:11:00.0"), 0)
@@ -240,15 +240,16 @@ def test_the_load_is_that_of_the_client(recorded: Path) -> None:
 CAPTURES = {
     "nsys/a100-cuda-graphs-graph-level.sqlite": {
         "gpu_models": ["NVIDIA A100-SXM4-80GB"],
-        "graph_mode": "graph",
+        "whole_graphs": True,
+        "cuda_graphs": True,
         "collector": "nsys",
         "collector_version": "2024.6.2.225",
         "traced": ["api", "gpu"],
         "also_traced": ["osrt"],
     },
-    "nsys/h100x2-torchrun-before.sqlite": {"gpu_models": None, "gpu_count": 2, "graph_mode": "eager", "window": None},
+    "nsys/h100x2-torchrun-before.sqlite": {"gpu_models": None, "gpu_count": 2, "whole_graphs": False, "window": None},
     "nsys/a100-lm-training.sqlite": {"gpu_models": ["NVIDIA A100 80GB PCIe"], "gpu_count": 1, "ranks": None},
-    "nsys/no-cuda-tables-non-utf8.sqlite": {"gpu_count": None, "graph_mode": None, "traced": []},
+    "nsys/no-cuda-tables-non-utf8.sqlite": {"gpu_count": None, "cuda_graphs": None, "traced": []},
     "kineto/trace-diff-test.json.gz": {"gpu_models": ["Tesla V100-SXM2-16GB"], "collector": "torch", "ranks": [1]},
 }
 

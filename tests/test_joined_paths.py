@@ -139,6 +139,10 @@ def test_windows_given_one_by_one_are_one_process(nsys: str, tmp_path: Path) -> 
         shutil.copy(window, copy)
     whole, joined = load(tmp_path / "out"), load(copies)
     assert len(joined.trace.processes) == 1
+    assert [note.code for note in joined.notes].count("processes_joined") == 1
+    files = load(windows)
+    assert "processes_joined" not in [note.code for note in files.notes]
+    assert list(files.ranges().rows()) == list(whole.ranges().rows())
     assert list(joined.ranges().rows()) == list(whole.ranges().rows())
     assert list(joined.steps().rows()) == list(whole.steps().rows())
 

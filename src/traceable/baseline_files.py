@@ -32,11 +32,11 @@ _SCHEMA_NAME = SCHEMA.partition("/")[0]
 EXCLUDED = "samples_excluded"
 """The fact of a snapshot that counts the samples that a baseline excludes; missing for none."""
 
-SAMPLES_MAX = (1024, 512, 256, 128, 64)
+SAMPLES_MAX = (4096, 2048, 1024, 512, 256, 128, 64)
 """How many samples of one range and measure are kept: the first number with which the file has no more than
 ALL_SAMPLES_MAX, else the last."""
 
-ALL_SAMPLES_MAX = 200_000
+ALL_SAMPLES_MAX = 100_000
 """A sample takes about 8 bytes."""
 
 _RUNS = 8
@@ -58,7 +58,7 @@ _SHAPE = {
     "snapshots!": [
         {
             "label!": untrusted.TEXT,
-            "facts!": {"conditions": {}, EXCLUDED: untrusted.COUNT},
+            "facts!": {"conditions!": {}, EXCLUDED: untrusted.COUNT},
             "tables!": {"*": _TABLE},
             "samples!": [
                 {
@@ -128,7 +128,7 @@ def save_baseline(path: Path, snapshots: Sequence[Snapshot], *, force: bool = Fa
 
     Args:
         path: the file; its directory is created.
-        snapshots: one or several runs of the same.
+        snapshots: one or several runs of the same, with `conditions` among their facts.
         force: replace an earlier one, but no file of another kind.
 
     Raises:

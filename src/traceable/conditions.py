@@ -33,7 +33,7 @@ _LEAST_REASON_SHARE = 0.01
 
 _STATE_SHARE = 0.5
 """A reason that holds longer than this is the state of the run and not a disturbance: without those times little would
-be left, and `throttled_share` has it."""
+remain, and `throttled_share` has it."""
 
 _COMMIT_DIGITS = 12
 _UUID_CHARACTERS = len("GPU-01234567")
@@ -48,7 +48,7 @@ _KINDS = {
     "GPU_METRICS": "gpu_metrics",
     "CUDA_GPU_MEMORY_USAGE_EVENTS": "gpu_memory",
 }
-"""What nsys can trace in addition, by table: it costs time, though no number of the comparison is made of it."""
+"""Data that nsys records in addition, by table: recording it takes time, though a comparison uses none of it."""
 
 _NVIDIA_DRIVER = re.compile(r"\d+\.\d+[\d.]*")
 
@@ -106,9 +106,10 @@ def read_conditions(recording: Recording, path: Path) -> dict[str, Any]:
 
 
 def load_throttled_intervals(recording: Recording, path: Path) -> Int64:
-    """Return when a GPU of a recording was throttled: an array (n, 2) of starts and ends in ns of the trace, disjoint.
+    """Return when a GPU of a recording was throttled: starts and ends in ns of the trace, shape (n, 2), disjoint.
 
-    Reasons that held most of the time are not counted. Empty where nothing is known, as for a file without a run.
+    Reasons that held for more than `_STATE_SHARE` of the time do not count. Empty where nothing is known, as for a file
+    without a run.
 
     Args:
         recording, path: as for `read_conditions`.
@@ -118,7 +119,7 @@ def load_throttled_intervals(recording: Recording, path: Path) -> Int64:
     starts, ends = [], []
     for side, directory in _list_runs(path):
         for gpu in _select_used(recording, run_dir.load_manifest(directory)):
-            states = {name for name, share in (gpu.get("reason_shares") or {}).items() if share > _STATE_SHARE}
+            states = {name for name, share in _get_reasons(gpu).items() if share > _STATE_SHARE}
             for interval in gpu.get("throttled") or ():
                 if epoch_ns is not None and not states.issuperset(interval["reasons"]):
                     zero_ns = epoch_ns - (offset_ns.get(side, 0) if side else 0)
@@ -155,17 +156,16 @@ def _describe_trace(recording: Recording) -> dict[str, Any]:
         "collector_version": trace.source.version or None,
         "traced": sorted(name for name, count in kinds.items() if count),
         "also_traced": sorted({name for table, name in _KINDS.items() if table in trace.source.tables}),
-        "graph_mode": _find_graph_mode(trace) if kinds["gpu"] else None,
+        "whole_graphs": len(trace.graph_launches) > 0 if kinds["gpu"] else None,
+        "cuda_graphs": _uses_graphs(trace) if kinds["gpu"] else None,
         "window": requested or ",".join(captured) or None,
         "ranks": sorted({one.rank for one in trace.processes if one.rank is not None}) or None,
     }
     return _drop_unknown(described)
 
 
-def _find_graph_mode(trace: Trace) -> str:
-    """Return how the work of CUDA graphs was recorded: as `graph`, by `node`, `graph+node`; `eager` without any."""
-    modes = {"graph": len(trace.graph_launches) > 0, "node": bool((trace.kernels.graph_node != NULL).any())}
-    return "+".join(mode for mode, is_used in modes.items() if is_used) or "eager"
+def _uses_graphs(trace: Trace) -> bool:
+    return len(trace.graph_launches) > 0 or bool((trace.kernels.graph_node != NULL).any())
 
 
 def _describe_load(records: ClientRecords) -> dict[str, Any]:
@@ -216,8 +216,8 @@ def _describe_gpus(recording: Recording, manifests: Sequence[Mapping[str, Any]])
 
     clocks = [[gpu.get(f"application_{kind}_clock_mhz") for kind in ("sm", "memory")] for gpu in gpus]
     shares = [gpu["throttled_share"] for gpu in gpus if gpu.get("throttled_share") is not None]
-    reasons = [gpu["reason_shares"] for gpu in gpus if gpu.get("reason_shares") is not None]
-    listed = {name for one in reasons for name, share in one.items() if share >= _LEAST_REASON_SHARE}
+    listed = {name for gpu in gpus for name, share in _get_reasons(gpu).items() if share >= _LEAST_REASON_SHARE}
+    are_reasons_known = any(gpu.get("reason_shares") is not None for gpu in gpus)
     ids = sorted({str(gpu["uuid"])[:_UUID_CHARACTERS] for gpu in gpus if gpu.get("uuid")})
     conditions = {
         "gpu_models": sorted(names or {gpu["name"] for gpu in gpus if gpu.get("name")}) or None,
@@ -228,7 +228,7 @@ def _describe_gpus(recording: Recording, manifests: Sequence[Mapping[str, Any]])
         "power_limit_w": find_median("power_limit_w"),
         "temperature_c": find_median("temperature_c"),
         "throttled_share": max(shares, default=None),
-        "throttle_reasons": sorted(listed - {"gpu_idle"}) if reasons else None,
+        "throttle_reasons": sorted(listed - {"gpu_idle"}) if are_reasons_known else None,
         "gpu_ids": ids or None,
         **{key: find_common(key) for key in ("driver", "cuda", "ecc", "mig", "persistence")},
     }
@@ -236,17 +236,22 @@ def _describe_gpus(recording: Recording, manifests: Sequence[Mapping[str, Any]])
 
 
 def _select_used(recording: Recording, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the properties and samples of each GPU of a run that the recording has operations of, joined by its place
+    """Return the properties and samples of each GPU of a run that the recording has operations of, found by its place
     on the bus; of all where the recording lacks the places.
     """
-    sampled = (manifest.get("gpu_conditions") or {}).get("gpus") or []
-    properties = manifest.get("gpus") or []
-    by_bus = {gpu.get("bus"): gpu for gpu in sampled}
-    gpus = [{**by_bus.get(one.get("bus"), {}), **one} for one in properties]
+    properties: list[dict[str, Any]] = manifest.get("gpus") or []
+    # A run of an older version has no samples.
+    sampled = (manifest.get("gpu_conditions") or {}).get("gpus") or [{}] * len(properties)
+    gpus = [{**counts, **one} for one, counts in zip(properties, sampled, strict=False)]
     used = _list_used_numbers(recording)
     places = {device.bus.lower() for device in recording.trace.devices if device.number in used and device.bus}
     selected = [gpu for gpu in gpus if gpu.get("bus") in places]
     return selected or gpus
+
+
+def _get_reasons(gpu: Mapping[str, Any]) -> dict[str, float]:
+    """Return for which part of the time each reason for lower clocks held; empty where that is unknown."""
+    return _drop_unknown(gpu.get("reason_shares") or {})
 
 
 def _list_used_numbers(recording: Recording) -> set[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import Any
 from traceable.checks.completeness import Completeness, evaluate_completeness, merge_completeness
 from traceable.checks.windows import CaptureResult, merge_capture_results
 from traceable.errors import Message, TraceError, UsageError
-from traceable.launch import flight
+from traceable.launch import flight, ranks
 from traceable.protocol import run_dir, untrusted
-from traceable.report_files import find_manifest, is_torch_trace, open_report
+from traceable.report_files import is_torch_trace, open_report
 from traceable.trace.join import check_gpu_numbers, check_related, join_traces, separate_processes
 from traceable.trace.load_records import ClientRecords, load_client_records
 from traceable.trace.model import Process, Trace
@@ -59,13 +60,13 @@ class _Part:
     """What was read from one path.
 
     Attributes:
-        run: identifies the run that it is of; None for a file outside of run directories.
+        runs: identify the runs that it is of, several for a directory of ranks; empty for a file outside of runs.
         host: the entry `host` of the manifest; without one the name alone.
     """
 
     path: Path
     recording: Recording
-    run: object
+    runs: frozenset[object]
     host: Mapping[str, Any]
 
     @property
@@ -114,7 +115,7 @@ def join_paths(
     for one, other in itertools.combinations(parts, 2):
         _check_one_host(one, other)
         _check_overlap(one, other)
-    if not allow_unrelated and (parts[0].run is None or len({part.run for part in parts}) > 1):
+    if not allow_unrelated and (not parts[0].runs or len({part.runs for part in parts}) > 1):
         check_related((*part.span, part.path) for part in parts)
     check_gpu_numbers([(str(part.path), part.recording.trace) for part in parts])
     # Two runs have no process in common, whatever their numbers: containers number theirs alike.
@@ -126,6 +127,10 @@ def join_paths(
     zero_ns = whole.utc_epoch_ns or 0
     notes = list(whole.source.notes)
     with_clients = [part.path for part in parts if part.recording.client_records is not None]
+    held = Counter(process for part in parts if not part.runs for process in _list_processes(part))
+    if shared := [str(pid) for (_, pid), count in held.items() if count > 1]:
+        text = f"process {', '.join(shared)} is in several files: counted as one process, by its number"
+        notes.append(Message("processes_joined", text))
     if len(with_clients) > 1:
         text = f"the requests that {len(with_clients)} load generators recorded are excluded: report on each run alone"
         notes.append(Message("client_records_excluded", text))
@@ -149,20 +154,28 @@ def _load_part(path: Path, load_path: Callable[[Path], Recording]) -> _Part:
     recording = load_path(path)
     directory = (path if path.is_dir() else path.parent).absolute()
     directory = flight.find_run_of_dump(directory) or directory
-    manifest: Mapping[str, Any] = {}
+    manifests: list[Mapping[str, Any]] = []
     if path.is_dir() or untrusted.exists(directory / run_dir.MANIFEST):
-        with contextlib.suppress(TraceError):
-            manifest = find_manifest(directory) or {}
-    start_ns = (manifest.get("start") or {}).get("wall_ns")
-    host = manifest.get("host") or {"name": recording.trace.source.host}
-    # A copy of a run directory is of the same run.
-    run = None if start_ns is None else (host.get("boot_id"), host.get("name"), start_ns, manifest.get("pid"))
-    return _Part(path, recording, run, host)
+        for one in (directory, *ranks.list_rank_runs(directory)):
+            with contextlib.suppress(TraceError):
+                manifests.append(run_dir.load_manifest(one))
+    host = next((one["host"] for one in manifests if one.get("host")), {"name": recording.trace.source.host})
+    return _Part(path, recording, frozenset(map(_identify_run, manifests)), host)
+
+
+def _identify_run(manifest: Mapping[str, Any]) -> object:
+    """Return what a run and a copy of its directory have in common."""
+    host, start = manifest.get("host") or {}, manifest.get("start") or {}
+    return host.get("boot_id"), host.get("name"), start.get("wall_ns"), manifest.get("pid")
+
+
+def _list_processes(part: _Part) -> list[tuple[int, int]]:
+    return [(process.global_id, process.pid) for process in part.recording.trace.processes]
 
 
 def _get_group(part: _Part) -> object:
-    """Return what the numbers of processes are of: a run; else the machine, or the traces of torch.profiler."""
-    return part.run or (part.path if part.recording.trace.source.product == "torch.profiler" else None)
+    """Return what the numbers of processes are of: runs; else the machine, or the traces of torch.profiler."""
+    return part.runs or (part.path if part.recording.trace.source.product == "torch.profiler" else None)
 
 
 def _check_one_host(one: _Part, other: _Part) -> None:
@@ -181,7 +194,7 @@ def _check_one_host(one: _Part, other: _Part) -> None:
 
 def _check_overlap(one: _Part, other: _Part) -> None:
     """Reject two recordings of the same process and time: every number would count twice."""
-    if one.run is not None and other.run is not None and one.run != other.run:
+    if one.runs and other.runs and not one.runs & other.runs:
         return
 
     def get_key(process: Process) -> int:

@@ -59,7 +59,7 @@ def test_equal_conditions_are_not_reported() -> None:
         ("temperature_c", 60, 70, None),
         ("driver", "580.95.05", "570.1", LOWERS_CONFIDENCE),
         ("collector", "nsys", "recorder", CONFOUNDS),
-        ("graph_mode", "graph", "node", CONFOUNDS),
+        ("whole_graphs", True, False, CONFOUNDS),
         ("window", "10:30", "10:31", CONFOUNDS),
         ("ranks", [0, 1], [0], CONFOUNDS),
         ("load_output_tokens", 128.0, 256.0, CONFOUNDS),

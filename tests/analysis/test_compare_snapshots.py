@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
@@ -42,6 +43,8 @@ from traceable.trace.model import Trace
 Row = dict[str, Any]
 
 SLOWLY = settings(max_examples=scale_examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compare-numbers.md"
 
 GRID = Fraction(1, 64)
 """What times a unit are rounded to."""
@@ -383,3 +386,28 @@ def test_kernel_time_is_that_of_one_gpu():
     for one in (of_fields, given):
         (row,) = compare_overviews([[replace(one, facts={**one.facts, "gpus": 2})]], [None]).rows()
         assert (row["token_mean_ns"], row["token_kernel_ns"]) == (10, 6)
+
+
+def list_words(table: str) -> set[str]:
+    """The words in backticks of a table's section of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    section = re.search(rf"^## {table}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`([\w*]+)`", section[1])) if section else set()
+
+
+def test_every_column_and_cause_is_explained(captures: Path) -> None:
+    names = [f"nsys/h100x2-torchrun-{one}.sqlite" for one in ("before", "after")]
+    recordings, snapshots = load_pair(captures, *names)
+    findings = [replace(one, tables={**one.tables, "findings": recordings[0].findings()}) for one in snapshots]
+    comparison = compare_snapshots([findings[0]], [findings[1]], unit=STEP_UNIT)
+    tables = {**comparison.tables, "overview": compare_overviews([[snapshots[0]]], [None])}
+    for table, columns in tables.items():
+        words = list_words(table)
+        assert words, table
+        for column in columns.columns:
+            stem = re.sub(r"^(baseline|candidate)_", "", column)
+            stem = re.sub(r"_(difference(_ns)?|ratio|verdict|(low|high|detectable|bound)_share|p_value)$", "", stem)
+            assert words & {column, stem, stem.removesuffix("_ns"), stem.removesuffix("_share")}, (table, column)
+    words = list_words("explanation")
+    for cause in set(tables["explanation"].column("cause")):
+        assert cause in words or (cause.startswith("gap_") and "gap_*" in words)

@@ -20,6 +20,7 @@ from tests.report.sample_export import export
 
 from traceable.analysis.context import Context
 from traceable.analysis.critical_path import critical_path
+from traceable.analysis.fields import parse_field_conditions, select_by_fields
 from traceable.analysis.step_detection import BOUNDARY, RANGE, Steps, detect_steps
 from traceable.analysis.step_paths import KINDS, PathSegments, trace_paths
 from traceable.cli.main import main
@@ -475,6 +476,40 @@ def test_a_range_outside_of_all_paths_is_an_error() -> None:
     with pytest.raises(MissingDataError) as error:
         critical_path(program.context, step_range="step", range_name="afterwards")
     assert error.value.code == "not_on_critical_path"
+
+
+def test_a_path_is_not_that_of_some_of_the_gpus_of_its_process() -> None:
+    program = launch_on_two_streams(1, 30, told=False)
+    with pytest.raises(MissingDataError) as error:
+        Recording(program.context.trace).select(device=0).critical_path(step_range="step")
+    assert error.value.code == "path_needs_all_gpus"
+
+
+def test_a_process_has_the_same_paths_alone(recording: Recording) -> None:
+    check_sums(recording.select(process="71"))
+
+
+def test_a_part_in_time_is_measured_as_a_whole_recording_is(captures: Path) -> None:
+    check_sums(load(captures / "nsys" / "a100-lm-training.sqlite").select(steady=True))
+
+
+def test_fields_group_and_select_steps_and_what_is_in_them() -> None:
+    program = launch_three(40, 30)
+    program.range("step", 50, 80)
+    program.range("part", 10, 20)
+    texts = '{"phase": "prefill"}', '{"phase": "decode"}', '{"phase": "decode", "layer": 1}'
+    for row, text in zip(program.rows["ranges"], texts, strict=True):
+        row["fields"] = program.number(text)
+    total: dict[str, int] = {}
+    for row in critical_path(program.context, step_range="step", by="field:phase").rows():
+        total[row["value"]] = total.get(row["value"], 0) + row["total_ns"]
+    assert total == {"prefill": 30 * US, "decode": 40 * US}
+    # The second step has that field, and the first does not count.
+    decode = select_by_fields(program.context, parse_field_conditions("phase=decode"))
+    assert critical_path(decode, step_range="step", by="step").column("wall_ns") == [30 * US]
+    # No step has this one, but a range in the first of them.
+    layer = select_by_fields(program.context, parse_field_conditions("layer=1"))
+    assert sum(critical_path(layer, step_range="step").column("total_ns")) == 10 * US
 
 
 def test_a_recording_without_steps_is_an_error() -> None:

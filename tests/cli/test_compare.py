@@ -393,6 +393,14 @@ def test_outputs_to_files_leave_the_tables_on_stdout(compare: Compare, tmp_path:
         assert compare("base.sqlite", "slow.sqlite", f"--{name}").out == file.read_text()
 
 
+def test_several_outputs_at_once(compare: Compare, tmp_path: Path) -> None:
+    done = compare(
+        "base.sqlite", "slow.sqlite", f"--markdown={tmp_path / 'a.md'}", f"--csv={tmp_path / 'a.csv'}", "--json"
+    )
+    assert [one["side"] for one in done.document["candidates"]] == ["B"]
+    assert (tmp_path / "a.md").stat().st_size and (tmp_path / "a.csv").stat().st_size
+
+
 # ---- the real captures
 
 
@@ -446,6 +454,7 @@ BAD = {
     "no such column": bad(*PAIR, "--sort", "wall", code="no_such_column", names="'wall'"),
     "no such table": bad(*PAIR, "--csv", "--table", "rules", code="no_such_table", names="conditions"),
     "a table for nobody": bad(*PAIR, "--table", "steps", code="table_needs_csv", names="--table"),
+    "two on stdout": bad(*PAIR, "--json", "--csv", code="outputs_on_stdout", names="--json and --csv"),
     "JUnit of nothing": bad(*PAIR, "--junit", "x.xml", code="junit_needs_fail_on", names="--junit"),
     "JUnit nowhere": bad(
         *PAIR, "--junit", "no/x.xml", "--fail-on", "regression", code="output_file_invalid", names="no"

@@ -306,7 +306,7 @@ def test_a_trace_without_ranges_says_what_to_do(made: Any) -> None:
     assert "[no_ranges_recorded]" in print_report(made())
 
 
-@pytest.mark.parametrize("options", [("--sort", "beauty"), ("--top", "-1"), ("--top", "all"), ("--csv", "--json")])
+@pytest.mark.parametrize("options", [("--sort", "beauty"), ("--top", "-1"), ("--top", "all")])
 def test_wrong_options_are_refused(made: Any, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         print_report(made(*NESTED), *options)

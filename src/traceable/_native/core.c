@@ -889,11 +889,11 @@ is_plain_work(PyObject *work)
 }
 
 /* Return the payload of a range with this work, a new reference: its fields and those of the work. */
-static PyObject *
+static __attribute__((cold, noinline)) PyObject *
 payload_with_work(PyObject *payload, PyObject *work)
 {
-    if (work == Py_None || (payload == Py_None && is_plain_work(work))) {
-        return Py_NewRef(work == Py_None ? payload : work);
+    if (payload == Py_None && is_plain_work(work)) {
+        return Py_NewRef(work);
     }
     PyObject *both = PyTuple_Pack(2, payload, work);
     PyObject *merged = both == NULL ? NULL : call_arguments("add_work", "O", both);
@@ -1258,14 +1258,11 @@ range_make(State *state, PyTypeObject *type, PyObject *const *values, int bare)
     if (range == NULL) {
         return NULL;
     }
-    if (values[4] != Py_None || values[WORK] != Py_None) {
-        PyObject *payload = payload_with_work(values[4], values[WORK]);
-        PyObject *arguments = payload == NULL ? NULL
-                                              : PyTuple_Pack(5, values[0], values[1], values[2], values[3], payload);
+    if (values[4] != Py_None) {
+        PyObject *arguments = PyTuple_Pack(5, values[0], values[1], values[2], values[3], values[4]);
         Range *base = (Range *)range;
-        range = arguments == NULL ? NULL : (PyObject *)range_with_payload(type, base, arguments, payload);
+        range = arguments == NULL ? NULL : (PyObject *)range_with_payload(type, base, arguments, values[4]);
         Py_XDECREF(arguments);
-        Py_XDECREF(payload);
         Py_DECREF(base);
     }
     else if (by_message && ((Range *)range)->enter != NULL) {
@@ -1330,7 +1327,12 @@ range_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &values[3], &values[4], &values[LEVEL], &values[WORK])) {
         return NULL;
     }
-    PyObject *range = range_make(state, type, values, kwargs == NULL && PyTuple_GET_SIZE(args) == 1);
+    PyObject *payload = NULL;
+    PyObject *range = NULL;
+    if (values[WORK] == Py_None || (values[4] = payload = payload_with_work(values[4], values[WORK])) != NULL) {
+        range = range_make(state, type, values, kwargs == NULL && PyTuple_GET_SIZE(args) == 1);
+    }
+    Py_XDECREF(payload);
     return range_or_silent(type, range, values[0], type == state->public_type ? state->spare : NULL);
 }
 
@@ -1355,11 +1357,14 @@ range_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyObjec
     for (Py_ssize_t i = 0; i < named; i++) {
         PyObject *keyword = PyTuple_GET_ITEM(keywords, i);
         Py_ssize_t place = 0;
-        while (place < ALL_ARGUMENTS && keyword != state->names[place]) { /* keywords in code are interned strings */
+        while (place <= LEVEL && keyword != state->names[place]) { /* keywords in code are interned strings */
             place++;
         }
-        for (Py_ssize_t other = 0; place == ALL_ARGUMENTS && other < ALL_ARGUMENTS; other++) {
-            place = PyUnicode_Compare(keyword, state->names[other]) == 0 ? other : place;
+        if (place > LEVEL && keyword != state->names[place]) {
+            place = 0;
+            while (place < ALL_ARGUMENTS && PyUnicode_Compare(keyword, state->names[place]) != 0) {
+                place++;
+            }
         }
         if (place == ALL_ARGUMENTS) {
             return PyErr_Format(PyExc_TypeError, "annotate() got an unexpected keyword argument %R", keyword);
@@ -1369,7 +1374,13 @@ range_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyObjec
         }
         values[place] = args[count + i];
     }
-    PyObject *range = range_make(state, type, values, count == 1 && named == 0);
+    PyObject *payload = NULL;
+    PyObject *range = NULL;
+    if (__builtin_expect(values[WORK] == Py_None, 1)
+        || (values[4] = payload = payload_with_work(values[4], values[WORK])) != NULL) {
+        range = range_make(state, type, values, count == 1 && named == 0);
+    }
+    Py_XDECREF(payload);
     return __builtin_expect(range != NULL, 1) ? range : range_or_silent(type, NULL, values[0], state->spare);
 }
 

@@ -33,8 +33,8 @@ from traceable.analysis.kernels import require_kernels
 from traceable.analysis.labels import extract_base_name, get_operation_name, label_operations
 from traceable.analysis.name_patterns import fold_numbers
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
-from traceable.analysis.step_detection import select_range_instances
-from traceable.analysis.steps import find_median_step, infer_steps, steps
+from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
+from traceable.analysis.steps import find_median_step, find_warm_up_spans, infer_steps, steps
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import GEOMETRY, NULL, Bool, Float64, Int8, Int64, expand_slices, find_distinct
 
@@ -163,8 +163,8 @@ def collect_sequence(
     Args:
         context: of the recording; where it has a selection (`--where`), only its operations.
         range_name: the name of a range, `domain:name`, or a glob: the kernels of one instance of it. That is the one of
-            the lower median time on the GPU among those that the capture did not cut, and whose number of kernels is
-            the most common one; of equal ones the first.
+            the lower median time on the GPU among those that neither the capture cut nor a warm-up contains (unless
+            there are no others), and whose number of kernels is the most common one.
         step: the number of a step among all steps, from 0; `median`: the steady step of the lower median wall time
             (`analysis.steps`). None for all of the recording.
         layer: a layer of that, from 0 (`find_layers`). With neither a range nor a step, of the median step or, where
@@ -216,11 +216,13 @@ def _select_instance(context: Context, range_name: str, notes: list[Message]) ->
     ranges, times = context.instances, context.trace.kernels
     group, first = number_groups(instance[kernels])
     some, often = instance[kernels][first], np.bincount(group)
-    whole = ~ranges.clipped[some]
-    if not whole.any():
-        whole[:] = True
+    if ranges.clipped[some].all():
         notes.append(Message("instance_clipped", f"the capture cut every instance of {range_name!r}"))
-    typical = np.flatnonzero(whole & (often == np.argmax(np.bincount(often[whole]))))
+    steady = np.ones(len(some), np.bool_)
+    for is_excluded in (ranges.clipped[some], is_in_warm_up(context, some)):
+        if not is_excluded[steady].all():
+            steady &= ~is_excluded
+    typical = np.flatnonzero(steady & (often == np.argmax(np.bincount(often[steady]))))
     total = sum_groups(group, (times.end_ns - times.start_ns)[operation[kernels]], len(some))
     median = typical[np.argsort(total[typical], kind="stable")[(len(typical) - 1) // 2]]
     if len(some) > 1:
@@ -232,6 +234,18 @@ def _select_instance(context: Context, range_name: str, notes: list[Message]) ->
             )
         )
     return operation[instance == some[median]], len(ranges.paths[int(ranges.path[some[median]])])
+
+
+def is_in_warm_up(context: Context, instances: Int64) -> Bool:
+    """Return which range instances begin in a range that is called warm-up, on any thread of the process."""
+    ranges = context.instances
+    process, start, end = find_warm_up_spans(context)
+    own = map_threads_to_processes(context.trace)[ranges.thread[instances]]
+    inside = np.zeros(len(instances), np.bool_)
+    for one in find_distinct(process).tolist():
+        rows, here = np.flatnonzero(own == one), process == one
+        inside[rows] = is_in_spans(ranges.start_ns[instances[rows]], start[here], end[here])
+    return inside
 
 
 def _select_step(context: Context, step: int | str, notes: list[Message]) -> tuple[Int64, int]:
@@ -258,8 +272,9 @@ def _select_step(context: Context, step: int | str, notes: list[Message]) -> tup
             )
         place = int(places[0])
     # The table has the selected steps only, in their order.
-    here = np.arange(len(every)) if context.selection is None else context.selection.instances[every.instance]
-    row = int(np.flatnonzero(here)[place]) if context.selection is not None else place
+    selection = context.selection
+    rows = np.arange(len(every)) if selection is None else np.flatnonzero(selection.instances[every.instance])
+    row = int(rows[place])
     instance, ranges = int(every.instance[row]), context.instances
     depth = len(ranges.paths[int(ranges.path[instance])]) if instance >= 0 else 0
     return work.operation[work.bounds[row] : work.bounds[row + 1]], depth

@@ -30,7 +30,7 @@ from traceable.analysis.step_paths import BOUNDS, KINDS, UNKNOWN, WAIT, PathSegm
 from traceable.analysis.steps import find_median_step, find_steady_steps, number_steps
 from traceable.analysis.table import Table, compute_ratios, pack_objects
 from traceable.errors import Message, MissingDataError
-from traceable.trace.model import NULL, Bool, Float64, Int64, NDArray, find_distinct
+from traceable.trace.model import NULL, Bool, Float64, Int64, NDArray, Trace, find_distinct
 from traceable.units import format_duration, format_percent
 
 
@@ -61,13 +61,15 @@ def critical_path(
         MissingDataError: no steps are found or none is steady, the range or field is unknown, or nothing of the range
             or selection is on the path.
     """
-    steps, steady = find_steady_steps(context, step_range, step_kernel)
+    # Steps are found among all, whatever part of them is selected.
+    steps, steady = find_steady_steps(context.unselected or context, step_range, step_kernel)
     if not steady.any():
         raise MissingDataError(
             "no_steady_step",
             "no step is in the steady state",
             "record more steps: the first and last are mostly excluded",
         )
+    _check_gpus(context, steps, steady)
     if context.selection is not None and steps.kind == RANGE:
         # Fields of the steps themselves select steps; those of ranges inside them select among the segments alone.
         selected = steady & context.selection.instances[steps.instance]
@@ -89,6 +91,28 @@ def critical_path(
     }
     table = _list_steps(paths) if by == "step" else _group(paths, by)
     return Table(table.values, others, _make_notes(paths, every))
+
+
+def _check_gpus(context: Context, steps: Steps, steady: Bool) -> None:
+    """Raise `MissingDataError` if a process with steady steps used a GPU that is not selected.
+
+    A step that waits for that GPU would seem to wait for nothing.
+    """
+    part = context.trace if context.trace.cut is None else context.trace.cut.whole
+    if part.whole is None:
+        return
+    processes = find_distinct(steps.process[steps.lane[steady]])
+    if _count_operations(part, processes) < _count_operations(part.whole, processes):
+        raise MissingDataError(
+            "path_needs_all_gpus",
+            "the path of a step may lead through each GPU of its process, and only some of them are selected",
+            "select processes (--process, --ranks) instead of GPUs",
+        )
+
+
+def _count_operations(trace: Trace, processes: Int64) -> int:
+    kinds = (trace.kernels, trace.copies, trace.memsets, trace.graph_launches)
+    return sum(int(np.isin(kind.process, processes).sum()) for kind in kinds)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from traceable.analysis.alignment import KernelSequence, collect_sequence, order_by_launch
+from traceable.analysis.alignment import KernelSequence, collect_sequence, is_in_warm_up, order_by_launch
 from traceable.analysis.context import Context
 from traceable.analysis.fidelity import Excerpt
 from traceable.analysis.fields import get_instance_fields
@@ -21,8 +21,8 @@ from traceable.analysis.gpus import find_gpus, group_by_lane
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.operations import GRAPH, KERNEL
-from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
-from traceable.analysis.steps import find_warm_up_spans, infer_steps, steps
+from traceable.analysis.step_detection import select_range_instances
+from traceable.analysis.steps import infer_steps, steps
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Int64, find_distinct
 from traceable.units import format_count
@@ -97,11 +97,7 @@ def _list_range_runs(context: Context, range_name: str) -> list[Int64]:
     """Return the operations of each whole instance of a range outside of warm-ups, in the order of time."""
     ranges = context.instances
     selected = select_range_instances(context, range_name) & ~ranges.clipped
-    process = map_threads_to_processes(context.trace)[ranges.thread]
-    warm_up_process, start_ns, end_ns = find_warm_up_spans(context)
-    for one in find_distinct(warm_up_process).tolist():
-        here = warm_up_process == one
-        selected &= ~((process == one) & is_in_spans(ranges.start_ns, start_ns[here], end_ns[here]))
+    selected &= ~is_in_warm_up(context, np.arange(len(ranges)))
     return [
         part
         for instance, operation in context.iter_operation_pairs()

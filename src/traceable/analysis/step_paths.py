@@ -14,8 +14,9 @@ to the step exactly:
   no recording has which operation an event or a place on the GPU was waited for.
 - While the step's own thread makes no call and enters and leaves no range, another thread works for it if it is active
   for at least half of that time and launches into a stream that the step's thread launches into as well, as the thread
-  of autograd does (HANDOVER). That is inferred too, and so is that a thread which the chain has reached by a launch was
-  started by the step's own thread, when its first work in the step began.
+  of autograd does (HANDOVER). That is inferred too.
+- On another thread it goes back to when that began to work for the step's own, or else in the step, and on from there
+  along the step's own thread.
 
 What is reached through an inferred link is inferred until the chain is back on the step's own thread. That is the
 thread of the step's range; of a step between two operations of the GPU the one that launches most in its process.
@@ -38,17 +39,17 @@ from traceable.analysis.gpus import find_streams
 from traceable.analysis.grouping import find_first_match, find_most_common, number_groups
 from traceable.analysis.instances import find_innermost
 from traceable.analysis.interval_index import argsort_index, sort_events
-from traceable.analysis.intervals import Union, build_lanes, merge_by_lane
+from traceable.analysis.intervals import Lanes, Union, build_lanes, merge_by_lane
 from traceable.analysis.name_patterns import match_names
 from traceable.analysis.step_detection import BOUNDARY, RANGE, Steps, map_threads_to_processes
-from traceable.analysis.sync import attribute_waits, find_waiting_calls
+from traceable.analysis.sync import Waits, attribute_waits, find_waiting_calls
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, expand_slices, find_distinct
 
 KINDS = (
     *("kernel", "copy", "memset", "graph", "nccl", "gpu_gap", "launch_latency"),
     *("launch", "wait_overhead", "api", "cpu", "unknown"),
 )
-"""What a segment is. Those of the GPU's operations begin as the kinds of `analysis.operations`."""
+"""What a segment is. The first have the numbers of the kinds of `analysis.operations`."""
 
 NCCL, GPU_GAP, LAUNCH_LATENCY, IN_LAUNCH, WAIT_OVERHEAD, API, CPU, UNKNOWN = range(4, len(KINDS))
 
@@ -112,12 +113,14 @@ def trace_paths(
         selected: indices into `steps`.
         launch_latency_ns: the time within which the GPU begins an operation that nothing holds back.
     """
-    links = _link_operations(context, launch_latency_ns)
-    host = _Host(context, links)
+    waits = find_waiting_calls(context)
+    links = _link_operations(context, waits, launch_latency_ns)
+    host = _Host(context, links, waits)
     walk = _Walk(links, host)
-    entries = _find_entries(context, steps, selected, links, host)
-    for step, entry in zip(selected.tolist(), entries, strict=True):
-        walk.follow_step(step, int(steps.start_ns[step]), int(steps.end_ns[step]), entry)
+    homes, places = _find_ends(context, steps, selected, links)
+    for step, home, place in zip(selected.tolist(), homes.tolist(), places.tolist(), strict=True):
+        end = _Position(int(steps.end_ns[step]), place, home, False)
+        walk.follow_step(step, int(steps.start_ns[step]), end)
     parts = [
         _make_run_segments(links, walk.runs),
         _make_delay_segments(links, walk.delays),
@@ -147,7 +150,6 @@ class _Links:
         before: the place of the operation that held it back; -1 where that is the launch call or nothing.
         launch_ns: when its launch call returned, or it began in that; NULL where the call was not recorded.
         thread: that made the launch call; -1 for none.
-        is_inferred: whether what held it back is inferred.
         is_late: whether it began later than that explains.
         head: the first place of the run that it is in: operations of one stream, each of which but the first was held
             back by the one at the place before, and not longer than explained.
@@ -162,62 +164,71 @@ class _Links:
     before: Int64
     launch_ns: Int64
     thread: Int64
-    is_inferred: Bool
     is_late: Bool
     head: Int64
 
 
-def _link_operations(context: Context, launch_latency_ns: int) -> _Links:
-    gpu, launches, streams = context.gpu, context.launches, find_streams(context)
+def _link_operations(context: Context, waits: Waits, launch_latency_ns: int) -> _Links:
+    gpu, streams = context.gpu, find_streams(context)
     by_end = gpu.by_start[np.argsort(gpu.end_ns[gpu.by_start], kind="stable")]
     lanes = build_lanes(streams.stream_of_operation, len(streams), by_end)
-    operation = lanes.order
-    number = len(operation)
+    operation, place = lanes.order, _find_places(lanes.order)
     start, end = gpu.start_ns[operation], gpu.end_ns[operation]
-    before = np.full(number, -1, np.int64)
-    for here in lanes.iter_lane_slices():
-        # Of those that end when it begins, only what comes before it in this order: two without length are no circle.
-        last = np.searchsorted(end[here], start[here], "right") - 1
-        last = np.minimum(last, np.arange(len(last)) - 1)
-        before[here] = np.where(last >= 0, last + here.start, -1)
-    ended = np.where(before >= 0, end[before], NULL) if number else end
-    call = launches.call_of[operation]
-    launch_ns, released, thread = np.full((3, number), NULL, np.int64)
-    thread[:] = -1
-    known = np.flatnonzero(call >= 0)
-    calls = launches.calls
-    launch_ns[known] = np.minimum(calls.end_ns[call[known]], start[known])
-    thread[known] = calls.thread[call[known]]
-    waits = find_waiting_calls(context)
-    is_own = np.zeros(number, np.bool_)
-    is_own[_find_places(operation)[waits.own_operation[waits.own_operation >= 0]]] = True
-    released[known] = launch_ns[known]
-    own = known[is_own[known]]
-    released[own] = np.minimum(calls.start_ns[call[own]], start[own])
+    before = _find_before_in_stream(start, end, lanes)
+    ended = np.append(end, NULL)[before]
+    launch_ns, released, thread = _find_releases(context, waits, operation)
     bound = np.where(released > ended, LAUNCH, np.where(before >= 0, STREAM, NOTHING)).astype(np.int8)
     before[bound == LAUNCH] = -1
     over = np.maximum(ended, released)
     is_late = (bound == NOTHING) | (start > over + launch_latency_ns)
-    place = _find_places(operation)
-    candidates = np.flatnonzero(is_late | _find_told_to_wait(context, lanes.bounds, operation))
+    candidates = np.flatnonzero(is_late | _find_told_to_wait(context, lanes))
     other = _find_dependencies(context, operation[candidates], over[candidates], by_end, launch_latency_ns)
     found = candidates[other >= 0]
     before[found], bound[found], is_late[found] = place[other[other >= 0]], DEPENDENCY, False
-    is_first = is_late | (bound != STREAM) | (before != np.arange(number) - 1)
+    every = np.arange(len(operation))
+    is_first = is_late | (bound != STREAM) | (before != every - 1)
+    kind = gpu.kind.copy()
+    kind[find_nccl_kernels(context)] = NCCL
     return _Links(
         operation=operation,
         place=place,
         start_ns=start,
         end_ns=end,
-        kind=_classify_operations(context)[operation],
+        kind=kind[operation],
         bound=bound,
         before=before,
         launch_ns=launch_ns,
         thread=thread,
-        is_inferred=is_late | (bound == DEPENDENCY),
         is_late=is_late,
-        head=np.maximum.accumulate(np.where(is_first, np.arange(number), 0)),
+        head=np.maximum.accumulate(np.where(is_first, every, 0)),
     )
+
+
+def _find_before_in_stream(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Int64:
+    """Return, for each place, that of the last operation of its stream to end before it begins; -1 for none."""
+    before = np.full(len(start_ns), -1, np.int64)
+    for here in lanes.iter_lane_slices():
+        last = np.searchsorted(end_ns[here], start_ns[here], "right") - 1
+        # Of those without length that end as it begins, only what stands before it: no two wait for one another.
+        last = np.minimum(last, np.arange(len(last)) - 1)
+        before[here] = np.where(last >= 0, last + here.start, -1)
+    return before
+
+
+def _find_releases(context: Context, waits: Waits, operation: Int64) -> tuple[Int64, Int64, Int64]:
+    """Return `launch_ns` of `_Links`, since when each operation could begin as far as its launch goes, and `thread`."""
+    launches = context.launches
+    calls, call = launches.calls, launches.call_of[operation]
+    known = np.flatnonzero(call >= 0)
+    launch_ns, released, thread = (np.full(len(call), value, np.int64) for value in (NULL, NULL, -1))
+    begun = context.gpu.start_ns[operation[known]]
+    launch_ns[known] = np.minimum(calls.end_ns[call[known]], begun)
+    thread[known] = calls.thread[call[known]]
+    waits_itself = np.zeros(len(context.gpu), np.bool_)
+    waits_itself[waits.own_operation[waits.own_operation >= 0]] = True
+    early = np.minimum(calls.start_ns[call[known]], begun)
+    released[known] = np.where(waits_itself[operation[known]], early, launch_ns[known])
+    return launch_ns, released, thread
 
 
 def _find_places(order: Int64) -> Int64:
@@ -226,37 +237,31 @@ def _find_places(order: Int64) -> Int64:
     return place
 
 
-def _classify_operations(context: Context) -> Int8:
-    kind = context.gpu.kind.copy()
-    kind[find_nccl_kernels(context)] = NCCL
-    return kind
-
-
-def _find_told_to_wait(context: Context, bounds: Int64, operation: Int64) -> Bool:
-    """Return which operations' streams were told to wait for an event since the launch of the one before them.
+def _find_told_to_wait(context: Context, lanes: Lanes) -> Bool:
+    """Return at which places the stream was told to wait for an event since the launch of the one before.
 
     Args:
-        bounds, operation: the operations by stream and end.
+        lanes: the operations by stream and end.
     """
     trace, launches, streams = context.trace, context.launches, find_streams(context)
-    told = np.zeros(len(operation), np.bool_)
+    told = np.zeros(len(lanes.order), np.bool_)
     names = match_names(trace, _STREAM_WAITS, trace.calls.name)
     call = np.flatnonzero(names[trace.calls.name])
     process = map_threads_to_processes(trace)[trace.calls.thread[call]]
     records = trace.synchronizations
     record = find_first_match(process, trace.calls.correlation[call], records.process, records.correlation)
     call, process, record = call[record >= 0], process[record >= 0], record[record >= 0]
-    for stream, (low, high) in enumerate(pairwise(bounds.tolist())):
+    for stream, lane in enumerate(lanes.iter_lane_slices()):
         here = (process == streams.process[stream]) & (records.stream[record] == streams.stream[stream])
         here &= records.context[record] == streams.context[stream]
         when = trace.calls.start_ns[call[here]]
-        launched = launches.call_of[operation[low:high]]
+        launched = launches.call_of[lanes.order[lane]]
         rows = np.flatnonzero(launched >= 0)
         if not len(when) or not len(rows):
             continue
         launch_ns = launches.calls.start_ns[launched[rows]]
         before = np.searchsorted(when, launch_ns, "left")
-        told[low + rows] = before > np.append(0, before[:-1])
+        told[lane.start + rows] = before > np.append(0, before[:-1])
     return told
 
 
@@ -310,11 +315,9 @@ class _Host:
             that was waited for: their ends, the place of the last one, the call, and whether which one is inferred.
     """
 
-    def __init__(self, context: Context, links: _Links) -> None:
-        self.context, self.links = context, links
+    def __init__(self, context: Context, links: _Links, waits: Waits) -> None:
+        self.context, self.waits = context, waits
         trace = context.trace
-        self.process = map_threads_to_processes(trace)
-        self.waits = find_waiting_calls(context)
         self._find_outermost_calls()
         pieces = attribute_waits(context, self.waits)
         last = np.lexsort((links.place[pieces.operation], pieces.start_ns + pieces.duration_ns, pieces.wait))
@@ -367,11 +370,15 @@ class _Host:
         """Return when a thread begins or ends a call or a range, in order."""
         if thread not in self._edges:
             calls = slice(*self.call_bounds[thread : thread + 2].tolist())
-            segments = self.context.instances.segments
-            own = segments.thread == thread
-            times = self.call_start_ns[calls], self.call_end_ns[calls], segments.start_ns[own], segments.end_ns[own]
+            times = self.call_start_ns[calls], self.call_end_ns[calls], self.list_range_edges(thread)
             self._edges[thread] = find_distinct(np.concatenate(times))
         return self._edges[thread]
+
+    def list_range_edges(self, thread: int) -> Int64:
+        """Return when a thread begins or ends a range; none for no thread."""
+        segments = self.context.instances.segments
+        own = segments.thread == thread
+        return np.append(segments.start_ns[own], segments.end_ns[own])
 
     def find_calls_at(self, thread: int, at_ns: Int64) -> Int64:
         """Return the outermost call of a thread that each moment is in, as an index into `call`; -1 for none."""
@@ -431,47 +438,25 @@ class _Host:
         return at_ns if first == len(starts) else min(at_ns, max(since_ns, int(starts[first])))
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """Where the path of a step ends.
-
-    Attributes:
-        home: the step's own thread; -1 for none.
-        place: of the operation that ends it; -1 where the path ends on its thread.
-    """
-
-    home: int
-    place: int
-
-
-def _find_entries(context: Context, steps: Steps, selected: Int64, links: _Links, host: _Host) -> list[_Entry]:
-    if steps.kind == BOUNDARY:
-        return _find_boundary_entries(context, steps, selected, links)
-    instances = context.instances
+def _find_ends(context: Context, steps: Steps, selected: Int64, links: _Links) -> tuple[Int64, Int64]:
+    """Return of each step its own thread, and the place of the operation that ends it; -1 for none."""
+    instances, lane = context.instances, steps.lane[selected]
     if steps.kind == RANGE:
-        return [_Entry(thread, -1) for thread in instances.thread[steps.instance[selected]].tolist()]
+        return instances.thread[steps.instance[selected]].astype(np.int64), np.full(len(selected), -1)
+    process_of_thread = map_threads_to_processes(context.trace)
+    if steps.kind == BOUNDARY:
+        gpu, thread = context.gpu, context.launches.thread
+        launches_most = find_most_common(process_of_thread[thread], thread, len(context.trace.processes))[1]
+        # One number for both: devices have 32 bits.
+        on = (gpu.process.astype(np.int64) << 32) + gpu.device
+        of_lane = (steps.process << 32) + steps.device
+        ending = find_first_match(of_lane[lane], steps.end_ns[selected], on, gpu.end_ns)
+        return np.maximum(launches_most[steps.process[lane]], -1), np.append(links.place, -1)[ending]
     rows = np.flatnonzero((instances.style == PUSH_POP) & instances.entered)
     rows = rows[np.lexsort((-instances.end_ns[rows], instances.start_ns[rows]))]
-    key = host.process[instances.thread[rows]], instances.start_ns[rows]
-    row = find_first_match(steps.process[steps.lane[selected]], steps.start_ns[selected], *key)
-    thread = np.append(instances.thread[rows], -1)[row]
-    return [_Entry(one, -1) for one in thread.tolist()]
-
-
-def _find_boundary_entries(context: Context, steps: Steps, selected: Int64, links: _Links) -> list[_Entry]:
-    gpu, thread = context.gpu, context.launches.thread
-    process = map_threads_to_processes(context.trace)[thread]
-    home = find_most_common(process, thread, len(context.trace.processes))[1]
-    order = np.argsort(gpu.end_ns, kind="stable")
-    on = (gpu.process[order].astype(np.int64) << 32) + gpu.device[order]
-    lane = steps.lane[selected]
-    row = find_first_match(
-        (steps.process[lane] << 32) + steps.device[lane], steps.end_ns[selected], on, gpu.end_ns[order]
-    )
-    place = np.append(links.place[order], -1)[row]
-    return [
-        _Entry(max(-1, one), at) for one, at in zip(home[steps.process[lane]].tolist(), place.tolist(), strict=True)
-    ]
+    process = process_of_thread[instances.thread[rows]]
+    first = find_first_match(steps.process[lane], steps.start_ns[selected], process, instances.start_ns[rows])
+    return np.append(instances.thread[rows], -1)[first].astype(np.int64), np.full(len(selected), -1)
 
 
 # ---- the chain
@@ -526,10 +511,10 @@ class _Walk:
         self.host = host
         self.runs, self.delays, self.stretches = _Rows(6), _Rows(7), _Rows(8)
 
-    def follow_step(self, step: int, since_ns: int, until_ns: int, entry: _Entry) -> None:
-        """Follow one step from its end to its begin."""
-        self.step, self.since_ns, self.home = step, since_ns, entry.home
-        now = _Position(until_ns, entry.place, entry.home, False)
+    def follow_step(self, step: int, since_ns: int, end: _Position) -> None:
+        """Follow one step from its end, which names its own thread, to its begin."""
+        self.step, self.since_ns, self.home = step, since_ns, end.thread
+        now = end
         while now.at_ns > since_ns and (now.place >= 0 or now.thread >= 0):
             now = self._follow_operations(now) if now.place >= 0 else self._follow_thread(now)
         if now.at_ns > since_ns:
@@ -549,8 +534,9 @@ class _Walk:
         if bound == NOTHING:
             return _Position(at, -1, -1, inferred)
         begin = max(since_ns, min(at, links["launch_ns"][head] if bound == LAUNCH else links["end_ns"][before]))
-        inferred = inferred or bool(links["is_inferred"][head])
-        kind = UNKNOWN if links["is_late"][head] else LAUNCH_LATENCY if bound == LAUNCH else GPU_GAP
+        is_late = bool(links["is_late"][head])
+        inferred = inferred or is_late or bound == DEPENDENCY
+        kind = UNKNOWN if is_late else LAUNCH_LATENCY if bound == LAUNCH else GPU_GAP
         self.delays.add(step, begin, at, head, kind, bound, inferred)
         if bound != LAUNCH:
             return _Position(begin, before, thread, inferred)
@@ -630,9 +616,14 @@ def _make_thread_segments(context: Context, host: _Host, rows: _Rows) -> PathSeg
     step, thread, start, end, bound, inferred, wait, home = rows.unpack()
     some = np.flatnonzero(end > start)
     parts: list[tuple[Int64, Int64, Int64, Int64]] = []
-    for one in find_distinct(thread[some]).tolist():
-        here = some[thread[some] == one]
+    place, first_of_place = number_groups(thread[some], home[some])
+    for number, row in enumerate(some[first_of_place].tolist()):
+        here = some[place == number]
+        one, owner = int(thread[row]), int(home[row])
         edges = host.get_edges(one)
+        if one != owner:
+            # Where it has no range of its own, it is in that of the step's thread.
+            edges = find_distinct(np.append(edges, host.list_range_edges(owner)))
         first = np.searchsorted(edges, start[here], "right")
         inner = np.searchsorted(edges, end[here], "left") - first
         stretch = np.repeat(here, inner + 1)

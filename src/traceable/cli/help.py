@@ -29,7 +29,7 @@ SECTIONS = {
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),
     ),
-    "Reference": ("report", "findings", "conditions", "names", "kineto", "secrets", "messages"),
+    "Reference": ("report", "compare-numbers", "conditions", "findings", "names", "kineto", "secrets", "messages"),
     "Explanation": (
         "compare-noise",
         "overhead",

@@ -166,9 +166,8 @@ def add_view_arguments(parser: argparse.ArgumentParser) -> None:
 def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add those of these options that do not depend on what is shown, and return their group."""
     group = parser.add_argument_group("output")
-    output = group.add_mutually_exclusive_group()
     for name, help_line in OUTPUTS.items():
-        output.add_argument(f"--{name}", metavar="=FILE", nargs="?", const=STDOUT, help=help_line)
+        group.add_argument(f"--{name}", metavar="=FILE", nargs="?", const=STDOUT, help=help_line)
     add_raw_argument(group)
     group.add_argument("--quiet", action="store_true", help="print only errors, and the output of --json and --csv")
     group.add_argument("--top", metavar="N", type=parse_non_negative_int, help="print the N largest rows; 0 prints all")
@@ -196,9 +195,16 @@ def check_output_files(arguments: argparse.Namespace) -> None:
     """Make the files of the outputs absolute, and reject those that can't be written.
 
     Raises:
-        UsageError: such a file, or --raw without --csv.
+        UsageError: such a file, two outputs on stdout, or --raw without --csv.
     """
     check_raw(arguments)
+    on_stdout = [f"--{option}" for option in OUTPUTS if getattr(arguments, option) == STDOUT]
+    if len(on_stdout) > 1:
+        raise UsageError(
+            "outputs_on_stdout",
+            f"{' and '.join(on_stdout)} would both be on stdout",
+            f"write one to a file: {on_stdout[0]}=FILE",
+        )
     for option in OUTPUTS:
         name = getattr(arguments, option)
         if name in (None, STDOUT):
@@ -219,28 +225,26 @@ def resolve_output_file(option: str, name: str) -> str:
     return str(path)
 
 
-def remove_output_file(arguments: argparse.Namespace) -> None:
-    """Remove what an earlier run wrote for --json or --csv: if this run records nothing, it must not look like its
+def remove_output_files(arguments: argparse.Namespace) -> None:
+    """Remove what an earlier run wrote for --json, --csv, ...: if this run records nothing, it must not look like its
     output.
 
     Raises:
-        UsageError: it can't be removed, and so not be replaced.
+        UsageError: one can't be removed, and so not be replaced.
     """
-    name = find_output_file(arguments)
-    if name is None or not Path(name).is_file():
-        return
+    files = [Path(name) for name in list_output_files(arguments)]
     try:
-        Path(name).unlink()
+        for file in filter(Path.is_file, files):
+            file.unlink()
     except OSError as error:
         raise UsageError(
-            "file_not_replaced", f"{name} can't be replaced: {error.strerror}", "name another file"
+            "file_not_replaced", f"{error.filename} can't be replaced: {error.strerror}", "name another file"
         ) from None
 
 
-def find_output_file(arguments: argparse.Namespace) -> str | None:
-    """Return the file that an output is written to; None for none."""
-    files = [getattr(arguments, name) for name in OUTPUTS]
-    return next((file for file in files if file not in (None, STDOUT)), None)
+def list_output_files(arguments: argparse.Namespace) -> list[str]:
+    """Return the files that outputs are written to."""
+    return [file for name in OUTPUTS if (file := getattr(arguments, name)) not in (None, STDOUT)]
 
 
 def has_stdout_output(arguments: argparse.Namespace) -> bool:

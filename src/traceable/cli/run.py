@@ -220,10 +220,10 @@ def run(arguments: argparse.Namespace) -> int:
     annotated, stepping = options.load_option_targets(arguments), _parse_step_targets(arguments)
     targets = (*annotated, *stepping)
     request = add_rank(_make_request(arguments, steps, annotated, stepping), arguments, log)
-    if request.grouped and options.find_output_file(arguments) is not None:
+    if request.grouped and (files := options.list_output_files(arguments)):
         raise UsageError(
             "output_file_shared",
-            f"every rank would write {options.find_output_file(arguments)}",
+            f"every rank would write {files[0]}",
             "run without it, then `traceable report --json=FILE`",
         )
     _check_assertions(arguments)
@@ -239,7 +239,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with Worker(prepare_worker) as worker:
         try:
-            options.remove_output_file(arguments)
+            options.remove_output_files(arguments)
             result = launcher.run_program(request, log, worker, first_run)
         except launcher.PreparationError as error:
             log(error.message)
@@ -924,7 +924,7 @@ def run_via(arguments: argparse.Namespace) -> int:
         print_command(shlex.join(request.command))
         return 0
     with Worker(prepare_worker) as worker:
-        options.remove_output_file(arguments)
+        options.remove_output_files(arguments)
         ended = via.run_program(request, log, worker)
         if ended.run is None:
             return exit_with_status(ended.status) or (options.EXIT_UNMET if arguments.strict else 0)

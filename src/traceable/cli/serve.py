@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         for line in format_command_lines(request):
             print_command(line)
         return 0
-    options.remove_output_file(arguments)
+    options.remove_output_files(arguments)
     result = run_sides(request, log)
     _report_result(request, result)
     if any(run_command.is_recording(side.collector) for side in request.sides):

@@ -89,8 +89,8 @@ def write_baseline(page: Page, path: Path, snapshots: Sequence[Snapshot], exclud
         page.write_line(f"run {escape_name(snapshot.label)}")
         tables = ", ".join(f"{escape_name(name)} {format_count(len(table))}" for name, table in snapshot.tables.items())
         page.write_paragraph(["  rows"], tables or "none")
-        conditions = snapshot.facts.get("conditions") or {}
-        known = {f"  {escape_name(name)}": value for name, value in conditions.items() if value is not None}
+        conditions = snapshot.facts["conditions"].items()
+        known = {f"  {escape_name(name)}": value for name, value in conditions if value is not None}
         width = max(map(measure_width, known), default=0)
         for name, value in known.items():
             page.write_paragraph([name.ljust(width)], escape_name(_format_condition(value)))

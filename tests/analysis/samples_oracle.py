@@ -1,0 +1,49 @@
+"""A block bootstrap said slowly: every resampling is built sample by sample and sorted."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from statistics import pvariance
+
+import numpy as np
+
+from traceable.analysis import samples
+
+
+def resample_quantile(run: list[float], quantile: float, seed: int) -> list[float]:
+    """Return the quantile of each resampling of the blocks of a run."""
+    size = len(run) // samples.SEGMENTS
+    blocks = [run[size * number : size * (number + 1)] for number in range(samples.SEGMENTS)]
+    share = np.full(samples.SEGMENTS, 1 / samples.SEGMENTS)
+    draws = np.random.default_rng(seed).multinomial(samples.SEGMENTS, share, size=samples.REPLICATES)
+    result = []
+    for draw in draws.tolist():
+        drawn = sorted(time for block, times in zip(blocks, draw, strict=True) for time in block * times)
+        result.append(drawn[math.ceil(quantile * len(drawn) - 1e-6) - 1])
+    return result
+
+
+def estimate_variance(run: list[float], quantile: float, seed: int) -> float:
+    """Return the variance of the logarithm of a quantile of a run."""
+    segments, size = samples.SEGMENTS, len(run) // samples.SEGMENTS
+    logarithms = [math.log(value) for value in resample_quantile(run, quantile, seed)]
+    rank = math.ceil(quantile * size - 1e-9) - 1
+    of_blocks = [math.log(sorted(run[size * number : size * (number + 1)])[rank]) for number in range(segments)]
+    mean = sum(of_blocks) / segments
+    deviations = [value - mean for value in of_blocks]
+    total = sum(value * value for value in deviations)
+    neighbors = sum(one * other for one, other in itertools.pairwise(deviations))
+    correlation = neighbors / total + 1 / segments if total else 0.0
+    correlation = min(max(correlation, 0), (segments - 1) / (segments + 1))
+    return pvariance(logarithms) * segments / (segments - 1) * (1 + correlation) / (1 - correlation)
+
+
+def adjust(p_values: list[float]) -> list[float]:
+    """Return p-values adjusted by Holm's method, from its definition."""
+    count = len(p_values)
+    ordered = sorted(range(count), key=lambda place: p_values[place])
+    return [
+        min(1.0, max(p_values[ordered[rank]] * (count - rank) for rank in range(ordered.index(place) + 1)))
+        for place in range(count)
+    ]

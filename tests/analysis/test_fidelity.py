@@ -480,6 +480,13 @@ def test_a_mock_against_the_whole_model_is_told_to_select_a_layer(tmp_path):
     assert "fewer_layers" in list_hints(part)
 
 
+def test_of_a_quantized_model_a_layer_is_quantized_as_well(tmp_path):
+    layer = (NORM, Work("marlin_gemm_w4a16", 30_000), GELU)
+    ours = load(write_model(tmp_path / "model.sqlite", (layer,) * 6))
+    theirs = load(write_model(tmp_path / "mock.sqlite", (layer,), around=((), ())))
+    assert list_hints(align(ours.context, theirs.context, match="exact", families=FAMILIES)) == ["fewer_layers"]
+
+
 def test_there_is_no_layer_of_that_number(tmp_path):
     context = load(write_model(tmp_path / "model.sqlite")).context
     for selections in ((Selection(layer=9), Selection()), (Selection(layer=1), Selection(layer=9))):

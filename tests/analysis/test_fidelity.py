@@ -159,6 +159,18 @@ def test_gaps_and_copies_are_causes_of_their_own(tmp_path):
     }
 
 
+@pytest.mark.parametrize("step", [None, 2])
+def test_copies_before_the_first_and_after_the_last_kernel_are_of_the_step(tmp_path, step):
+    ours = load(write_model(tmp_path / "a.sqlite", around=((COPY, EMBEDDING), (HEAD, COPY)))).context
+    theirs = load(write_model(tmp_path / "b.sqlite")).context
+    selection = Selection(step=step)
+    part = align(ours, theirs, (selection, selection), match="exact", families=FAMILIES)
+    assert list_residual(part) == {
+        "copies": -2 * COPY.duration_ns,
+        "launch_gaps": -EMBEDDING.gap_ns - COPY.gap_ns,
+    }
+
+
 def test_a_graph_against_eager_is_a_cause_and_a_hint(tmp_path):
     part = align_models(tmp_path, (LAYER,) * 4, edit({one: [replace(one, node=True, gap_ns=200)] for one in LAYER}))
     assert list_residual(part) == {"graph_vs_eager": -4 * len(LAYER) * 800}
@@ -466,6 +478,13 @@ def test_a_mock_against_the_whole_model_is_told_to_select_a_layer(tmp_path):
     part = align(ours.context, theirs.context, match="exact", families=FAMILIES)
     assert list_states(part)["no_missing_kernels"] == "failed"
     assert "fewer_layers" in list_hints(part)
+
+
+def test_of_a_quantized_model_a_layer_is_quantized_as_well(tmp_path):
+    layer = (NORM, Work("marlin_gemm_w4a16", 30_000), GELU)
+    ours = load(write_model(tmp_path / "model.sqlite", (layer,) * 6))
+    theirs = load(write_model(tmp_path / "mock.sqlite", (layer,), around=((), ())))
+    assert list_hints(align(ours.context, theirs.context, match="exact", families=FAMILIES)) == ["fewer_layers"]
 
 
 def test_there_is_no_layer_of_that_number(tmp_path):

@@ -66,14 +66,16 @@ def build_excerpt(
             runs = _list_step_runs(context, sequence)
         except MissingDataError as error:
             sequence = collect_sequence(context, match=match, families=families)
-            note = Message("all_kernels_compared", f"all kernels of the recording are compared, for {error.problem}")
+            note = Message(
+                "all_kernels_compared", f"all kernels of the recording are compared, because {error.problem}"
+            )
             sequence, runs = replace(sequence, notes=(*sequence.notes, note)), []
     equal = list(_select_equal_runs(context, sequence, runs, match, families))
     notes = []
     if len(equal) < len(runs):
         text = f"{len(runs) - len(equal)} of {len(runs)} instances ran other kernels, and are excluded"
         notes.append(Message("other_instances_excluded", text))
-    equal = equal or [(sequence.kernel, sequence.kernel)]
+    equal = equal or [(sequence.kernel, np.concatenate([sequence.kernel, sequence.memory.operation]))]
     if excluded_ns is not None:
         equal = _drop_excluded(context, equal, excluded_ns, notes)
     if len(equal) > MAX_INSTANCES:
@@ -85,8 +87,8 @@ def build_excerpt(
 def _make_graph_error(launches: int) -> MissingDataError:
     return MissingDataError(
         "graph_recorded_as_one",
-        f"{format_count(launches, 'launch', 'launches')} of CUDA graphs were recorded as one operation each, without "
-        "their kernels",
+        f"CUDA graphs were recorded as one operation each, without their kernels: "
+        f"{format_count(launches, 'launch', 'launches')}",
         "record with --cuda-graph-trace=node",
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -165,11 +165,10 @@ def _find_tensor_cores(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> 
 
 
 def _find_quantization(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Iterator[Message]:
-    words = {"reference": _list_unpaired(pairs, reference), "candidate": _list_unpaired(pairs, candidate, False)}
-    found = {excerpt: [name for name in names if _QUANTIZED.search(name)] for excerpt, names in words.items()}
-    for excerpt, other in (("reference", "candidate"), ("candidate", "reference")):
-        if found[excerpt] and not found[other]:
-            yield Message("quantized", f"the {excerpt} alone is quantized: {_shorten(found[excerpt][0])}")
+    for word, excerpt, other in (("reference", reference, candidate), ("candidate", candidate, reference)):
+        alone = [name for name in _list_unpaired(pairs, excerpt, excerpt is reference) if _QUANTIZED.search(name)]
+        if alone and not any(_QUANTIZED.search(name) for name in set(other.names) if name):
+            yield Message("quantized", f"the {word} alone is quantized: {_shorten(alone[0])}")
 
 
 def _find_other_attention(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Iterator[Message]:
@@ -186,7 +185,7 @@ def _find_other_attention(pairs: Pairs, reference: Excerpt, candidate: Excerpt) 
 
 def _find_other_architecture(reference: Excerpt, candidate: Excerpt) -> Iterator[Message]:
     ours, theirs = (
-        {match[0].lower() for name in excerpt.names if name for match in _ARCHITECTURE.finditer(name)}
+        {match[0].lower() for name in set(excerpt.names) if name for match in _ARCHITECTURE.finditer(name)}
         for excerpt in (reference, candidate)
     )
     if ours and theirs and not ours & theirs:
@@ -230,10 +229,8 @@ def _list_replaced(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Iter
             yield before, after
 
 
-def _list_unpaired(
-    pairs: Pairs, excerpt: Excerpt, is_reference: bool = True, family: str | None = None
-) -> Iterable[str]:
-    """Return the names of the kernels of an excerpt that have no equal on the other one."""
+def _list_unpaired(pairs: Pairs, excerpt: Excerpt, is_reference: bool, family: str | None = None) -> list[str]:
+    """Return the names of the kernels of an excerpt that have no equal in the other one."""
     at = (pairs.reference if is_reference else pairs.candidate)[
         (pairs.state == REPLACED) | (pairs.state == (MISSING if is_reference else EXTRA))
     ]

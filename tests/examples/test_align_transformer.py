@@ -1,0 +1,28 @@
+"""`examples/align_transformer.py`: the ranges by which a layer of it is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import REPOSITORY
+
+import traceable
+from traceable._native import find_recorder_library
+
+SMALL = ("--steps", "2", "--width", "16", "--heads", "2", "--length", "4", "--device", "cpu")
+
+
+def test_each_layer_has_a_range_with_attention_and_mlp_in_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    if find_recorder_library() is None:
+        pytest.skip("the embedded recorder was not built")
+    program = str(REPOSITORY / "examples" / "align_transformer.py")
+    words = [sys.executable, "-m", "traceable", "run", "--collector", "recorder", "-o", str(tmp_path / "run"), program]
+    subprocess.run([*words, "--layers", "2", *SMALL], check=True, capture_output=True)
+    paths = {tuple(path) for path in traceable.load(tmp_path / "run").ranges().column("path")}
+    layers = {("step", f"layers.{number}") for number in range(2)}
+    inside = {(*layer, part) for layer in layers for part in ("attention", "mlp")}
+    assert paths == {("step",), ("step.wait",), *layers, *inside}

@@ -645,11 +645,11 @@ def select_layer(sequence: KernelSequence, layers: Layers, number: int) -> Kerne
 def _describe_layers(layers: Layers) -> Message:
     number = int(layers.number.max()) + 1
     if layers.code == LAYERS_FROM_RANGES:
-        return Message(LAYERS_FROM_RANGES, f"{number} layers, the ranges {layers.name!r}")
+        return Message("layers_from_ranges", f"{number} layers, the ranges {layers.name!r}")
     differing = int(np.count_nonzero(layers.differing))
     length = int(np.median(layers.stop - layers.first))
     text = f"{number} layers were inferred: {length} kernels repeat, in {differing} of them not exactly"
-    return Message(LAYERS_INFERRED, text)
+    return Message("layers_inferred", text)
 
 
 def _drop_names_around(sequence: KernelSequence, name: str) -> KernelSequence:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from traceable.checks.completeness import Completeness
     from traceable.checks.windows import CaptureResult
     from traceable.recording import Recording
+    from traceable.report.page import Page
     from traceable.report.row_filter import RowFilter
 
 TERMINAL_ROWS = 50
@@ -93,20 +94,21 @@ def print_ranges(
         thresholds: of the findings, as `Recording.findings` takes them. CSV has the ranges alone.
     """
     from traceable.report.document import build_header, build_report
-    from traceable.report.page import Page
     from traceable.report.row_filter import DEFAULT_SORT
-    from traceable.report.terminal import (
-        write_header,
-        write_largest_findings,
-        write_notes,
-        write_outside_ranges,
-        write_ranges,
-        write_step_rates,
-    )
 
     table = recording.profile.names if by == "name" else recording.profile.ranges
 
     def write_text(page: Page) -> None:
+        # With --quiet no table is printed.
+        from traceable.report.terminal import (
+            write_header,
+            write_largest_findings,
+            write_notes,
+            write_outside_ranges,
+            write_ranges,
+            write_step_rates,
+        )
+
         output = build_header(recording)
         write_header(page, output, title)
         shown = choice.apply_terminal_defaults(TERMINAL_ROWS)
@@ -128,6 +130,8 @@ def print_ranges(
     )
     write_content(content, arguments, stream)
     if has_table_output(arguments):
+        from traceable.report.page import Page
+
         write_text(Page(stream))
     stream.flush()
 

@@ -90,6 +90,9 @@ _STEP_COLUMNS = (
     *(f"sampled_{name}" for name in STEP_SUMS),
 )
 
+_DELAYED_BY_WAITS = ("cpu", "gpu_span", "wall")
+"""Measures of times that waiting for a CPU makes longer, by about as much."""
+
 _EXPLAINED = {
     CPU: _SAMPLED_TOTALS["cpu"],
     GPU_SPAN: _SAMPLED_TOTALS["gpu_span"],
@@ -345,6 +348,12 @@ class _Side:
         return [one.samples[key] for one in self.runs if key in one.samples]
 
     @cached_property
+    def cpu_wait_share(self) -> float | None:
+        """For which part of the time the program waited for a CPU: of several runs the largest; None if not known."""
+        shares = [(one.facts.get("conditions") or {}).get("cpu_wait_share") for one in self.runs]
+        return None if None in shares else max(share for share in shares if share is not None)
+
+    @cached_property
     def steps(self) -> dict[str, Any] | None:
         """The sums of the table `steps`; None without."""
         return self.sum_rows("steps", (), _STEP_COLUMNS).get(())
@@ -492,9 +501,10 @@ class _Tests:
         """Compare the samples of the next row of a table; return their quantiles on both sides, by name."""
         key = SampleKey(path, domain, style, measure)
         baseline, candidate = (side.collect_samples(key) for side in self._sides)
+        first, second = (side.cpu_wait_share if measure in _DELAYED_BY_WAITS else None for side in self._sides)
         quantiles: _Values = {}
         for word, quantile in QUANTILES.items():
-            change = compare_samples(baseline, candidate, quantile, seed=self._seed)
+            change = compare_samples(baseline, candidate, quantile, wait_shares=(first, second), seed=self._seed)
             self._changes.setdefault(table, {}).setdefault(f"{measure}_{word}", []).append(change)
             quantiles[f"{measure}_{word}_ns"] = change.baseline, change.candidate
         return quantiles

@@ -8,8 +8,9 @@ it (docs/compare-noise.md has the rates that were measured):
   as it is. As few blocks say little about their own spread, p-values are those of Student's t.
 - Where neighboring blocks are alike, as in a drift, there are fewer independent ones, and the variance is larger.
 - With one run a side, a change of the median is one only where the faster instances changed as well (`_COMPANIONS`):
-  other load on the machine delays some instances, a slower program slows all. And it has to exceed what the instances
-  of a run differ by, from the least of these quantiles to the median, and `RUN_SHARE` for what no single run shows.
+  other load on the machine delays some instances, a slower program slows all. And it has to exceed a band for what no
+  single run shows: `RUN_SHARE`; and what waiting for a CPU could explain or, where that is not known, what the
+  instances of a run differ by, from the least of these quantiles to the median.
 - With several runs a side, what runs differ by is measured instead.
 - Where many rows are judged together, their p-values are adjusted by Holm's method.
 
@@ -36,6 +37,12 @@ MIN_TAIL = 10
 
 RUN_SHARE = 0.02
 """By how much two runs of one program may differ for reasons that no single run shows."""
+
+RESOLUTION_NS = 2000
+"""And by how much more, of times of the CPU: the median of a range of 2 us differed by 1 us in every tenth pair."""
+
+_MAX_WAIT_SHARE = 0.99
+"""The largest share of waiting that is taken into account: times are divided by 1 less this, or more."""
 
 PRIOR_FREEDOM = 1
 """Where there are several runs: how many degrees of freedom the variances of single runs are worth among them. With
@@ -105,12 +112,22 @@ class Verdict:
     bound_share: float | None
 
 
-def compare_samples(baseline: Sequence[Int64], candidate: Sequence[Int64], quantile: float, *, seed: int = 0) -> Change:
+def compare_samples(
+    baseline: Sequence[Int64],
+    candidate: Sequence[Int64],
+    quantile: float,
+    *,
+    wait_shares: tuple[float | None, float | None] = (None, None),
+    seed: int = 0,
+) -> Change:
     """Compare a quantile of the times of two sides.
 
     Args:
         baseline, candidate: of each run its times in ns, in their order.
         quantile: 0.5 for the median, 0.99 for the p99.
+        wait_shares: of each side for which part of the time the program waited for a CPU; None if not known. Only for
+            times that waiting makes longer by about as much. It concerns medians of one run a side: the tail of the
+            times may consist of waits.
         seed: of the bootstrap.
     """
     sides = [[run for run in runs if len(run)] for runs in (baseline, candidate)]
@@ -125,7 +142,16 @@ def compare_samples(baseline: Sequence[Int64], candidate: Sequence[Int64], quant
             [estimate_run(np.maximum(run, 1), (*companions, quantile), seed + side) for run in runs]
             for side, runs in enumerate(sides)
         ]
-        low, high, p_value, detectable = _combine(estimates)
+        band = None
+        if len(estimates[0]) == len(estimates[1]) == 1:
+            before_wait, after_wait = wait_shares
+            if quantile == 0.5 and before_wait is not None and after_wait is not None:
+                own = math.log1p(RUN_SHARE + RESOLUTION_NS / max(before or 0, 1))
+                band = own + explain_by_wait(before_wait), own + explain_by_wait(after_wait)
+            else:
+                spread = max(float(run.value[-1] - run.value[0]) for runs in estimates for run in runs)
+                band = (math.log1p(RUN_SHARE) + spread,) * 2
+        low, high, p_value, detectable = _combine(estimates, band)
     if change is None:
         low = high = detectable = None
     return Change(f"p{quantile * 100:g}", before, after, change, low, high, p_value, detectable, counts[0], counts[1])
@@ -142,6 +168,11 @@ def compute_ratio_interval(ratios: Float64, *, seed: int = 0) -> tuple[float, fl
     center, error = estimate.value[0], math.sqrt(estimate.variance[0])
     reach = math.log1p(RUN_SHARE) + compute_t_quantile(LEVEL, SEGMENTS - 1) * error
     return math.exp(center - reach), math.exp(center + reach)
+
+
+def explain_by_wait(share: float) -> float:
+    """Return by how much waiting for a CPU for this share of the time made times longer, as a logarithm."""
+    return -math.log1p(-min(share, _MAX_WAIT_SHARE))
 
 
 def judge_changes(changes: Sequence[Change], *, level: float = LEVEL) -> list[Verdict]:
@@ -247,7 +278,9 @@ def _draw_weights(seed: int) -> Float64:
     return draws.astype(np.float64)
 
 
-def _combine(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, float, float]:
+def _combine(
+    sides: Sequence[Sequence[RunEstimate]], band: tuple[float, float] | None
+) -> tuple[float, float, float, float]:
     """Return the interval of the change, its p-value and the least detectable change of two sides.
 
     All estimated quantiles must have changed. The interval is the hull of theirs.
@@ -255,31 +288,35 @@ def _combine(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, floa
     Several runs: as in the moderated t of Smyth 2004 ("Linear models and empirical Bayes methods for assessing
     differential expression"), the variance is the mean of that between runs and that expected of each run by itself,
     weighted by their degrees of freedom.
+
+    Args:
+        sides: the estimates of each run.
+        band: by how much what is not in a run may have made the times of the baseline, and of the candidate, longer, as
+            logarithms; None for several runs, which show it.
     """
     values = [np.array([run.value for run in runs]) for runs in sides]
     variance = np.array([run.variance for runs in sides for run in runs])
-    freedom_of_runs = sum(map(len, sides)) - 2
-    if freedom_of_runs:
-        band, freedom = 0.0, PRIOR_FREEDOM + freedom_of_runs
+    if band is None:
+        band, freedom = (0.0, 0.0), PRIOR_FREEDOM + sum(map(len, sides)) - 2
         between = sum(((side - side.mean(axis=0)) ** 2).sum(axis=0) for side in values)
         prior = variance.mean(axis=0) + (math.log1p(RUN_SHARE) / 2) ** 2
         of_run = (PRIOR_FREEDOM * prior + between) / freedom
         error = np.sqrt(of_run * sum(1 / len(side) for side in values))
     else:
-        spread = max(float(side[0, -1] - side[0, 0]) for side in values)
-        band, freedom = math.log1p(RUN_SHARE) + spread, 2 * (SEGMENTS - 1)
+        freedom = 2 * (SEGMENTS - 1)
         error = np.sqrt(variance.sum(axis=0))
     difference = values[1].mean(axis=0) - values[0].mean(axis=0)
-    reach = band + compute_t_quantile(LEVEL, freedom) * error
+    reach = compute_t_quantile(LEVEL, freedom) * error
     p_value = 1.0
     if len(set(np.sign(difference))) == 1:
+        beyond = np.abs(difference) - band[1 if difference[0] > 0 else 0]
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.where(np.abs(difference) > band, (np.abs(difference) - band) / error, 0.0)
+            t = np.where(beyond > 0, beyond / error, 0.0)
         p_value = compute_t_p_value(float(t.min()), freedom)
-    detectable = (reach + compute_t_quantile(2 * (1 - POWER), freedom) * error).max()
+    detectable = (band[1] + reach + compute_t_quantile(2 * (1 - POWER), freedom) * error).max()
     return (
-        math.expm1((difference - reach).min()),
-        math.expm1((difference + reach).max()),
+        math.expm1((difference - reach).min() - band[1]),
+        math.expm1((difference + reach).max() + band[0]),
         p_value,
         math.expm1(detectable),
     )

@@ -36,7 +36,7 @@ class Condition:
         share: numbers differ where the medians of the sides are more than this share of the smaller one apart.
         distance: or, where this is given, more than this.
         confounding_share: from which share on a difference of numbers confounds.
-        high: or where a side has more than this, even if both have it.
+        high: more than this, even if both sides have it, is worth a note.
         of_gpu: every comparison of GPU times needs it: that neither side knows it is worth a note.
     """
 
@@ -122,7 +122,7 @@ def compare_conditions(baseline: Sequence[Mapping[str, Any]], candidate: Sequenc
         else:
             effect, code = _judge_values(condition, *known), "differs"
             if effect is None and _is_high(condition, *known):
-                effect, code = condition.effect, "high"
+                effect, code = NOTE, "high"
         if effect is not None:
             rows.append((name, *(_summarize_side(values) for values in known), effect, f"{name}_{code}"))
     rows.sort(key=lambda row: EFFECTS.index(row[3]))

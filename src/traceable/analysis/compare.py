@@ -210,6 +210,41 @@ def compare_snapshots(
     )
 
 
+def take_inside(comparison: Comparison, name: str) -> Comparison:
+    """Return what a comparison has of the ranges of a name and those inside.
+
+    Args:
+        comparison: of two sides.
+        name: of a range, or `domain:name`.
+
+    Returns:
+        The tables that have paths, and of the others none of their rows.
+
+    Raises:
+        MissingDataError: no range has the name.
+    """
+    around: set[tuple[str, ...]] = set()
+    if "ranges" in comparison.tables:
+        columns = (comparison.tables["ranges"].column(word) for word in ("path", "domain"))
+        around = {
+            tuple(path)
+            for path, domain in zip(*columns, strict=True)
+            if name in (path[-1], f"{domain or ''}:{path[-1]}")
+        }
+    if not around:
+        raise MissingDataError("range_not_found", f"no range has the name {name[:80]!r}", "leave --range out")
+    tables = {}
+    for word, table in comparison.tables.items():
+        paths = table.column("path") if "path" in table.columns else [None] * len(table)
+        inside = [
+            place
+            for place, path in enumerate(paths)
+            if path and any(tuple(path[:depth]) in around for depth in range(1, len(path) + 1))
+        ]
+        tables[word] = table.take(inside)
+    return replace(comparison, tables=tables)
+
+
 def compare_overviews(sides: Sequence[Sequence[Snapshot]], throughput: Sequence[float | None]) -> Table:
     """Return any number of sides next to each other: what their GPUs did for a step and a token.
 

@@ -303,13 +303,14 @@ def describe_verdicts(comparison: Comparison, choice: RangeFilter) -> list[str]:
         sentences.append(f"of the other measures {words}: --top 0")
     bounds = sorted(one.bound_share for one in others if one.verdict == NO_DIFFERENCE and one.bound_share is not None)
     if bounds:
-        half = format_percent(bounds[(len(bounds) - 1) // 2])
+        measures = format_count(len(bounds), "other measure")
+        half = f", none larger than {format_percent(bounds[(len(bounds) - 1) // 2])} in half of them"
         sentences.append(
-            f"no difference in {format_count(len(bounds), 'other measure')}: none larger than "
-            f"{format_percent(bounds[-1])}, in half of them none larger than {half}"
+            f"no difference larger than {format_percent(bounds[-1])} in {measures}{half if len(bounds) > 1 else ''}"
         )
     if unknown := sum(one.verdict == NOT_ENOUGH_DATA for one in others):
-        sentences.append(f"not enough data for a verdict on {format_count(unknown, 'other measure')}")
+        measures = format_count(unknown, "other measure")
+        sentences.append(f"not enough data, or too much noise, for {measures}: traceable help compare-noise")
     return sentences
 
 
@@ -325,12 +326,17 @@ class _Judged:
 
 
 def _list_judged(comparison: Comparison, choice: RangeFilter) -> list[_Judged]:
+    """Return the measures that both sides have. Where a range is the steps, its times are theirs, and not repeated."""
     judged = []
+    of_steps: set[tuple[object, ...]] = set()
     for name in ("steps", "ranges"):
         table = choice.take_inside(comparison.tables.get(name, Table({})))
         kept = choice.rows.match_indices(table) if name == "ranges" else slice(None)
         for row in table.take(kept).rows():
             subject = "the step" if name == "steps" else " / ".join(map(escape_name, row["path"]))
+            values = {metric: _get_judged_values(row, metric) for metric in list_judged_metrics(table, row)}
+            if name == "steps":
+                of_steps.update(values.values())
             judged += [
                 _Judged(
                     row[f"{metric}_verdict"],
@@ -339,9 +345,16 @@ def _list_judged(comparison: Comparison, choice: RangeFilter) -> list[_Judged]:
                     _describe_verdict(subject, metric, row),
                     is_main=name == "steps" and metric == _STEP_METRIC,
                 )
-                for metric in list_judged_metrics(table, row)
+                for metric, value in values.items()
+                if row["state"] == BOTH and (name == "steps" or value not in of_steps)
             ]
     return judged
+
+
+def _get_judged_values(row: Row, metric: str) -> tuple[object, ...]:
+    """Return what is equal for two measures only if they are of the same instances."""
+    numbers = [row[f"{side}_{name}"] for side in (BASELINE, CANDIDATE) for name in (f"{metric}_ns", "samples")]
+    return (metric.rpartition("_")[2], *numbers)
 
 
 def _describe_verdict(subject: str, metric: str, row: Row) -> str:
@@ -381,15 +394,17 @@ def _write_ranges(page: Page, table: Table, choice: RangeFilter) -> None:
     ]
     for place, metric in enumerate(_MAIN_METRICS):
         if any(row[f"{side}_{metric}_ns"] is not None for row in rows for side in (BASELINE, CANDIDATE)):
-            columns += [
-                *(
-                    Cells(heading, [_format_time(row[f"{side}_{metric}_ns"]) for row in rows], rank=2 + place)
-                    for side, heading in ((BASELINE, format_heading(metric)), (CANDIDATE, CANDIDATE))
-                ),
-                _make_change_cells(rows, metric, place),
-            ]
+            columns += [_make_time_cells(rows, metric, 2 + place), _make_change_cells(rows, metric, place)]
     page.write_table(columns)
     _write_more(page, len(table) - len(rows), "ranges", "ranges")
+
+
+def _make_time_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
+    """Return a metric of both sides, in one column: a heading of each would have to repeat the metric."""
+    baseline, candidate = ([_format_time(row[f"{side}_{metric}_ns"]) for row in rows] for side in (BASELINE, CANDIDATE))
+    width = max(map(len, candidate))
+    lines = [f"{first} -> {second.rjust(width)}" for first, second in zip(baseline, candidate, strict=True)]
+    return Cells(format_heading(metric), lines, rank=rank)
 
 
 def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
@@ -397,7 +412,8 @@ def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
     changes = [_format_change(row, metric) for row in rows]
     width = max(map(len, changes))
     lines = [
-        f"{change.rjust(width)}  {_format_verdict(row, metric)}" for change, row in zip(changes, rows, strict=True)
+        f"{change.rjust(width)}  {_format_verdict(row, metric) if row['state'] == BOTH else ''}".rstrip()
+        for change, row in zip(changes, rows, strict=True)
     ]
     return Cells(f"{format_heading(metric)} change", lines, is_text=True, rank=rank, whole=True)
 
@@ -420,7 +436,7 @@ def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFil
     for key in shown[:number]:
         path, of = key
         causes = sorted(groups[key], key=lambda row: -abs(row["difference_ns"]))[:_CAUSES]
-        label = f"{' / '.join(map(escape_name, path))} {format_heading(of)}" if path else "step"
+        label = " ".join((" / ".join(map(escape_name, path)), format_heading(of))).strip()
         labels += [label, *[""] * (len(causes) - 1)]
         rows += causes
     if not rows:

@@ -218,15 +218,15 @@ def _find_recordings(word: str) -> list[Path]:
     Raises:
         UsageError: there is nothing.
     """
-    if Path(word).exists():
-        return [Path(word)]
     pattern = Path(word)
-    with contextlib.suppress(ValueError):  # a pattern that Python does not have
+    with contextlib.suppress(ValueError, OSError):  # a pattern that Python does not have; a name that is too long
+        if word and pattern.exists():
+            return [pattern]
         if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
             return matches
     from traceable.baseline_files import find_baseline_path
 
-    with contextlib.suppress(UsageError):
+    with contextlib.suppress(UsageError, OSError):
         baseline = find_baseline_path(word)
         if baseline.exists():
             return [baseline]
@@ -267,7 +267,7 @@ def _parse_throughput(words: Sequence[str], letters: str) -> dict[str, float]:
     throughput = {}
     for word in words:
         side, _, number = word.partition("=")
-        if side not in letters or not side:
+        if side not in tuple(letters):
             raise _make_side_error("--throughput", word, letters)
         try:
             value = float(number)
@@ -407,7 +407,7 @@ def _select_table(
     Raises:
         UsageError: there is no such table.
     """
-    name = arguments.table or "ranges"
+    name = "ranges" if arguments.table is None else arguments.table
     if name == "overview":
         return list(overview.rows()), overview.columns
     rows: list[Row] = []

@@ -376,7 +376,7 @@ def _write_tables(page: Page, comparison: Comparison, choice: RangeFilter, unit:
     if "ranges" in tables:
         _write_ranges(page, tables["ranges"], choice)
     if "explanation" in tables:
-        _write_explanation(page, tables, choice)
+        _write_explanation(page, tables, choice, unit)
     _write_totals(page, tables, choice, unit)
     _write_findings(page, tables.get("findings", Table({})), choice)
 
@@ -418,7 +418,7 @@ def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
     return Cells(f"{format_heading(metric)} change", lines, is_text=True, rank=rank, whole=True)
 
 
-def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFilter) -> None:
+def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFilter, unit: str) -> None:
     """Print what the largest differences consist of: that of the steps, then those of the ranges."""
     groups: dict[tuple[tuple[str, ...], str], list[Row]] = {}
     for row in tables["explanation"].rows():
@@ -442,7 +442,7 @@ def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFil
     if not rows:
         return
     page.write_line()
-    page.write_heading("what explains the largest differences")
+    page.write_heading(f"what explains the largest differences{'' if unit == INSTANCE else f', per {unit}'}")
     columns = [format_column(column, rows) for column in _CAUSE_COLUMNS if is_worth_showing(column, rows)]
     page.write_table([Cells("difference of", labels, is_text=True), *columns])
     _write_more(page, len(tables["explanation"]) - len(rows), "causes", "explanation")

@@ -45,6 +45,7 @@ from traceable.errors import MissingDataError, UsageError
 from traceable.trace.model import GEOMETRY, NULL, Trace
 
 FAMILIES = load_families()
+REAL = ("a100-transformer-forward", "h100x2-torchrun-after")
 
 
 def sequence_of(
@@ -179,6 +180,22 @@ def test_prefixes_and_splits_are_those_of_the_dynamic_program(left: list[int], r
         i, j = alignment._split_exactly(a, b)
         parts = measure_common(left[:i], right[:j]) + measure_common(left[i:], right[j:])
         assert parts == measure_common(left, right)
+
+
+names = st.lists(st.sampled_from(["f<A>", "f<B>", "a_sgemm<C>", "a_sgemm<D>", "b_gemm", "x", "y"]), max_size=14)
+
+
+@given(names, names)
+def test_a_kernel_is_replaced_by_one_kernel(left: list[str], right: list[str]) -> None:
+    """Of the same function, then of the same family: neither takes a kernel that has a partner."""
+    check_invariants(align_sequences(sequence_of(left), sequence_of(right)))
+
+
+def test_models_of_different_kinds_are_aligned(captures: Path) -> None:
+    contexts = (traceable.load(captures / "nsys" / f"{name}.sqlite").context for name in REAL)
+    check_invariants(
+        align_sequences(*(collect_sequence(one, step="median", match="exact", families=FAMILIES) for one in contexts))
+    )
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -1114,8 +1114,10 @@ def _find_replacements(
             ],
         )
     )
-    extended = matcher.extend(matcher.extend(pairs, *bases, left, right), *families, left, right)
-    left, right = np.setdiff1d(left, extended[0]), np.setdiff1d(right, extended[1])
+    extended = pairs
+    for columns in (bases, families):
+        extended = matcher.extend(extended, *columns, left, right)
+        left, right = np.setdiff1d(left, extended[0]), np.setdiff1d(right, extended[1])
     gaps = np.searchsorted(extended[0], left), np.searchsorted(extended[1], right)
     counts = [np.bincount(gap, minlength=len(extended[0]) + 1) for gap in gaps]
     alike = counts[0] == counts[1]

@@ -46,7 +46,7 @@ EQUAL, MISSING, EXTRA, REPLACED, REORDERED = range(5)
 """What an alignment has of a kernel; an index into STATES."""
 
 STATES = ("equal", "missing", "extra", "replaced", "reordered")
-"""The names of the states of kernels, and of the kinds of opcodes."""
+"""The names of the states of kernels."""
 
 PHASE = "phase"
 """The field of ranges that separates the phases of a model: context (prefill) and generation (decode)."""
@@ -668,20 +668,31 @@ def _drop_names_around(sequence: KernelSequence, name: str) -> KernelSequence:
     return replace(sequence, region=region[sequence.region], paths=tuple(numbers))
 
 
-@dataclass(frozen=True)
-class Opcode:
-    """A run of kernels of one state, as in difflib: `reference[i1:i2]` is (or lacks) `candidate[j1:j2]`.
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The kernels of both, each once, as equally long columns in the order of the reference.
 
     Attributes:
-        state: one of STATES; `reordered` has an own opcode at its place in either sequence, with the other side empty.
-        reference_start, reference_stop, candidate_start, candidate_stop: half-open.
+        reference, candidate: position in the sequence; -1 where it has none.
+        state: index into `STATES`.
     """
 
-    state: str
-    reference_start: int
-    reference_stop: int
-    candidate_start: int
-    candidate_stop: int
+    reference: Int64
+    candidate: Int64
+    state: Int8
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    @property
+    def is_paired(self) -> Bool:
+        """Which are a kernel of each with the same key."""
+        paired: Bool = (self.state == EQUAL) | (self.state == REORDERED)
+        return paired
+
+    def count(self, state: int) -> int:
+        """Return how many are of a state."""
+        return int((self.state == state).sum())
 
 
 @dataclass(frozen=True)
@@ -728,8 +739,8 @@ class Alignment:
         equal: Bool = (self.partner >= 0) & (of_candidate[self.partner] == of_reference)
         return equal
 
-    def list_rows(self) -> tuple[Int64, Int64]:
-        """Return the alignment as rows: indices in the reference and the candidate, -1 where a side has none.
+    def pair_kernels(self) -> Pairs:
+        """Return the alignment as rows.
 
         In the order of the reference; an extra kernel follows the one that its predecessor is paired with in order, and
         a reordered one is a single row, at its place in the reference.
@@ -741,35 +752,9 @@ class Alignment:
         candidate = np.concatenate([self.partner, extra])
         place = np.concatenate([np.arange(len(self.reference)), before])
         order = np.lexsort((candidate, reference < 0, place))
-        return reference[order], candidate[order]
-
-    def list_opcodes(self) -> list[Opcode]:
-        """Return the runs of kernels of one state, in the order of both sequences.
-
-        All kernels of the reference are in exactly one of them, and so are those of the candidate.
-        """
-        opcodes: list[Opcode] = []
-        i = j = 0
-        states, of_candidate, partner = self.reference_state.tolist(), self.candidate_state.tolist(), self.partner
-        partners = partner.tolist()
-
-        def add(state: int, i2: int, j2: int) -> None:
-            nonlocal i, j
-            if opcodes and opcodes[-1].state == STATES[state]:
-                opcodes[-1] = replace(opcodes[-1], reference_stop=i2, candidate_stop=j2)
-            else:
-                opcodes.append(Opcode(STATES[state], i, i2, j, j2))
-            i, j = i2, j2
-
-        while i < len(states) or j < len(of_candidate):
-            if i < len(states) and states[i] in (MISSING, REORDERED):
-                add(states[i], i + 1, j)
-            elif j < len(of_candidate) and of_candidate[j] in (EXTRA, REORDERED):
-                add(of_candidate[j], i, j + 1)
-            else:
-                assert partners[i] == j, "pairs increase on both sides"
-                add(states[i], i + 1, j + 1)
-        return opcodes
+        reference, candidate = reference[order], candidate[order]
+        # Without a kernel of the reference it is extra.
+        return Pairs(reference, candidate, np.append(self.reference_state, np.int8(EXTRA))[reference])
 
 
 _LEAF_BITS = 1 << 29
@@ -1127,46 +1112,24 @@ def _find_replacements(
     )
 
 
-@dataclass(frozen=True)
-class CarriedLayers:
-    """The layers of one recording in another, as equally long columns.
-
-    Attributes:
-        number: of each layer, as in `Layers`; a layer none of whose kernels matched is absent.
-        first, stop: its kernels are those from `first` until `stop` of the candidate: from the first to the last that
-            matched one of the layer.
-        kernels: how many the layer has in the reference.
-        matched: how many of them matched, in order.
-    """
-
-    number: Int64
-    first: Int64
-    stop: Int64
-    kernels: Int64
-    matched: Int64
-
-    def __len__(self) -> int:
-        return len(self.number)
-
-
-def carry_bounds(layers: Layers, alignment: Alignment) -> CarriedLayers:
+def carry_bounds(layers: Layers, alignment: Alignment) -> tuple[Int64, Int64, Int64]:
     """Return where the layers of the reference are in the candidate: of an eager run, say, in one with CUDA graphs.
 
     The kernels of a replayed graph have no ranges of their own, but come in the same order.
 
     Args:
-        layers: of `alignment.reference`, by position.
+        layers: of `alignment.reference`.
+
+    Returns:
+        Of each layer the first kernel of the candidate that matched one of it in order, the last one plus 1, and how
+        many matched; 0 for all of them where none did.
     """
     reference, candidate = alignment.list_pairs(EQUAL)
     low, high = np.searchsorted(reference, layers.first), np.searchsorted(reference, layers.stop)
-    some = np.flatnonzero(high > low)
-    return CarriedLayers(
-        number=layers.number[some],
-        first=candidate[low[some]],
-        stop=candidate[high[some] - 1] + 1,
-        kernels=(layers.stop - layers.first)[some],
-        matched=(high - low)[some],
-    )
+    first, stop = np.zeros((2, len(layers)), np.int64)
+    some = high > low
+    first[some], stop[some] = candidate[low[some]], candidate[high[some] - 1] + 1
+    return first, stop, high - low
 
 
 def find_closest_layer(reference: KernelSequence, layers: Layers, candidate: KernelSequence) -> int:

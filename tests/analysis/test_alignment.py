@@ -30,7 +30,6 @@ from traceable.analysis.alignment import (
     STATES,
     Alignment,
     KernelSequence,
-    MemorySequence,
     align_sequences,
     carry_bounds,
     collect_sequence,
@@ -63,25 +62,20 @@ def sequence_of(
     index = {None: -1} | {path: i for i, path in enumerate(table)}
     durations = np.full(count, 10) if duration_ns is None else np.array(duration_ns, np.int64)
     end = np.cumsum(durations)
-    nothing = np.empty(0, np.int64)
     return KernelSequence(
         kernel=np.arange(count),
         label=np.array([names.index(name) for name in kernels], np.int64),
         start_ns=end - durations,
         end_ns=end,
-        gap_ns=np.zeros(count, np.int64),
         geometry=np.ones((count, len(GEOMETRY)), np.int64),
         path=np.array([index[path] for path in folded], np.int64),
         region=np.array([index[path] for path in every], np.int64),
-        instance=np.full(count, -1),
-        phase=np.full(count, -1),
         graph_node=np.zeros(count, np.bool_),
         names=names,
         keys=tuple(make_kernel_keys(names, match, FAMILIES)),
         families=tuple(classify_kernel(name, FAMILIES) for name in names),
         paths=table,
-        phases=(),
-        memory=MemorySequence(nothing, nothing, nothing, nothing, nothing, nothing, ()),
+        operations=np.arange(count),
         notes=(),
     )
 
@@ -403,26 +397,11 @@ def test_a_sequence_has_every_kernel_by_launch(trace: Trace) -> None:
 
     places = [place(one) for one in sequence.kernel.tolist()]
     assert places == sorted(places)
-    memory = sequence.memory
-    assert len(memory) == len(trace.copies) + len(trace.memsets)
-    for operation, at in zip(memory.operation.tolist(), memory.place.tolist(), strict=True):
-        assert all(one <= place(operation) for one in places[:at])
-        assert all(place(operation) <= one for one in places[at:])
+    assert sorted(sequence.operations.tolist()) == list(range(len(gpu)))
     for row, kernel in enumerate(sequence.kernel.tolist()):
-        others = [one for one in range(len(gpu)) if context_gpu(context, one) == context_gpu(context, kernel)]
-        before = [int(gpu.end_ns[one]) for one in others if gpu.start_ns[one] < gpu.start_ns[kernel]]
-        gap = sequence.gap_ns[row]
-        if not before:
-            assert gap == NULL
-        else:
-            assert gap in (0, int(gpu.start_ns[kernel]) - max(before))
         assert sequence.names[sequence.label[row]] == sample_traces.NAMES[trace.kernels.name[kernel]]
         assert sequence.graph_node[row] == (trace.kernels.graph_node[kernel] != NULL)
     check_invariants(align_sequences(sequence, sequence))
-
-
-def context_gpu(context: Context, operation: int) -> int:
-    return int(alignment.find_gpus(context).index_of(np.array([operation]))[0])
 
 
 @settings(max_examples=scale_examples(25))
@@ -522,6 +501,3 @@ def test_a_step_that_is_not_there_is_refused(captures: Path) -> None:
     with pytest.raises(MissingDataError) as error:
         collect_sequence(context, step=99, match="exact", families=FAMILIES)
     assert error.value.code == "no_such_step"
-    sequence = collect_sequence(context, step="median", match="exact", families=FAMILIES)
-    assert sequence.phases == ()
-    assert (sequence.phase == -1).all()

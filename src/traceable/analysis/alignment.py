@@ -22,17 +22,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.fields import get_operation_field_values
-from traceable.analysis.gpus import compute_timelines, find_gpus
+from traceable.analysis.gpus import find_gpus
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.instances import build_paths
-from traceable.analysis.intervals import is_overlapping
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.kernels import require_kernels
-from traceable.analysis.labels import extract_base_name, get_operation_name, label_operations
+from traceable.analysis.labels import extract_base_name
 from traceable.analysis.name_patterns import fold_numbers
-from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
+from traceable.analysis.operations import GRAPH, KERNEL
 from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
 from traceable.analysis.steps import find_median_step, find_warm_up_spans, infer_steps, steps
 from traceable.errors import Message, MissingDataError, UsageError
@@ -48,34 +46,6 @@ EQUAL, MISSING, EXTRA, REPLACED, REORDERED = range(5)
 STATES = ("equal", "missing", "extra", "replaced", "reordered")
 """The names of the states of kernels."""
 
-PHASE = "phase"
-"""The field of ranges that separates the phases of a model: context (prefill) and generation (decode)."""
-
-
-@dataclass(frozen=True)
-class MemorySequence:
-    """The copies and memsets of a selection, in the order of launch, as equally long columns. They are not aligned.
-
-    Attributes:
-        operation: index into the operations of the context.
-        start_ns, end_ns, size_bytes: of each.
-        place: the index, in the sequence of kernels, of the first kernel that was launched after it; their number
-            where none was.
-        label: index into `names`.
-        names: nsys's names (`[CUDA memcpy Host-to-Device]`).
-    """
-
-    operation: Int64
-    start_ns: Int64
-    end_ns: Int64
-    size_bytes: Int64
-    place: Int64
-    label: Int64
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.operation)
-
 
 @dataclass(frozen=True)
 class KernelSequence:
@@ -85,21 +55,16 @@ class KernelSequence:
         kernel: index into `Trace.kernels`, and into the operations of the context.
         label: index into `names`, `keys` and `families`.
         start_ns, end_ns: on the GPU.
-        gap_ns: how long the GPU was idle before it, whatever ran there before; 0 where it was not, NULL where that is
-            not known: for the first operation of a GPU, and across a gap of the recording.
         geometry: shape (kernels, 9), the columns of `trace.model.GEOMETRY`; NULL where not recorded.
         path: index into `paths`, the path of the innermost range; -1 outside ranges.
         region: index into `paths`: the path below the selected range, with the numbers that names had before they were
             folded; -1 for none.
-        instance: index of the innermost range instance of the context; -1 outside ranges.
-        phase: index into `phases`; -1 where no range around it has the field.
         graph_node: whether it is a node of a CUDA graph.
         names: the distinct demangled names; None where it was not recorded.
         keys: of each name its key: kernels of one key are the same kernel.
         families: of each name its family.
         paths: names of ranges, normalized, from the outermost.
-        phases: the values of the field `phase`.
-        memory: the copies and memsets of the selection.
+        operations: all operations of the selection: these kernels, copies and memsets.
         notes: on the selection.
     """
 
@@ -107,45 +72,27 @@ class KernelSequence:
     label: Int64
     start_ns: Int64
     end_ns: Int64
-    gap_ns: Int64
     geometry: Int64
     path: Int64
     region: Int64
-    instance: Int64
-    phase: Int64
     graph_node: Bool
     names: tuple[str | None, ...]
     keys: tuple[str | None, ...]
     families: tuple[str, ...]
     paths: tuple[tuple[str, ...], ...]
-    phases: tuple[str, ...]
-    memory: MemorySequence
+    operations: Int64
     notes: tuple[Message, ...]
 
     def __len__(self) -> int:
         return len(self.kernel)
 
     def take_slice(self, first: int, stop: int) -> KernelSequence:
-        """Return the kernels from `first` until `stop`, with the copies and memsets before each of them."""
+        """Return the kernels from `first` until `stop`."""
         columns = (column.name for column in fields(self) if column.name not in _TABLES)
-        memory = self.memory
-        here = (memory.place >= first) & (memory.place < stop)
-        return replace(
-            self,
-            **{name: getattr(self, name)[first:stop] for name in columns},
-            memory=MemorySequence(
-                memory.operation[here],
-                memory.start_ns[here],
-                memory.end_ns[here],
-                memory.size_bytes[here],
-                memory.place[here] - first,
-                memory.label[here],
-                memory.names,
-            ),
-        )
+        return replace(self, **{name: getattr(self, name)[first:stop] for name in columns})
 
 
-_TABLES = frozenset(("names", "keys", "families", "paths", "phases", "memory", "notes"))
+_TABLES = frozenset(("names", "keys", "families", "paths", "operations", "notes"))
 """The attributes of a KernelSequence that are not columns."""
 
 
@@ -288,19 +235,19 @@ def _build_sequence(
     families: tuple[Family, ...],
     notes: Sequence[Message],
 ) -> KernelSequence:
-    """Return some operations of a trace as a sequence of kernels, with the copies and memsets among them.
+    """Return some operations of a trace as a sequence of kernels.
 
     Args:
         depth: how many names of their paths are those of the selected range and of what is around it.
     """
     trace, ranges, gpu = context.trace, context.instances, context.gpu
-    operations = operations[order_by_launch(context, operations)]
     kind = gpu.kind[operations]
     graphs = int(np.count_nonzero(kind == GRAPH))
     if graphs:
         text = f"{graphs} graph launches were traced as whole graphs, without their kernels"
         notes = (*notes, Message("graphs_traced_whole", text))
     kernels = operations[kind == KERNEL]
+    kernels = kernels[order_by_launch(context, kernels)]
     if not len(kernels):
         raise MissingDataError(
             "no_kernels_selected", "no kernel in the selected part of the trace", "select more of it"
@@ -325,45 +272,21 @@ def _build_sequence(
     # Without the parts that rules remove, but with the numbers.
     stripped = ranges.recorded_name if context.names is None else context.names.stripped[ranges.recorded_name]
     geometries = np.concatenate([trace.geometries, np.full((1, len(GEOMETRY)), NULL, np.int64)])
-    phase, phases = _find_phases(context, kernels)
     return KernelSequence(
         kernel=kernels,
         label=label,
         start_ns=own.start_ns[kernels],
         end_ns=own.end_ns[kernels],
-        gap_ns=_measure_gaps_before(context, kernels),
         geometry=geometries[own.geometry[kernels]],
         path=number_paths(ranges.path, ranges.paths, 0),
         region=number_paths(*build_paths(ranges.parent, stripped), depth),
-        instance=instance,
-        phase=phase,
         graph_node=own.graph_node[kernels] != NULL,
         names=tuple(names),
         keys=tuple(make_kernel_keys(names, match, families)),
         families=tuple(OTHER if name is None else classify_kernel(name, families) for name in names),
         paths=tuple(table),
-        phases=phases,
-        memory=_build_memory_sequence(context, operations),
+        operations=operations,
         notes=tuple(notes),
-    )
-
-
-def _build_memory_sequence(context: Context, operations: Int64) -> MemorySequence:
-    """Return the copies and memsets among some operations in the order of launch."""
-    gpu, trace = context.gpu, context.trace
-    kind = gpu.kind[operations]
-    rows = np.flatnonzero((kind == COPY) | (kind == MEMSET))
-    some = operations[rows]
-    numbers, first = number_groups(label_operations(context, some))
-    labels = label_operations(context, some[first])
-    return MemorySequence(
-        operation=some,
-        start_ns=gpu.start_ns[some],
-        end_ns=gpu.end_ns[some],
-        size_bytes=gpu.get_size_bytes(some),
-        place=np.append(0, np.cumsum(kind == KERNEL))[rows],
-        label=numbers,
-        names=tuple(get_operation_name(trace, one) for one in labels.tolist()),
     )
 
 
@@ -380,28 +303,6 @@ def order_by_launch(context: Context, operations: Int64) -> Int64:
     rank = np.array([-1 if one.rank is None else one.rank for one in context.trace.processes], np.int64)[process]
     order: Int64 = np.lexsort((start, launched, find_gpus(context).index_of(operations), process, rank))
     return order
-
-
-def _measure_gaps_before(context: Context, kernels: Int64) -> Int64:
-    """Return how long the GPU was idle before each of some kernels; NULL where that is not known."""
-    gpu, timelines = context.gpu, compute_timelines(context)
-    gaps = timelines.gaps
-    idle = np.zeros(len(gpu), np.int64)
-    idle[gaps.after] = gaps.end_ns - gaps.start_ns
-    idle[gaps.after[is_overlapping(gaps, *context.trace.windows.find_gaps())]] = NULL
-    idle[gpu.start_ns == timelines.first_ns[find_gpus(context).gpu_of_operation]] = NULL
-    return idle[kernels]
-
-
-def _find_phases(context: Context, kernels: Int64) -> tuple[Int64, tuple[str, ...]]:
-    """Return the value of the field `phase` of each of some kernels, -1 for none, and the values."""
-    try:
-        values, of_operation = get_operation_field_values(context, PHASE)
-    except MissingDataError:
-        return np.full(len(kernels), -1, np.int64), ()
-    value = of_operation[kernels]
-    # Absent is the last.
-    return np.where(value == len(values) - 1, -1, value), tuple(str(one) for one in values[:-1].tolist())
 
 
 @dataclass(frozen=True)

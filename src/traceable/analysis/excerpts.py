@@ -196,7 +196,7 @@ def build_excerpt(
     if len(equal) < len(runs):
         text = f"{len(runs) - len(equal)} of {len(runs)} instances ran other kernels, and are excluded"
         notes.append(Message("other_instances_excluded", text))
-    equal = equal or [(sequence.kernel, np.concatenate([sequence.kernel, sequence.memory.operation]))]
+    equal = equal or [(sequence.kernel, sequence.operations)]
     if excluded_ns is not None:
         equal = _drop_excluded(context, equal, excluded_ns, notes)
     if len(equal) > MAX_INSTANCES:

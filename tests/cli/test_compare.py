@@ -417,6 +417,30 @@ def test_the_captures_fit_a_screen(compare: Compare, captures: Path, tmp_path: P
             assert sum(row[f"{side}_total_ns"] or 0 for row in tables[table]) == total_ns
 
 
+def test_a_saved_capture_has_the_rows_and_verdicts_of_the_capture(
+    compare: Compare, captures: Path, tmp_path: Path
+) -> None:
+    """Though the numbers in its names were folded when nothing was known of the other recording."""
+    before, after = (captures / "nsys" / f"h100x2-torchrun-{side}.sqlite" for side in ("before", "after"))
+    assert main(["baseline", "save", str(tmp_path / "before.json"), str(before)]) == 0
+    saved, live = (
+        compare(one, after, "--json").document["candidates"][0]["tables"] for one in (tmp_path / "before.json", before)
+    )
+    assert set(saved) == set(live)
+    for name in set(live) - {"ranges", "explanation"}:
+        assert saved[name] == live[name]
+    rows = [{tuple(row["path"]): row for row in tables["ranges"]} for tables in (saved, live)]
+    assert len(rows[0]) == len(saved["ranges"]) == len(live["ranges"])
+    # The order of merged samples is not known, on which intervals depend.
+    unlike = re.compile(r"_(low|high|detectable|bound)_share$|_p_value$")
+    for path, row in rows[1].items():
+        assert {key: one for key, one in rows[0][path].items() if not unlike.search(key)} == {
+            key: one for key, one in row.items() if not unlike.search(key)
+        }
+    causes = [{json.dumps(row, sort_keys=True) for row in tables["explanation"]} for tables in (saved, live)]
+    assert causes[0] == causes[1]
+
+
 # ---- bad input
 
 

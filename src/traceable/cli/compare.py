@@ -24,6 +24,7 @@ from traceable.cli.options import (
     parse_row_filter,
     resolve_output_file,
 )
+from traceable.cli.selection import resolve_name_rules
 from traceable.cli.snapshots import add_snapshot_arguments, load_snapshots
 from traceable.errors import Message, UsageError
 from traceable.report import Content
@@ -301,6 +302,7 @@ def _load_sides(
         UsageError: an option on recordings, of which there is none.
         TraceableError: a recording or baseline can't be read, or has no such part.
     """
+    from traceable.analysis.snapshot import align_names
     from traceable.baseline_files import is_baseline, load_baseline
     from traceable.report.compare import Side
 
@@ -315,7 +317,18 @@ def _load_sides(
         Side(letter, [one for path in side for one in snapshots[path]])
         for letter, side in zip(LETTERS, paths, strict=False)
     ]
-    return _align_sides(sides) if saved and not arguments.raw_names else sides
+    rules = resolve_name_rules(arguments)
+    if not saved or rules is None:
+        return sides
+    # A baseline had its names folded without those of the others.
+    baseline, others = align_names(
+        sides[0].snapshots,
+        [one for side in sides[1:] for one in side.snapshots],
+        rules.fold_above,
+        arguments.expand or (),
+    )
+    aligned = iter((*baseline, *others))
+    return [replace(side, snapshots=[next(aligned) for _ in side.snapshots]) for side in sides]
 
 
 def _check_options_of_recordings(arguments: argparse.Namespace) -> None:
@@ -329,15 +342,6 @@ def _check_options_of_recordings(arguments: argparse.Namespace) -> None:
                 f"{flag} has no effect on saved baselines",
                 "give it to `traceable baseline save`",
             )
-
-
-def _align_sides(sides: Sequence[Side]) -> list[Side]:
-    """Return the sides with numbers in names folded as if all were one recording: a baseline had its own folded."""
-    from traceable.analysis.snapshot import align_names
-
-    baseline, others = align_names(sides[0].snapshots, [one for side in sides[1:] for one in side.snapshots])
-    aligned = iter((*baseline, *others))
-    return [replace(side, snapshots=[next(aligned) for _ in side.snapshots]) for side in sides]
 
 
 def _compare_candidate(

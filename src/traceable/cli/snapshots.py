@@ -66,9 +66,10 @@ def load_snapshots(
         ]
         if rules is not None:
             normalize_names(recordings, rules, arguments.expand or ())
+        # A recording and what is computed from it go as soon as its snapshot is there.
         return [
-            _take_snapshot(recording, path, number, arguments)
-            for recording, path, number in zip(recordings, paths, tokens, strict=True)
+            _take_snapshot(recordings.pop(0), path, number, arguments)
+            for path, number in zip(paths, tokens, strict=True)
         ]
 
 
@@ -79,7 +80,6 @@ def _take_snapshot(
     from traceable.analysis.snapshot import take_snapshot
     from traceable.conditions import load_throttled_intervals, read_conditions
 
-    records = recording.client_records
     part = select_requested_part(recording, arguments)
     findings = None
     if not part.conditions:
@@ -89,11 +89,11 @@ def _take_snapshot(
         part.context,
         label=str(path),
         facts={
-            "conditions": read_conditions(recording, path),
-            "output_tokens_per_s": None if records is None else records.output_tokens_per_s,
+            "conditions": read_conditions(part, path),
+            "output_tokens_per_s": None if part.client_records is None else part.client_records.output_tokens_per_s,
         },
         tokens=tokens,
-        excluded_ns=load_throttled_intervals(recording, path),
+        excluded_ns=load_throttled_intervals(part, path),
         step_range=arguments.step_range,
         step_kernel=arguments.step_kernel,
         findings=findings,

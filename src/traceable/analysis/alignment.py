@@ -22,17 +22,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.fields import get_operation_field_values
-from traceable.analysis.gpus import compute_timelines, find_gpus
+from traceable.analysis.gpus import find_gpus
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.instances import build_paths
-from traceable.analysis.intervals import is_overlapping
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.kernels import require_kernels
-from traceable.analysis.labels import extract_base_name, get_operation_name, label_operations
+from traceable.analysis.labels import extract_base_name
 from traceable.analysis.name_patterns import fold_numbers
-from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
+from traceable.analysis.operations import GRAPH, KERNEL
 from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
 from traceable.analysis.steps import find_median_step, find_warm_up_spans, infer_steps, steps
 from traceable.errors import Message, MissingDataError, UsageError
@@ -46,35 +44,7 @@ EQUAL, MISSING, EXTRA, REPLACED, REORDERED = range(5)
 """What an alignment has of a kernel; an index into STATES."""
 
 STATES = ("equal", "missing", "extra", "replaced", "reordered")
-"""The names of the states of kernels, and of the kinds of opcodes."""
-
-PHASE = "phase"
-"""The field of ranges that separates the phases of a model: context (prefill) and generation (decode)."""
-
-
-@dataclass(frozen=True)
-class MemorySequence:
-    """The copies and memsets of a selection, in the order of launch, as equally long columns. They are not aligned.
-
-    Attributes:
-        operation: index into the operations of the context.
-        start_ns, end_ns, size_bytes: of each.
-        place: the index, in the sequence of kernels, of the first kernel that was launched after it; their number
-            where none was.
-        label: index into `names`.
-        names: nsys's names (`[CUDA memcpy Host-to-Device]`).
-    """
-
-    operation: Int64
-    start_ns: Int64
-    end_ns: Int64
-    size_bytes: Int64
-    place: Int64
-    label: Int64
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.operation)
+"""The names of the states of kernels."""
 
 
 @dataclass(frozen=True)
@@ -85,21 +55,16 @@ class KernelSequence:
         kernel: index into `Trace.kernels`, and into the operations of the context.
         label: index into `names`, `keys` and `families`.
         start_ns, end_ns: on the GPU.
-        gap_ns: how long the GPU was idle before it, whatever ran there before; 0 where it was not, NULL where that is
-            not known: for the first operation of a GPU, and across a gap of the recording.
         geometry: shape (kernels, 9), the columns of `trace.model.GEOMETRY`; NULL where not recorded.
         path: index into `paths`, the path of the innermost range; -1 outside ranges.
         region: index into `paths`: the path below the selected range, with the numbers that names had before they were
             folded; -1 for none.
-        instance: index of the innermost range instance of the context; -1 outside ranges.
-        phase: index into `phases`; -1 where no range around it has the field.
         graph_node: whether it is a node of a CUDA graph.
         names: the distinct demangled names; None where it was not recorded.
         keys: of each name its key: kernels of one key are the same kernel.
         families: of each name its family.
         paths: names of ranges, normalized, from the outermost.
-        phases: the values of the field `phase`.
-        memory: the copies and memsets of the selection.
+        operations: all operations of the selection: these kernels, copies and memsets.
         notes: on the selection.
     """
 
@@ -107,45 +72,27 @@ class KernelSequence:
     label: Int64
     start_ns: Int64
     end_ns: Int64
-    gap_ns: Int64
     geometry: Int64
     path: Int64
     region: Int64
-    instance: Int64
-    phase: Int64
     graph_node: Bool
     names: tuple[str | None, ...]
     keys: tuple[str | None, ...]
     families: tuple[str, ...]
     paths: tuple[tuple[str, ...], ...]
-    phases: tuple[str, ...]
-    memory: MemorySequence
+    operations: Int64
     notes: tuple[Message, ...]
 
     def __len__(self) -> int:
         return len(self.kernel)
 
     def take_slice(self, first: int, stop: int) -> KernelSequence:
-        """Return the kernels from `first` until `stop`, with the copies and memsets before each of them."""
+        """Return the kernels from `first` until `stop`."""
         columns = (column.name for column in fields(self) if column.name not in _TABLES)
-        memory = self.memory
-        here = (memory.place >= first) & (memory.place < stop)
-        return replace(
-            self,
-            **{name: getattr(self, name)[first:stop] for name in columns},
-            memory=MemorySequence(
-                memory.operation[here],
-                memory.start_ns[here],
-                memory.end_ns[here],
-                memory.size_bytes[here],
-                memory.place[here] - first,
-                memory.label[here],
-                memory.names,
-            ),
-        )
+        return replace(self, **{name: getattr(self, name)[first:stop] for name in columns})
 
 
-_TABLES = frozenset(("names", "keys", "families", "paths", "phases", "memory", "notes"))
+_TABLES = frozenset(("names", "keys", "families", "paths", "operations", "notes"))
 """The attributes of a KernelSequence that are not columns."""
 
 
@@ -288,19 +235,19 @@ def _build_sequence(
     families: tuple[Family, ...],
     notes: Sequence[Message],
 ) -> KernelSequence:
-    """Return some operations of a trace as a sequence of kernels, with the copies and memsets among them.
+    """Return some operations of a trace as a sequence of kernels.
 
     Args:
         depth: how many names of their paths are those of the selected range and of what is around it.
     """
     trace, ranges, gpu = context.trace, context.instances, context.gpu
-    operations = operations[order_by_launch(context, operations)]
     kind = gpu.kind[operations]
     graphs = int(np.count_nonzero(kind == GRAPH))
     if graphs:
         text = f"{graphs} graph launches were traced as whole graphs, without their kernels"
         notes = (*notes, Message("graphs_traced_whole", text))
     kernels = operations[kind == KERNEL]
+    kernels = kernels[order_by_launch(context, kernels)]
     if not len(kernels):
         raise MissingDataError(
             "no_kernels_selected", "no kernel in the selected part of the trace", "select more of it"
@@ -325,45 +272,21 @@ def _build_sequence(
     # Without the parts that rules remove, but with the numbers.
     stripped = ranges.recorded_name if context.names is None else context.names.stripped[ranges.recorded_name]
     geometries = np.concatenate([trace.geometries, np.full((1, len(GEOMETRY)), NULL, np.int64)])
-    phase, phases = _find_phases(context, kernels)
     return KernelSequence(
         kernel=kernels,
         label=label,
         start_ns=own.start_ns[kernels],
         end_ns=own.end_ns[kernels],
-        gap_ns=_measure_gaps_before(context, kernels),
         geometry=geometries[own.geometry[kernels]],
         path=number_paths(ranges.path, ranges.paths, 0),
         region=number_paths(*build_paths(ranges.parent, stripped), depth),
-        instance=instance,
-        phase=phase,
         graph_node=own.graph_node[kernels] != NULL,
         names=tuple(names),
         keys=tuple(make_kernel_keys(names, match, families)),
         families=tuple(OTHER if name is None else classify_kernel(name, families) for name in names),
         paths=tuple(table),
-        phases=phases,
-        memory=_build_memory_sequence(context, operations),
+        operations=operations,
         notes=tuple(notes),
-    )
-
-
-def _build_memory_sequence(context: Context, operations: Int64) -> MemorySequence:
-    """Return the copies and memsets among some operations in the order of launch."""
-    gpu, trace = context.gpu, context.trace
-    kind = gpu.kind[operations]
-    rows = np.flatnonzero((kind == COPY) | (kind == MEMSET))
-    some = operations[rows]
-    numbers, first = number_groups(label_operations(context, some))
-    labels = label_operations(context, some[first])
-    return MemorySequence(
-        operation=some,
-        start_ns=gpu.start_ns[some],
-        end_ns=gpu.end_ns[some],
-        size_bytes=gpu.get_size_bytes(some),
-        place=np.append(0, np.cumsum(kind == KERNEL))[rows],
-        label=numbers,
-        names=tuple(get_operation_name(trace, one) for one in labels.tolist()),
     )
 
 
@@ -380,28 +303,6 @@ def order_by_launch(context: Context, operations: Int64) -> Int64:
     rank = np.array([-1 if one.rank is None else one.rank for one in context.trace.processes], np.int64)[process]
     order: Int64 = np.lexsort((start, launched, find_gpus(context).index_of(operations), process, rank))
     return order
-
-
-def _measure_gaps_before(context: Context, kernels: Int64) -> Int64:
-    """Return how long the GPU was idle before each of some kernels; NULL where that is not known."""
-    gpu, timelines = context.gpu, compute_timelines(context)
-    gaps = timelines.gaps
-    idle = np.zeros(len(gpu), np.int64)
-    idle[gaps.after] = gaps.end_ns - gaps.start_ns
-    idle[gaps.after[is_overlapping(gaps, *context.trace.windows.find_gaps())]] = NULL
-    idle[gpu.start_ns == timelines.first_ns[find_gpus(context).gpu_of_operation]] = NULL
-    return idle[kernels]
-
-
-def _find_phases(context: Context, kernels: Int64) -> tuple[Int64, tuple[str, ...]]:
-    """Return the value of the field `phase` of each of some kernels, -1 for none, and the values."""
-    try:
-        values, of_operation = get_operation_field_values(context, PHASE)
-    except MissingDataError:
-        return np.full(len(kernels), -1, np.int64), ()
-    value = of_operation[kernels]
-    # Absent is the last.
-    return np.where(value == len(values) - 1, -1, value), tuple(str(one) for one in values[:-1].tolist())
 
 
 @dataclass(frozen=True)
@@ -668,20 +569,31 @@ def _drop_names_around(sequence: KernelSequence, name: str) -> KernelSequence:
     return replace(sequence, region=region[sequence.region], paths=tuple(numbers))
 
 
-@dataclass(frozen=True)
-class Opcode:
-    """A run of kernels of one state, as in difflib: `reference[i1:i2]` is (or lacks) `candidate[j1:j2]`.
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The kernels of both, each once, as equally long columns in the order of the reference.
 
     Attributes:
-        state: one of STATES; `reordered` has an own opcode at its place in either sequence, with the other side empty.
-        reference_start, reference_stop, candidate_start, candidate_stop: half-open.
+        reference, candidate: position in the sequence; -1 where it has none.
+        state: index into `STATES`.
     """
 
-    state: str
-    reference_start: int
-    reference_stop: int
-    candidate_start: int
-    candidate_stop: int
+    reference: Int64
+    candidate: Int64
+    state: Int8
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    @property
+    def is_paired(self) -> Bool:
+        """Which are a kernel of each with the same key."""
+        paired: Bool = (self.state == EQUAL) | (self.state == REORDERED)
+        return paired
+
+    def count(self, state: int) -> int:
+        """Return how many are of a state."""
+        return int((self.state == state).sum())
 
 
 @dataclass(frozen=True)
@@ -728,8 +640,8 @@ class Alignment:
         equal: Bool = (self.partner >= 0) & (of_candidate[self.partner] == of_reference)
         return equal
 
-    def list_rows(self) -> tuple[Int64, Int64]:
-        """Return the alignment as rows: indices in the reference and the candidate, -1 where a side has none.
+    def pair_kernels(self) -> Pairs:
+        """Return the alignment as rows.
 
         In the order of the reference; an extra kernel follows the one that its predecessor is paired with in order, and
         a reordered one is a single row, at its place in the reference.
@@ -741,35 +653,9 @@ class Alignment:
         candidate = np.concatenate([self.partner, extra])
         place = np.concatenate([np.arange(len(self.reference)), before])
         order = np.lexsort((candidate, reference < 0, place))
-        return reference[order], candidate[order]
-
-    def list_opcodes(self) -> list[Opcode]:
-        """Return the runs of kernels of one state, in the order of both sequences.
-
-        All kernels of the reference are in exactly one of them, and so are those of the candidate.
-        """
-        opcodes: list[Opcode] = []
-        i = j = 0
-        states, of_candidate, partner = self.reference_state.tolist(), self.candidate_state.tolist(), self.partner
-        partners = partner.tolist()
-
-        def add(state: int, i2: int, j2: int) -> None:
-            nonlocal i, j
-            if opcodes and opcodes[-1].state == STATES[state]:
-                opcodes[-1] = replace(opcodes[-1], reference_stop=i2, candidate_stop=j2)
-            else:
-                opcodes.append(Opcode(STATES[state], i, i2, j, j2))
-            i, j = i2, j2
-
-        while i < len(states) or j < len(of_candidate):
-            if i < len(states) and states[i] in (MISSING, REORDERED):
-                add(states[i], i + 1, j)
-            elif j < len(of_candidate) and of_candidate[j] in (EXTRA, REORDERED):
-                add(of_candidate[j], i, j + 1)
-            else:
-                assert partners[i] == j, "pairs increase on both sides"
-                add(states[i], i + 1, j + 1)
-        return opcodes
+        reference, candidate = reference[order], candidate[order]
+        # Without a kernel of the reference it is extra.
+        return Pairs(reference, candidate, np.append(self.reference_state, np.int8(EXTRA))[reference])
 
 
 _LEAF_BITS = 1 << 29
@@ -1114,8 +1000,10 @@ def _find_replacements(
             ],
         )
     )
-    extended = matcher.extend(matcher.extend(pairs, *bases, left, right), *families, left, right)
-    left, right = np.setdiff1d(left, extended[0]), np.setdiff1d(right, extended[1])
+    extended = pairs
+    for columns in (bases, families):
+        extended = matcher.extend(extended, *columns, left, right)
+        left, right = np.setdiff1d(left, extended[0]), np.setdiff1d(right, extended[1])
     gaps = np.searchsorted(extended[0], left), np.searchsorted(extended[1], right)
     counts = [np.bincount(gap, minlength=len(extended[0]) + 1) for gap in gaps]
     alike = counts[0] == counts[1]
@@ -1125,46 +1013,24 @@ def _find_replacements(
     )
 
 
-@dataclass(frozen=True)
-class CarriedLayers:
-    """The layers of one recording in another, as equally long columns.
-
-    Attributes:
-        number: of each layer, as in `Layers`; a layer none of whose kernels matched is absent.
-        first, stop: its kernels are those from `first` until `stop` of the candidate: from the first to the last that
-            matched one of the layer.
-        kernels: how many the layer has in the reference.
-        matched: how many of them matched, in order.
-    """
-
-    number: Int64
-    first: Int64
-    stop: Int64
-    kernels: Int64
-    matched: Int64
-
-    def __len__(self) -> int:
-        return len(self.number)
-
-
-def carry_bounds(layers: Layers, alignment: Alignment) -> CarriedLayers:
+def carry_bounds(layers: Layers, alignment: Alignment) -> tuple[Int64, Int64, Int64]:
     """Return where the layers of the reference are in the candidate: of an eager run, say, in one with CUDA graphs.
 
     The kernels of a replayed graph have no ranges of their own, but come in the same order.
 
     Args:
-        layers: of `alignment.reference`, by position.
+        layers: of `alignment.reference`.
+
+    Returns:
+        Of each layer the first kernel of the candidate that matched one of it in order, the last one plus 1, and how
+        many matched; 0 for all of them where none did.
     """
     reference, candidate = alignment.list_pairs(EQUAL)
     low, high = np.searchsorted(reference, layers.first), np.searchsorted(reference, layers.stop)
-    some = np.flatnonzero(high > low)
-    return CarriedLayers(
-        number=layers.number[some],
-        first=candidate[low[some]],
-        stop=candidate[high[some] - 1] + 1,
-        kernels=(layers.stop - layers.first)[some],
-        matched=(high - low)[some],
-    )
+    first, stop = np.zeros((2, len(layers)), np.int64)
+    some = high > low
+    first[some], stop[some] = candidate[low[some]], candidate[high[some] - 1] + 1
+    return first, stop, high - low
 
 
 def find_closest_layer(reference: KernelSequence, layers: Layers, candidate: KernelSequence) -> int:

@@ -12,8 +12,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from traceable.analysis.alignment import EXTRA, MISSING, REPLACED
-from traceable.analysis.fidelity import Excerpt, Pairs
+from traceable.analysis.alignment import EXTRA, MISSING, REPLACED, Pairs
+from traceable.analysis.excerpts import Excerpt
 from traceable.analysis.labels import extract_base_name
 from traceable.analysis.table import Table, pack_objects
 from traceable.errors import Message

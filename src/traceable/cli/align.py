@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from traceable.analysis.align import AlignedPart, Selection, Tolerance
+    from traceable.analysis.fidelity import AlignedPart, Selection, Tolerance
     from traceable.analysis.range_names import NameRules
     from traceable.recording import Recording
     from traceable.report.align import AlignedRecordings
@@ -149,13 +149,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("table_needs_csv", "--table has no effect without --csv", "add --csv")
     if arguments.step is not None and (arguments.reference_range or arguments.candidate_range):
         raise UsageError("selections_conflict", "--step and ranges select different parts", "give one of the two")
-    from traceable.analysis.expected_shares import load_expected_shares
+    from traceable.analysis.fidelity import load_expected_shares
 
     expected = () if arguments.expect_shares is None else load_expected_shares(arguments.expect_shares)
     # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
-    from traceable.analysis.align import Tolerance
-    from traceable.analysis.fidelity import summarize_states
+    from traceable.analysis.fidelity import Tolerance, summarize_states
     from traceable.cli.progress import Progress
     from traceable.report.align import build_document, write_alignment
     from traceable.report.page import Page
@@ -189,8 +188,8 @@ def _align_recordings(
         rules: for the names of ranges; None for names as recorded.
         progress: as of `traceable.load`.
     """
-    from traceable.analysis.align import Selection
     from traceable.analysis.comparability import compare_conditions
+    from traceable.analysis.fidelity import Selection
     from traceable.conditions import load_throttled_intervals, read_conditions
     from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
     from traceable.recording import load, normalize_names
@@ -238,7 +237,7 @@ def _align_phases(
     Raises:
         MissingDataError: a recording lacks the phases, or one of them.
     """
-    from traceable.analysis.align import align
+    from traceable.analysis.fidelity import align_parts
     from traceable.analysis.kernel_families import load_families
 
     families = load_families(arguments.families)
@@ -249,7 +248,7 @@ def _align_phases(
             for phase in _list_phases(recordings)
         }
     return {
-        phase: align(
+        phase: align_parts(
             reference.context,
             candidate.context,
             selections,

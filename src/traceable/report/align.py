@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from traceable.analysis.align import AlignedPart
 from traceable.analysis.comparability import NOTE
+from traceable.analysis.excerpts import Excerpt
 from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN
-from traceable.analysis.fidelity import Excerpt
+from traceable.analysis.fidelity import AlignedPart
 from traceable.analysis.table import Table
 from traceable.report.columns import ABSENT, Column, format_column
 from traceable.report.layout import Cells

@@ -31,6 +31,7 @@ from traceable.analysis.alignment import (
     Pairs,
     align_sequences,
     carry_bounds,
+    describe_layers,
     find_closest_layer,
     find_layers,
     select_layer,
@@ -248,7 +249,8 @@ def judge_times(times: Sequence[TimePair], within: float) -> list[TimeVerdict]:
     judged = judge_changes([change for _, change in changes])
     for (place, change), verdict in zip(changes, judged, strict=True):
         if change.p_value is not None:
-            code = verdicts[place].code if verdict.code in (SLOWER, FASTER) else UNCLEAR
+            # The medians of each place, summed, and the median of the sums may differ in opposite directions.
+            code = verdict.code if verdict.code == verdicts[place].code else UNCLEAR
             verdicts[place] = TimeVerdict(code, change.low_share, change.high_share)
     return verdicts
 
@@ -737,6 +739,7 @@ class Selection:
     Attributes:
         range_name: instances of this range; None for steps.
         step: the step of this number; None for all steady ones.
+        step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
         layer: the layer of this number, from 0; None for all.
         may_be_layer: compare all of it if it has no such layers: it may be a layer itself.
         excluded_ns: (n, 2): starts and ends of times whose instances are left out; None for none.
@@ -744,6 +747,8 @@ class Selection:
 
     range_name: str | None = None
     step: int | None = None
+    step_range: str | None = None
+    step_kernel: str | None = None
     layer: int | None = None
     may_be_layer: bool = False
     excluded_ns: Int64 | None = None
@@ -801,11 +806,11 @@ def align_parts(
         UsageError: rapidfuzz is not installed, or an expected share matches nothing.
     """
     tolerance = tolerance or Tolerance()
-    with _name_recording("reference"):
+    with name_recording("reference"):
         ours = _select_excerpt(reference, selections[0], match, families)
         if selections[0].layer is not None:
             ours = _take_layer(ours, find_layers(ours.sequence), selections[0].layer)
-    with _name_recording("candidate"):
+    with name_recording("candidate"):
         theirs = _select_excerpt(candidate, selections[1], match, families)
         if selections[1].layer is not None:
             theirs = _take_candidate_layer(theirs, selections[1].layer, selections[1].may_be_layer, len(ours))
@@ -824,13 +829,33 @@ def align_parts(
         layers = find_layers(ours.sequence)
         if int((layers.stop - layers.first).sum()) > MIN_LAYERS_SHARE * len(ours):
             tables["layers"] = tabulate_layers(layers, alignment, ours, theirs)
+            note = describe_layers(layers, len(ours))
+            ours = replace(ours, notes=(*ours.notes, note))
             hints += _suggest_layer(layers, alignment)
     tables["hints"] = tabulate_hints(hints)
-    return AlignedPart(ours, theirs, replace(fidelity, tables=tables), alignment.notes)
+    notes = (*alignment.notes, *_compare_devices(ours, theirs))
+    return AlignedPart(ours, theirs, replace(fidelity, tables=tables), notes)
+
+
+def _compare_devices(reference: Excerpt, candidate: Excerpt) -> list[Message]:
+    """Return the note that other ranks, or of processes without ranks other GPUs, are compared."""
+    ours, theirs = ([device.rank for device in one.devices] for one in (reference, candidate))
+    word, option = "rank", "--ranks"
+    if None in (*ours, *theirs):
+        ours, theirs = ([device.gpu for device in one.devices] for one in (reference, candidate))
+        word, option = "GPU", "--device"
+    if None in (*ours, *theirs) or set(ours) == set(theirs):
+        return []
+    text = f"{word} {_join(theirs)} is compared with {word} {_join(ours)} of the reference: select one with {option}"
+    return [Message("other_ranks_compared", text)]
+
+
+def _join(numbers: Iterable[object]) -> str:
+    return ", ".join(map(str, dict.fromkeys(numbers)))
 
 
 @contextmanager
-def _name_recording(word: str) -> Iterator[None]:
+def name_recording(word: str) -> Iterator[None]:
     """Put the word for a recording before the reason why it can't be compared."""
     try:
         yield
@@ -843,6 +868,8 @@ def _select_excerpt(context: Context, selection: Selection, match: str, families
         context,
         range_name=selection.range_name,
         step=selection.step,
+        step_range=selection.step_range,
+        step_kernel=selection.step_kernel,
         match=match,
         families=families,
         excluded_ns=selection.excluded_ns,

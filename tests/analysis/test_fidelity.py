@@ -25,6 +25,7 @@ from tests.analysis.sample_models import (
     Work,
     write_model,
 )
+from tests.example_count import scale_examples
 
 from traceable.analysis.alignment import STATES
 from traceable.analysis.excerpts import MAX_INSTANCES, Excerpt
@@ -368,7 +369,7 @@ works = st.builds(
 layers = st.lists(works, min_size=2, max_size=6).filter(lambda some: sum(one.name is not None for one in some) > 1)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scale_examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(reference=layers, candidate=layers, jitter=st.integers(0, 300))
 def test_every_nanosecond_has_one_cause(tmp_path_factory, reference, candidate, jitter):
     folder = tmp_path_factory.mktemp("models")

@@ -131,16 +131,15 @@ def test_the_recording_without_the_selected_part_is_named(align):
         assert errors.startswith(f"traceable: {recording}: ")
 
 
-def test_the_process_and_the_gpu_are_told(align, captures, tmp_path):
+def test_the_process_and_the_gpu_are_told(align, captures):
     pair = [str(captures / "nsys" / f"h100x2-torchrun-{word}.sqlite") for word in ("before", "after")]
     _, output, _ = align(*pair, "--json")
     (part,) = json.loads(output)["parts"]
     assert part["reference"]["devices"] == [{"pid": 145, "rank": None, "gpu": 1}]
     assert part["candidate"]["devices"] == [{"pid": 149, "rank": None, "gpu": 1}]
     assert part["notes"] == []
-    _, output, _ = align(
-        pair[0], str(captures / "nsys" / "a100-lm-training.sqlite"), "--json", "--match-kernels", "family"
-    )
+    other = str(captures / "nsys" / "a100-transformer-forward.sqlite")
+    _, output, _ = align(pair[0], other, "--json", "--match-kernels", "family")
     assert "other_ranks_compared" in [note["code"] for note in json.loads(output)["parts"][0]["notes"]]
 
 

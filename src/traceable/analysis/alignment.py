@@ -556,9 +556,7 @@ def describe_layers(layers: Layers, kernels: int) -> Message:
     if layers.code == LAYERS_FROM_RANGES:
         return Message(layers.code, f"{number}, the ranges {layers.name!r}")
     length = int(np.median(layers.stop - layers.first))
-    text = (
-        f"{number} inferred: {length} kernels repeat, from kernel {layers.first[0]} to {layers.stop[-1]} of {kernels}"
-    )
+    text = f"{number} inferred: {length} kernels repeat, {layers.first[0]} to {layers.stop[-1]} of {kernels}"
     if differing := int(np.count_nonzero(layers.differing)):
         text += f", in {differing} layers not exactly"
     return Message(layers.code, text)

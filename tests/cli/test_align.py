@@ -214,6 +214,14 @@ def test_the_table_for_a_review_is_markdown(align):
     )
 
 
+def test_a_score_with_a_residual_is_not_printed_as_1(align, models):
+    layer = tuple(replace(one, duration_ns=one.duration_ns + (one is MLP)) for one in LAYER)
+    write_model(models / "nearly.sqlite", (layer,) * 4)
+    for candidate, score in (("full.sqlite", "1.0000"), ("nearly.sqlite", "0.9999")):
+        _, output, _ = align("full.sqlite", candidate)
+        assert f"fidelity score: {score} " in output
+
+
 def test_top_limits_the_table(align):
     _, output, _ = align("full.sqlite", "full.sqlite", "--top", "2")
     assert "and 6 more" in output

@@ -564,17 +564,15 @@ def _check_none(name: str, number: int, message: Message) -> Check:
 
 def _check_kernel_latency(kernels: Table, within: float) -> Check:
     """Return the check of the rows of kernels, by the largest change of those that count; its value is that change."""
-    slow = [
-        (abs(ratio - 1), ratio, name, reasons)
-        for ratio, name, reasons in zip(*map(kernels.column, ("ratio", "kernel", "reasons")), strict=True)
-        if ratio is not None
-    ]
+    rows = list(zip(*map(kernels.column, ("ratio", "kernel", "reasons")), strict=True))
+    slow = [row for row in rows if row[0] is not None or {SLOWER, FASTER, UNCLEAR} & set(row[2])]
     if not slow:
         return Check("kernel_latency", UNKNOWN, None, within, Message("no_kernel_times", "no kernel is in both"))
-    failed = [one for one in slow if {SLOWER, FASTER} & set(one[3])]
-    unclear = [one for one in slow if UNCLEAR in one[3]]
+    failed = [row for row in slow if {SLOWER, FASTER} & set(row[2])]
+    unclear = [row for row in slow if UNCLEAR in row[2]]
     state = FAILED if failed else UNKNOWN if unclear else PASSED
-    change, ratio, name, _ = max(failed or unclear or slow, key=lambda one: one[0])
+    # Without a ratio the kernel took no time in the reference.
+    ratio, name, _ = max(failed or unclear or slow, key=lambda row: np.inf if row[0] is None else abs(row[0] - 1))
     if failed:
         text = f"{len(failed)} of {len(slow)} kernels differ by more than {format_percent(within)}, the most "
         text += extract_base_name(name or "one without a name")
@@ -582,7 +580,8 @@ def _check_kernel_latency(kernels: Table, within: float) -> Check:
         text = f"{len(unclear)} of {len(slow)} kernels differ by more than {format_percent(within)}, within the noise"
     else:
         text = f"all of {len(slow)} kernels within {format_percent(within)}"
-    text += f" (x{ratio:.3f})" if failed or unclear else ""
+    text += f" (x{ratio:.3f})" if (failed or unclear) and ratio is not None else ""
+    change = None if ratio is None else abs(ratio - 1)
     return Check("kernel_latency", state, change, within, Message("kernel_latency", text))
 
 

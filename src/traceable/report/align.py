@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -156,7 +157,8 @@ def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
         label = _LABELS[row["check"]].ljust(width)
         page.write_paragraph([f"{_TICKS[row['state']]} {label}"], f"{row['text']} [{row['code']}]")
     page.write_line()
-    score = "unknown" if fidelity.score is None else f"{fidelity.score:.4f}"
+    # Rounded down: 1.0000 has no residual.
+    score = "unknown" if fidelity.score is None else f"{math.floor(fidelity.score * 10_000) / 10_000:.4f}"
     times = f"{format_duration(fidelity.candidate_ns)} instead of {format_duration(fidelity.reference_ns)}"
     page.write_line(f"fidelity score: {score} ({times})")
     _write_residual(page, list(tables["residual"].rows()))

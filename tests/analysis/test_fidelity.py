@@ -25,16 +25,20 @@ from tests.analysis.sample_models import (
     Work,
     write_model,
 )
+from tests.example_count import scale_examples
 
 from traceable.analysis.alignment import STATES
 from traceable.analysis.excerpts import MAX_INSTANCES, Excerpt
 from traceable.analysis.fidelity import (
     CAUSES,
+    UNCLEAR,
     AlignedPart,
     ExpectedShare,
     Selection,
+    TimePair,
     Tolerance,
     align_parts,
+    judge_times,
     load_expected_shares,
     parse_share_bounds,
     split_difference,
@@ -330,6 +334,20 @@ def test_a_difference_within_the_noise_is_neither_passed_nor_failed(tmp_path, ji
     assert list_states(part)["kernel_latency"] == state
 
 
+def test_a_direction_that_the_samples_contradict_is_unclear():
+    """The medians of each kernel, summed, are larger by a tenth; those of the instances are less by a tenth."""
+    steady = np.arange(40)
+    (verdict,) = judge_times([TimePair(1_000_000, 1_100_000, 1, (1_000_000 + steady, 900_000 + steady))], 0.02)
+    assert verdict.code == UNCLEAR
+
+
+def test_a_kernel_that_took_no_time_is_slower(tmp_path):
+    part = align_models(tmp_path, edit({GELU: [replace(GELU, duration_ns=0)]}), (LAYER,) * 4)
+    assert list_states(part)["kernel_latency"] == "failed"
+    rows = {row["kernel"]: row for row in part.fidelity.tables["kernels"].rows()}
+    assert (rows[GELU.name]["ratio"], rows[GELU.name]["reasons"]) == (None, ["slower"])
+
+
 def test_times_of_a_throttled_gpu_are_excluded(tmp_path):
     def slow(step: int, place: int, work: Work) -> Work:
         return replace(work, duration_ns=3 * work.duration_ns) if step < 3 else work
@@ -368,7 +386,7 @@ works = st.builds(
 layers = st.lists(works, min_size=2, max_size=6).filter(lambda some: sum(one.name is not None for one in some) > 1)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scale_examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(reference=layers, candidate=layers, jitter=st.integers(0, 300))
 def test_every_nanosecond_has_one_cause(tmp_path_factory, reference, candidate, jitter):
     folder = tmp_path_factory.mktemp("models")

@@ -3,8 +3,8 @@
 `trace_paths` follows the path of each steady step. `critical_path` sums its segments by range, kind, operation, step or
 the value of a field, and lists the path of the median step. docs/critical-path.md explains the path and its limits.
 
-The path is the one chain of work, without a pause, that ends when the step ends. It is followed backwards from there. At
-each moment it is in one place, so that its segments add up to the step exactly:
+The path is the one chain of work, without a pause, that ends when the step ends. It is followed backwards from there.
+At each moment it is in one place, so that its segments add up to the step exactly:
 
 - On a thread it goes back along the thread's own code and calls. Where a call waited for the GPU (`analysis.sync`), it
   goes to the operation that ended last of those waited for.

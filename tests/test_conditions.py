@@ -237,6 +237,16 @@ def test_ranks_and_sides_are_of_several_runs(recorded: Path, tmp_path: Path) -> 
     assert conditions["collector"] == "recorder"
 
 
+def test_the_ranks_of_a_part_are_those_selected(tmp_path: Path) -> None:
+    path = export(tmp_path / "two.sqlite")
+    trace = load(path).trace
+    ranks = tuple(replace(process, rank=rank) for rank, process in enumerate(trace.processes))
+    recording = Recording(replace(trace, processes=ranks))
+    for words, expected in (({}, [0, 1]), ({"ranks": "1"}, [1]), ({"process": 70}, [0])):
+        part = recording.select(**words) if words else recording
+        assert read_conditions(part, path)["ranks"] == expected
+
+
 def test_the_load_is_that_of_the_client(recorded: Path) -> None:
     records = [
         LoadRecord("w", 0, None, 1000, 5, 500, warmup=True),

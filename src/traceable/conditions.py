@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from traceable import collectors
-from traceable.analysis.comparability import CONDITIONS
+from traceable.analysis.comparability import CONDITIONS, WHOLE_RUN
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.intervals import merge_intervals
+from traceable.analysis.step_detection import map_threads_to_processes
 from traceable.analysis.windows import find_captured_windows
 from traceable.launch import flight, ranks
 from traceable.protocol import run_dir, untrusted
@@ -26,7 +27,7 @@ from traceable.protocol.ranks import RANK_KEY
 from traceable.protocol.run_records import ProcessRecord, load_process_records
 from traceable.recording import Recording
 from traceable.trace.load_records import ClientRecords
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import NULL, Int64, Trace, find_distinct
 
 _LEAST_REASON_SHARE = 0.01
 """For which part of the time a reason for lower clocks must hold to be listed."""
@@ -37,9 +38,6 @@ remain, and `throttled_share` has it."""
 
 _COMMIT_DIGITS = 12
 _UUID_CHARACTERS = len("GPU-01234567")
-
-WHOLE_RUN = "all"
-"""The window of a run of which no steps were selected."""
 
 _KINDS = {
     "OSRT_API": "osrt",
@@ -158,9 +156,19 @@ def _describe_trace(recording: Recording) -> dict[str, Any]:
         "whole_graphs": len(trace.graph_launches) > 0 if kinds["gpu"] else None,
         "cuda_graphs": _uses_graphs(trace) if kinds["gpu"] else None,
         "window": requested or ",".join(captured) or None,
-        "ranks": sorted({one.rank for one in trace.processes if one.rank is not None}) or None,
+        "ranks": _list_ranks(recording) or None,
     }
     return _drop_unknown(described)
+
+
+def _list_ranks(recording: Recording) -> list[int]:
+    """Return the ranks of which anything was recorded: a part of a recording still lists the processes of the whole."""
+    trace, gpu = recording.trace, recording.context.gpu
+    threads = np.concatenate([find_distinct(table.thread) for table in (trace.ranges, trace.calls)])
+    process_of_thread = np.append(map_threads_to_processes(trace), -1)
+    used = {*find_distinct(process_of_thread[threads]).tolist(), *find_distinct(gpu.process).tolist()}
+    ranks = {trace.processes[index].rank for index in used if index >= 0}
+    return sorted(rank for rank in ranks if rank is not None)
 
 
 def _uses_graphs(trace: Trace) -> bool:

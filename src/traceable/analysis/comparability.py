@@ -27,6 +27,10 @@ EFFECTS = (CONFOUNDS, LOWERS_CONFIDENCE, NOTE)
 """The strongest first."""
 
 
+WHOLE_RUN = "all"
+"""The window of a run of which no steps were selected."""
+
+
 @dataclass(frozen=True)
 class Condition:
     """How a condition is judged.

@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 
 from traceable import collectors
-from traceable.analysis.comparability import CONDITIONS
+from traceable.analysis.comparability import CONDITIONS, WHOLE_RUN
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.intervals import merge_intervals
+from traceable.analysis.step_detection import map_threads_to_processes
 from traceable.analysis.windows import find_captured_windows
 from traceable.launch import flight, ranks
 from traceable.protocol import run_dir, untrusted
 from traceable.protocol.ranks import RANK_KEY
-from traceable.protocol.run_records import load_process_records
+from traceable.protocol.run_records import ProcessRecord, load_process_records
 from traceable.recording import Recording
 from traceable.trace.load_records import ClientRecords
-from traceable.trace.model import NULL, Int64, Trace
+from traceable.trace.model import NULL, Int64, Trace, find_distinct
 
 _LEAST_REASON_SHARE = 0.01
 """For which part of the time a reason for lower clocks must hold to be listed."""
@@ -37,9 +38,6 @@ remain, and `throttled_share` has it."""
 
 _COMMIT_DIGITS = 12
 _UUID_CHARACTERS = len("GPU-01234567")
-
-WHOLE_RUN = "all"
-"""The window of a run of which no steps were selected."""
 
 _KINDS = {
     "OSRT_API": "osrt",
@@ -85,6 +83,7 @@ def read_conditions(recording: Recording, path: Path) -> dict[str, Any]:
             values.append(value)
         return _merge_values(values)
 
+    processes = [list(filter(_has_started, load_process_records(directory))) for directory in directories]
     known = {
         "collector": find_common("collector", "name"),
         "world_size": find_common(RANK_KEY, "world_size"),
@@ -96,11 +95,9 @@ def read_conditions(recording: Recording, path: Path) -> dict[str, Any]:
         "commit": _merge_values(map(_format_commit, manifests)),
         "command": _merge_values(map(_format_command, manifests)),
         "annotation_level": _merge_values(
-            "disabled" if process.disabled else process.level
-            for directory in directories
-            for process in load_process_records(directory)
-            if process.start_wall_ns is not None
+            "disabled" if process.disabled else process.level for of_run in processes for process in of_run
         ),
+        "cpu_wait_share": _find_wait_share(processes),
     }
     return conditions | _drop_unknown(known)
 
@@ -159,9 +156,19 @@ def _describe_trace(recording: Recording) -> dict[str, Any]:
         "whole_graphs": len(trace.graph_launches) > 0 if kinds["gpu"] else None,
         "cuda_graphs": _uses_graphs(trace) if kinds["gpu"] else None,
         "window": requested or ",".join(captured) or None,
-        "ranks": sorted({one.rank for one in trace.processes if one.rank is not None}) or None,
+        "ranks": _list_ranks(recording) or None,
     }
     return _drop_unknown(described)
+
+
+def _list_ranks(recording: Recording) -> list[int]:
+    """Return the ranks of which anything was recorded: a part of a recording still lists the processes of the whole."""
+    trace, gpu = recording.trace, recording.context.gpu
+    threads = np.concatenate([find_distinct(table.thread) for table in (trace.ranges, trace.calls)])
+    process_of_thread = np.append(map_threads_to_processes(trace), -1)
+    used = {*find_distinct(process_of_thread[threads]).tolist(), *find_distinct(gpu.process).tolist()}
+    ranks = {trace.processes[index].rank for index in used if index >= 0}
+    return sorted(rank for rank in ranks if rank is not None)
 
 
 def _uses_graphs(trace: Trace) -> bool:
@@ -196,6 +203,33 @@ def _read_nsys_target(path: Path) -> dict[str, Any]:
         "cpu_model": texts.get("CpuDescription") or None,
         "cpu_count": int(cpus) if cpus.isdecimal() else None,
     }
+
+
+# ---- processes
+
+
+def _has_started(process: ProcessRecord) -> bool:
+    """Return whether it imported traceable: a child that was forked did not, and may be of no interest."""
+    return process.start_wall_ns is not None
+
+
+def _find_wait_share(runs: Sequence[Sequence[ProcessRecord]]) -> float | None:
+    """Return for which part of the time that they could run the processes of a run waited for a CPU.
+
+    Args:
+        runs: the processes of each run, of which the largest counts.
+
+    Returns:
+        None if any process did not record it: one that was killed, or on a kernel that does not measure it.
+    """
+    shares = []
+    for processes in runs:
+        times = [process.cpu for process in processes if process.cpu is not None]
+        if not times or len(times) < len(processes):
+            return None
+        wait_ns = sum(one.wait_ns for one in times)
+        shares.append(wait_ns / (wait_ns + sum(one.run_ns for one in times)))
+    return max(shares, default=None)
 
 
 # ---- GPUs

@@ -1,117 +1,471 @@
-"""Several recordings side by side, against the same looked up row by row."""
+"""Comparisons against fractions summed over one instance at a time, against the views, and against the files."""
 
 from __future__ import annotations
 
+import gzip
+import json
+import re
+from collections import defaultdict
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.analysis.compare_oracle import Parts, SnapshotOracle, explain
+from tests.analysis.sample_gpu_traces import gpu_traces
+from tests.analysis.sample_traces import traces
+from tests.analysis.test_snapshot import make_ranges, make_steps
+from tests.example_count import scale_examples
 
-from traceable.analysis.compare import COUNTS, LETTERS, MEASURES, STEP_COLUMNS, compare_ranges, compare_step_summaries
-from traceable.analysis.table import Table, pack_objects
-
-Row = tuple[tuple[str, ...], str | None, str, int, float | None]
-
-paths = st.lists(st.sampled_from("abc"), min_size=1, max_size=3).map(tuple)
-rows = st.tuples(
-    paths,
-    st.sampled_from([None, "d"]),
-    st.sampled_from(["push_pop", "start_end"]),
-    st.integers(0, 9),
-    st.one_of(st.none(), st.integers(0, 9).map(float)),
+from traceable.analysis.compare import (
+    INSTANCE,
+    STEP_UNIT,
+    TOKEN,
+    UNITS,
+    Comparison,
+    compare_overviews,
+    compare_snapshots,
+    take_inside,
 )
-recordings = st.lists(rows, max_size=8, unique_by=lambda row: row[:3])
+from traceable.analysis.context import Context
+from traceable.analysis.kernel_families import load_families
+from traceable.analysis.kernel_names import EXACT, make_kernel_keys
+from traceable.analysis.range_names import load_name_rules
+from traceable.analysis.snapshot import Snapshot, take_snapshot
+from traceable.analysis.table import Table, pack_objects
+from traceable.errors import MissingDataError, UsageError
+from traceable.recording import load, normalize_names
+from traceable.trace.model import Trace
+
+Row = dict[str, Any]
+
+SLOWLY = settings(max_examples=scale_examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compare-numbers.md"
+
+GRID = Fraction(1, 64)
+"""What times a unit are rounded to."""
 
 
-def table(result: list[Row], *, by_path: bool = True) -> Table:
-    """A table as `ranges` answers; parents come before what lies inside them."""
-    if by_path:
-        result = sorted(result, key=lambda row: len(row[0]))
-    values: dict[str, Any] = {"path": pack_objects([list(row[0]) for row in result])} if by_path else {}
-    values |= {
-        "name": pack_objects([row[0][-1] for row in result]),
-        "domain": pack_objects([row[1] for row in result]),
-        "style": pack_objects([row[2] for row in result]),
-        "count": np.array([row[3] for row in result], np.int64),
+def snap(trace: Trace, label: str = "x", **options: Any) -> Snapshot:
+    return take_snapshot(Context(trace), label=label, facts={}, **options)
+
+
+def identify(row: Row) -> tuple[Any, ...]:
+    return tuple(row["path"]), row["domain"], row["style"]
+
+
+def list_causes(comparison: Comparison, of: str) -> dict[Any, list[Row]]:
+    """The rows of the explanation by range."""
+    causes: dict[Any, list[Row]] = defaultdict(list)
+    for row in comparison.tables["explanation"].rows():
+        if row["of"] == of:
+            causes[identify(row)].append(row)
+    return causes
+
+
+def check_sums(comparison: Comparison) -> None:
+    """The rows of each explanation add up to its difference, as floats, in whatever order."""
+    for of, name in (("cpu", "cpu_per_unit"), ("gpu_span", "gpu_span_per_unit")):
+        causes = list_causes(comparison, of)
+        for row in comparison.tables["ranges"].rows() if "ranges" in comparison.tables else ():
+            differences = [one["difference_ns"] for one in causes.pop(identify(row), [])]
+            for order in (differences, differences[::-1], sorted(differences)):
+                assert sum(order) == (row[f"{name}_difference_ns"] or 0)
+        assert not causes
+    for of, name in (("step_wall", "wall_per_unit"), ("step_gpu_busy", "gpu_busy_per_unit")):
+        steps = list_causes(comparison, of)
+        whole = [row[f"{name}_difference_ns"] or 0 for row in comparison.tables["steps"].rows()] if steps else []
+        assert [sum(row["difference_ns"] for row in rows) for rows in steps.values()] == whole
+
+
+@SLOWLY
+@given(st.one_of(traces(busy=True), gpu_traces()), st.one_of(traces(busy=True), gpu_traces()))
+def test_explanations_equal_the_oracle_and_add_up(first: Trace, second: Trace) -> None:
+    contexts = [Context(first), Context(second)]
+    snapshots = [take_snapshot(one, label="x", facts={}) for one in contexts]
+    try:
+        comparison = compare_snapshots([snapshots[0]], [snapshots[1]])
+    except MissingDataError:
+        return
+    check_sums(comparison)
+    if "ranges" not in comparison.tables:
+        return
+    oracles = [SnapshotOracle(one) for one in contexts]
+    excluded = {
+        identify(row)
+        for one in snapshots
+        for row in one.tables["ranges"].rows()
+        if row["excluded_warm_up"] or row["excluded_clipped"]
     }
-    measured = np.array([np.nan if row[4] is None else row[4] for row in result], float)
-    return Table(values | {name: measured + place for place, name in enumerate(MEASURES)})
+    for of in ("cpu", "gpu_span"):
+        causes = list_causes(comparison, of)
+        for row in comparison.tables["ranges"].rows():
+            key = identify(row)
+            parts: list[tuple[Parts, int]] = []
+            for oracle in oracles:
+                group = [one for one in oracle.get_group(*key) if not one["clipped"]]
+                sampled = [one for one in group if (one["entered"] if of == "cpu" else one["operations"])]
+                split = oracle.split_cpu_time if of == "cpu" else oracle.split_gpu_span
+                parts.append((split(sampled), len(sampled)))
+            if key in excluded or not all(number for _, number in parts):
+                continue
+            (before, per), (after, other_per) = parts
+            expected = explain(before, after, Fraction(per), Fraction(other_per))
+            printed = {(one["cause"], one["name"]): Fraction(one["difference_ns"]) for one in causes[key]}
+            for cause in {**expected, **printed}:
+                slack = GRID * (1 + len(expected))
+                assert abs(printed.get(cause, Fraction(0)) - expected.get(cause, Fraction(0))) <= slack
 
 
-@given(st.lists(recordings, min_size=1, max_size=4))
-def test_every_range_of_any_recording_has_one_row_with_what_each_says_of_it(several):
-    result = list(compare_ranges([table(one) for one in several]).rows())
-    keys = [(tuple(row["path"]), row["domain"], row["style"]) for row in result]
-    assert sorted(keys, key=repr) == sorted({row[:3] for one in several for row in one}, key=repr)
-    for key, row in zip(keys, result, strict=True):
-        assert row["name"] == key[0][-1]
-        for letter, one in zip(LETTERS, several, strict=False):
-            output = {known[:3]: known for known in one}.get(key)
-            for place, name in enumerate(MEASURES):
-                expected = None if output is None or output[4] is None else output[4] + place
-                assert row[f"{letter.lower()}_{name}"] == expected
-            for name in COUNTS:
-                assert row[f"{letter.lower()}_{name}"] == (None if output is None else output[3])
+@SLOWLY
+@given(st.lists(st.one_of(traces(busy=True), gpu_traces()), min_size=3, max_size=3))
+def test_runs_of_one_side_are_summed(three: list[Trace]) -> None:
+    runs = [snap(one) for one in three]
+    try:
+        comparison = compare_snapshots(runs[:2], runs[2:])
+    except MissingDataError:
+        return
+    check_sums(comparison)
+    for row in comparison.tables["ranges"].rows() if "ranges" in comparison.tables else ():
+        of_run = [[one for one in run.tables["ranges"].rows() if identify(one) == identify(row)] for run in runs]
+        for name in ("count", "cpu_total_ns", "gpu_busy_total_ns", "kernels"):
+            known = [one[name] for rows in of_run[:2] for one in rows if one[name] is not None]
+            assert row[f"baseline_{name}"] == (sum(known) / 2 if known else None)
+            known = [one[name] for one in of_run[2] if one[name] is not None]
+            assert row[f"candidate_{name}"] == (known[0] if known else None)
+        states = {(True, True): "both", (False, True): "added", (True, False): "removed"}
+        assert row["state"] == states[any(of_run[:2]), bool(of_run[2])]
 
 
-@given(st.lists(recordings, min_size=2, max_size=4))
-def test_ratios_are_to_the_first_and_absent_where_there_is_nothing_to_divide(several):
-    for row in compare_ranges([table(one) for one in several]).rows():
-        for letter in LETTERS[1 : len(several)]:
-            for name in MEASURES:
-                first, other = row[f"a_{name}"], row[f"{letter.lower()}_{name}"]
-                expected = None if not first or other is None else other / first
-                ratio = row[f"{letter.lower()}_{name.removesuffix('_ns')}_ratio"]
-                assert ratio == (None if expected is None else pytest.approx(expected))
+@SLOWLY
+@given(st.one_of(traces(busy=True), gpu_traces()))
+def test_a_recording_does_not_differ_from_itself(trace: Trace) -> None:
+    snapshot = snap(trace)
+    try:
+        comparison = compare_snapshots([snapshot], [snapshot])
+    except MissingDataError as error:
+        assert error.code == "nothing_recorded"
+        return
+    assert len(comparison.tables["explanation"]) == 0
+    for table in comparison.tables.values():
+        for name in table.columns:
+            if name.endswith(("_difference", "_difference_ns")):
+                assert set(table.column(name)) <= {0, None}
+            if name.endswith("_ratio"):
+                assert set(table.column(name)) <= {1.0, None}
+            if name.endswith("_verdict"):
+                assert set(table.column(name)) <= {"no_difference", "not_enough_data"}
+        if "state" in table.columns:
+            assert set(table.column("state")) <= {"both"}
 
 
-@given(st.lists(recordings, min_size=1, max_size=4))
-def test_a_range_comes_after_what_it_lies_inside_and_beside_what_lies_there_too(several):
-    result = [tuple(path) for path in compare_ranges([table(one) for one in several]).column("path")]
-    for place, path in enumerate(result):
-        inside = [later for later, other in enumerate(result) if other[: len(path)] == path]
-        assert inside == list(range(min(inside), max(inside) + 1))
-        above = [earlier for earlier, other in enumerate(result) if path[: len(other)] == other and other != path]
-        assert all(earlier < place for earlier in above)
-
-
-def test_ranges_keep_the_order_of_the_first_recording_and_then_that_of_the_next():
-    first = [(("step",), None, "push_pop", 1, 1.0), (("step", "b"), None, "push_pop", 1, 1.0)]
-    second = [
-        (("init",), None, "push_pop", 1, 1.0),
-        (("step",), None, "push_pop", 1, 1.0),
-        (("step", "a"), None, "push_pop", 1, 1.0),
-        (("step", "b"), None, "push_pop", 1, 1.0),
+def load_pair(captures: Path, *names: str) -> tuple[list[Any], list[Snapshot]]:
+    recordings = [load(captures / name, raw_names=True) for name in names]
+    normalize_names(recordings, load_name_rules())
+    return recordings, [
+        take_snapshot(one.context, label=name, facts={}) for one, name in zip(recordings, names, strict=True)
     ]
-    result = compare_ranges([table(first), table(second)]).column("path")
-    assert result == [["step"], ["step", "b"], ["step", "a"], ["init"]]
 
 
-def test_by_name_paths_play_no_part():
-    one = table([(("x", "a"), None, "push_pop", 2, 4.0)], by_path=False)
-    other = table([(("a",), None, "push_pop", 3, 6.0)], by_path=False)
-    (row,) = compare_ranges([one, other]).rows()
-    assert "path" not in row
-    assert (row["name"], row["a_count"], row["b_count"], row["b_cpu_mean_ratio"]) == ("a", 2, 3, 1.5)
+def check_totals(comparison: Comparison, recordings: list[Any]) -> None:
+    """Every total of each side is that of the report of that side alone."""
+    for side, recording in zip(("baseline", "candidate"), recordings, strict=True):
+        for table, view, keys, names in (
+            ("ranges", recording.ranges(), ("path", "domain", "style"), ("count", "cpu_total_ns", "gpu_busy_total_ns")),
+            ("kernels", recording.kernels(), ("name",), ("count", "total_ns", "p50_ns", "p99_ns")),
+            ("families", recording.kernels(by="family"), ("family",), ("count", "total_ns")),
+            ("api", recording.api(), ("name", "kind"), ("count", "total_ns", "p50_ns", "p99_ns")),
+            ("copies", recording.memory(), ("operation",), ("count", "total_ns", "bytes")),
+        ):
+            columns = {"copies": {"total_ns": "gpu_total_ns", "bytes": "size_total_bytes"}}.get(table, {})
+            if table in ("kernels", "api"):
+                prefix = "kernel" if table == "kernels" else "call"
+                columns = {name: f"{prefix}_{name}" for name in ("p50_ns", "p99_ns")}
+            expected = {
+                tuple(map(str, (row[key] for key in keys))): [row[columns.get(name, name)] for name in names]
+                for row in view.rows()
+            }
+            result = {
+                tuple(map(str, (row[key] for key in keys))): [row[f"{side}_{name}"] for name in names]
+                for row in comparison.tables[table].rows()
+                if row[f"{side}_count"] is not None
+            }
+            assert result == expected
 
 
-def summary(*wall_ns: float) -> Table:
-    columns: dict[str, Any] = {name: np.arange(len(wall_ns), dtype=float) for name in STEP_COLUMNS}
-    place = {"pid": np.arange(len(wall_ns)) + 7, "device": np.zeros(len(wall_ns), np.int64)}
-    return Table({**place, **columns, "wall_p50_ns": np.array(wall_ns)})
+def test_two_real_recordings_have_the_totals_of_their_reports(captures: Path) -> None:
+    names = [f"nsys/h100x2-torchrun-{one}.sqlite" for one in ("before", "after")]
+    recordings, snapshots = load_pair(captures, *names)
+    for unit in (INSTANCE, STEP_UNIT):
+        comparison = compare_snapshots([snapshots[0]], [snapshots[1]], unit=unit)
+        check_sums(comparison)
+    check_totals(comparison, recordings)
+    by_path = comparison.tables["range_kernels"]
+    assert by_path.values["baseline_total_ns"][by_path.values["baseline_total_ns"] > 0].sum() == (
+        recordings[0].kernels().values["total_ns"].sum()
+    )
 
 
-def test_steps_stand_beside_each_other_with_the_ratio_of_their_medians():
-    result = compare_step_summaries([summary(2e6), None, summary(3e6)])
-    assert result.column("recording") == ["A", "C"]
-    assert result.column("wall_p50_ratio") == [1.0, 1.5]
-    assert result.column("pid") == [7, 7]
+def read_events(path: Path) -> dict[str, dict[str, list[int]]]:
+    """The times in ns of the events of a Kineto trace by category and name."""
+    events: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for event in json.load(file)["traceEvents"]:
+            if event.get("ph") == "X":
+                events[event.get("cat", "").lower()][event["name"]].append(round(event["dur"] * 1000))
+    return events
 
 
-def test_steps_of_several_processes_have_no_ratio():
-    assert compare_step_summaries([summary(2e6), summary(2e6, 3e6)]).column("wall_p50_ratio") == [1.0, None, None]
-    assert compare_step_summaries([summary(2e6, 3e6), summary(2e6)]).column("wall_p50_ratio") == [None, None, None]
-    assert compare_step_summaries([None, summary(2e6)]).column("wall_p50_ratio") == [None]
-    assert len(compare_step_summaries([None, None])) == 0
+def test_kineto_traces_equal_brute_force_over_their_json(captures: Path) -> None:
+    names = [f"kineto/trace-diff-{one}.json.gz" for one in ("control", "test")]
+    _, snapshots = load_pair(captures, *names)
+    comparison = compare_snapshots([snapshots[0]], [snapshots[1]])
+    check_sums(comparison)
+    for side, name in zip(("baseline", "candidate"), names, strict=True):
+        events = read_events(captures / name)
+        kernels = {
+            row["name"]: (row[f"{side}_count"], row[f"{side}_total_ns"])
+            for row in comparison.tables["kernels"].rows()
+            if row[f"{side}_count"] is not None
+        }
+        keys = make_kernel_keys(list(events["kernel"]), EXACT, load_families())
+        expected: dict[str | None, list[int]] = defaultdict(list)
+        for key, times in zip(keys, events["kernel"].values(), strict=True):
+            expected[key] += times
+        assert kernels == {key: (len(times), sum(times)) for key, times in expected.items()}
+        copies = comparison.tables["copies"].column(f"{side}_total_ns")
+        moved = [time for kind in ("gpu_memcpy", "gpu_memset") for times in events[kind].values() for time in times]
+        assert sum(filter(None, copies)) == sum(moved)
+        ranges: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for row in comparison.tables["ranges"].rows():
+            if row[f"{side}_count"] is not None:
+                ranges[row["name"]][0] += row[f"{side}_count"]
+                ranges[row["name"]][1] += row[f"{side}_cpu_total_ns"]
+        for name in ("## forward ##", "## backward ##", "## sparse_data_dist ##", "## optimizer ##"):
+            times = events["user_annotation"][name]
+            assert ranges[name] == [len(times), sum(times)]
+
+
+def test_a_range_that_takes_longer_is_explained_by_the_one_in_it():
+    first, second = (snap(make_steps(*lengths), step_range="s") for lengths in ([100] * 8, [100] * 4 + [150] * 4))
+    comparison = compare_snapshots([first], [second], unit=STEP_UNIT)
+    check_sums(comparison)
+    (step,) = comparison.tables["steps"].rows()
+    assert (step["baseline_wall_mean_ns"], step["candidate_wall_mean_ns"]) == (100, 125)
+    ((cause,),) = list_causes(comparison, "step_wall").values()
+    assert (cause["cause"], cause["name"], cause["difference_ns"], cause["share"]) == ("range_speed", "work", 25, 1)
+    (row,) = (row for row in comparison.tables["ranges"].rows() if row["name"] == "s")
+    assert (row["cpu_per_unit_difference_ns"], row["cpu_mean_ratio"], row["cpu_p50_ratio"]) == (25, 1.25, 1.25)
+
+
+def test_runs_of_different_length_compare_by_step():
+    first, second = (snap(make_steps(*[100] * number), step_range="s") for number in (10, 5))
+    comparison = compare_snapshots([first], [second], unit=STEP_UNIT)
+    for row in comparison.tables["ranges"].rows():
+        if row["name"] != "load":
+            assert row["count_ratio"] == 0.5
+            assert row["cpu_per_unit_difference_ns"] == 0
+    assert [row["name"] for row in comparison.tables["explanation"].rows() if row["of"] == "step_wall"] == []
+
+
+def test_tokens_divide_both_sides_by_their_own():
+    first, second = (
+        snap(make_steps(*[100] * number), step_range="s", tokens=tokens) for number, tokens in ((10, 1000), (10, 500))
+    )
+    comparison = compare_snapshots([first], [second], unit=TOKEN)
+    (row,) = (row for row in comparison.tables["ranges"].rows() if row["name"] == "s")
+    assert (row["baseline_cpu_per_unit_ns"], row["candidate_cpu_per_unit_ns"]) == (1, 2)
+    check_sums(comparison)
+
+
+@pytest.mark.parametrize(("unit", "code"), [(STEP_UNIT, "steps_not_known"), (TOKEN, "tokens_not_known")])
+def test_a_unit_that_a_side_lacks_is_an_error(unit: str, code: str) -> None:
+    steps, plain = snap(make_steps(*[100] * 5), step_range="s"), snap(make_ranges(("s", 0, 10)))
+    with pytest.raises(MissingDataError) as caught:
+        compare_snapshots([steps], [plain], unit=unit)
+    assert caught.value.code == code
+
+
+def test_an_unknown_unit_is_an_error():
+    snapshot = snap(make_ranges(("a", 0, 10)))
+    with pytest.raises(UsageError) as caught:
+        compare_snapshots([snapshot], [snapshot], unit="second")
+    assert caught.value.code == "unit_unknown"
+    assert "second" not in UNITS
+
+
+def with_facts(snapshot: Snapshot, **facts: Any) -> Snapshot:
+    return replace(snapshot, facts={**snapshot.facts, **facts})
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        ({"has_ranges": False}, "ranges_on_one_side"),
+        ({"has_kernels": True}, "kernels_on_one_side"),
+        ({"graphs": "whole"}, "graphs_whole_on_one_side"),
+    ],
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_sides_of_different_kinds_are_an_error(facts: Row, code: str, swapped: bool) -> None:
+    snapshot = snap(make_ranges(("a", 0, 10)))
+    sides = [[snapshot], [snapshot, with_facts(snapshot, **facts)]]
+    with pytest.raises(MissingDataError) as caught:
+        compare_snapshots(*(sides[::-1] if swapped else sides))
+    assert caught.value.code == code
+
+
+def test_graphs_of_both_sides_may_be_whole():
+    snapshot = with_facts(snap(make_ranges(("a", 0, 10))), graphs="whole")
+    assert len(compare_snapshots([snapshot], [snapshot]).tables["ranges"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("b", [1, 2, 3]), ("lib:b", [1, 2]), (":b", [3]), ("c", [2]), ("a", [0, 1, 2, 3])]
+)
+def test_a_part_is_of_a_name_or_of_a_domain_and_name(name: str, rows: list[int]) -> None:
+    paths, domains = [["a"], ["a", "b"], ["a", "b", "c"], ["a", "x", "b"]], [None, "lib", None, None]
+    columns = {"path": pack_objects(paths), "domain": pack_objects(domains), "row": np.arange(4)}
+    tables = {"ranges": Table(columns), "range_kernels": Table({"path": pack_objects([None, ["a", "b"]])})}
+    inside = take_inside(Comparison({**tables, "api": Table({"name": pack_objects(["cudaFree"])})}), name).tables
+    assert inside["ranges"].column("row") == rows
+    assert len(inside["range_kernels"]) == (1 in rows)
+    assert len(inside["api"]) == 0
+
+
+def test_a_part_of_no_range_is_an_error():
+    for tables in ({}, {"ranges": Table({"path": pack_objects([["a"]]), "domain": pack_objects([None])})}):
+        with pytest.raises(MissingDataError) as caught:
+            take_inside(Comparison(tables), "lib:a")
+        assert caught.value.code == "range_not_found"
+
+
+ONE = {"window": "10:20", "ranks": [0]}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "others", "unit", "code"),
+    [
+        (ONE, {"window": "20:30"}, INSTANCE, "windows_differ"),
+        (ONE, {"window": "all"}, INSTANCE, "windows_differ"),
+        (ONE, {"window": "20:30"}, STEP_UNIT, None),
+        (ONE, {"window": "20:30"}, TOKEN, None),
+        (ONE, {"window": None}, INSTANCE, None),
+        (ONE, {}, INSTANCE, None),
+        ({"ranks": [0]}, {"ranks": [1]}, INSTANCE, None),
+        ({"ranks": [0]}, {"ranks": []}, INSTANCE, None),
+        ({"ranks": [0]}, {"ranks": [0, 1]}, INSTANCE, "ranks_differ"),
+        ({"ranks": [0, 1]}, {"ranks": [2, 3]}, STEP_UNIT, "ranks_differ"),
+        ({"ranks": [0, 1]}, {"ranks": []}, TOKEN, "ranks_differ"),
+        ({"ranks": [0, 1]}, {"ranks": [0, 1]}, INSTANCE, None),
+        ({"ranks": [0, 1]}, {"ranks": None}, INSTANCE, None),
+    ],
+)
+def test_other_steps_and_other_ranks_are_an_error(conditions: Row, others: Row, unit: str, code: str | None) -> None:
+    snapshot = snap(make_steps(*[100] * 10), step_range="s", tokens=1000)
+    sides = [[with_facts(snapshot, conditions=one)] for one in (conditions, others)]
+    for baseline, candidate in (sides, sides[::-1]):
+        if code is None:
+            compare_snapshots(baseline, candidate, unit=unit)
+            continue
+        with pytest.raises(MissingDataError) as caught:
+            compare_snapshots(baseline, candidate, unit=unit)
+        assert caught.value.code == code
+    # A run of another window within one side is as much a difference.
+    if code is not None:
+        with pytest.raises(MissingDataError):
+            compare_snapshots(sides[0], [*sides[0], *sides[1]], unit=unit)
+
+
+def test_sides_without_anything_in_common_are_an_error():
+    with pytest.raises(MissingDataError) as caught:
+        compare_snapshots([snap(make_ranges(("a", 0, 10)))], [snap(make_ranges(("b", 0, 10)))])
+    assert caught.value.code == "nothing_in_common"
+
+
+def test_a_side_without_a_run_is_an_error():
+    with pytest.raises(UsageError) as caught:
+        compare_snapshots([snap(make_ranges(("a", 0, 10)))], [])
+    assert caught.value.code == "side_without_runs"
+
+
+def test_added_and_removed_ranges_have_no_difference():
+    first, second = snap(make_ranges(("a", 0, 10), ("b", 20, 30))), snap(make_ranges(("a", 0, 10), ("c", 20, 30)))
+    rows = {row["name"]: row for row in compare_snapshots([first], [second]).tables["ranges"].rows()}
+    assert {name: row["state"] for name, row in rows.items()} == {"a": "both", "b": "removed", "c": "added"}
+    for name in ("b", "c"):
+        for column in ("count_difference", "cpu_total_difference_ns", "cpu_mean_ratio", "cpu_per_unit_difference_ns"):
+            assert rows[name][column] is None
+
+
+def make_overview(*, wall: int, kernel: int, samples: int = 10, tokens: float = 100, **facts: Any) -> Snapshot:
+    """A snapshot of sums alone."""
+    plain = snap(make_steps(*[100] * 5), step_range="s")
+    steps = dict(plain.tables["steps"].values)
+    values = {"samples": samples, "sampled_wall_ns": wall, "sampled_kernel_ns": kernel, "sampled_tokens": tokens}
+    steps |= {name: np.array([value]) for name, value in values.items()}
+    steps["lanes"] = np.array([facts.pop("lanes", 1)])
+    overview = dict(plain.tables["overview"].values)
+    overview["tokens"] = np.array([int(tokens)])
+    overview["token_source"] = np.array([facts.pop("token_source", "tokens")], object)
+    tables = {**plain.tables, "steps": Table(steps), "overview": Table(overview)}
+    return with_facts(replace(plain, tables=tables), gpus=1, **facts)
+
+
+def test_kernels_explain_their_part_of_the_time_of_a_token():
+    sides = [make_overview(wall=1000, kernel=600), make_overview(wall=2000, kernel=900)]
+    first, second = compare_overviews([[one] for one in sides], [None, None]).rows()
+    assert (first["token_mean_ns"], first["token_kernel_ns"], first["kernel_explained_share"]) == (10, 6, None)
+    assert (second["token_mean_ns"], second["token_kernel_ns"]) == (20, 9)
+    assert second["kernel_explained_share"] == pytest.approx(0.3)
+    assert (second["step_mean_ns"], second["step_kernel_ns"]) == (200, 90)
+
+
+def test_the_throughput_is_the_time_of_a_token_where_it_is_known():
+    sides = [make_overview(wall=1000, kernel=600), make_overview(wall=2000, kernel=900)]
+    rows = list(compare_overviews([[one] for one in sides], [1e8, 4e7]).rows())
+    assert [row["token_mean_ns"] for row in rows] == [10, 25]
+    assert [row["throughput_ratio"] for row in rows] == [1, 0.4]
+    assert rows[1]["kernel_explained_share"] == pytest.approx(0.2)
+    mixed = list(compare_overviews([[one] for one in sides], [1e8, None]).rows())
+    assert [row["token_source"] for row in mixed] == ["throughput", "steps"]
+    assert mixed[1]["kernel_explained_share"] is None
+
+
+def test_kernel_time_is_that_of_one_gpu():
+    # Two processes with a GPU each, whose steps have the tokens of each in their fields; and the same by one number.
+    of_fields = make_overview(wall=2000, kernel=1200, tokens=200, lanes=2)
+    given = make_overview(wall=2000, kernel=1200, tokens=100, lanes=2, token_source="given")
+    for one in (of_fields, given):
+        (row,) = compare_overviews([[replace(one, facts={**one.facts, "gpus": 2})]], [None]).rows()
+        assert (row["token_mean_ns"], row["token_kernel_ns"]) == (10, 6)
+
+
+def list_words(table: str) -> set[str]:
+    """The words in backticks of a table's section of the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    section = re.search(rf"^## {table}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`([\w*]+)`", section[1])) if section else set()
+
+
+def test_every_column_and_cause_is_explained(captures: Path) -> None:
+    names = [f"nsys/h100x2-torchrun-{one}.sqlite" for one in ("before", "after")]
+    recordings, snapshots = load_pair(captures, *names)
+    findings = [replace(one, tables={**one.tables, "findings": recordings[0].findings()}) for one in snapshots]
+    comparison = compare_snapshots([findings[0]], [findings[1]], unit=STEP_UNIT)
+    tables = {**comparison.tables, "overview": compare_overviews([[snapshots[0]]], [None])}
+    for table, columns in tables.items():
+        words = list_words(table)
+        assert words, table
+        for column in columns.columns:
+            stem = re.sub(r"^(baseline|candidate)_", "", column)
+            stem = re.sub(r"_(difference(_ns)?|ratio|verdict|(low|high|detectable|bound)_share|p_value)$", "", stem)
+            assert words & {column, stem, stem.removesuffix("_ns"), stem.removesuffix("_share")}, (table, column)
+    words = list_words("explanation")
+    for cause in set(tables["explanation"].column("cause")):
+        assert cause in words or (cause.startswith("gap_") and "gap_*" in words)

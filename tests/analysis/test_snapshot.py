@@ -239,7 +239,7 @@ def test_names_folded_apart_are_folded_together():
     names = [f"layers.{i}" for i in range(3)]
     alone = snap(make_ranges(*((name, 100 * i, 100 * i + 15 - i) for i, name in enumerate(names * 2))))
     folded = snap(make_ranges(*(("layers.*", 100 * i, 100 * i + 10) for i in range(5))))
-    (one,), (other,) = align_names([alone], [folded])
+    (one,), (other,) = align_names([alone], [folded], 20)
     (row,) = one.tables["ranges"].rows()
     assert (row["path"], row["name"], row["count"], row["cpu_total_ns"]) == (["layers.*"], "layers.*", 6, 75)
     assert list_parts(one, 0, CPU) == {("own", None): {"total_ns": 75}}
@@ -251,4 +251,14 @@ def test_names_folded_apart_are_folded_together():
 
 def test_names_of_one_folding_stay():
     snapshot = snap(make_ranges(("layers.0", 0, 1), ("step 3", 2, 3)))
-    assert align_names([snapshot], [snapshot]) == ((snapshot,), (snapshot,))
+    assert align_names([snapshot], [snapshot], 20) == ((snapshot,), (snapshot,))
+
+
+def test_names_that_are_many_only_together_are_folded():
+    first, second = (snap(make_ranges(*((f"step {i}", 10 * i, 10 * i + 5) for i in some))) for some in ((1, 2), (3, 4)))
+    for one in (*align_names([first], [second], 3)[0], *align_names([first], [second], 3)[1]):
+        assert list(zip(one.tables["ranges"].column("name"), one.tables["ranges"].column("count"), strict=True)) == [
+            ("step *", 2)
+        ]
+    assert align_names([first], [second], 3, ["step *"]) == ((first,), (second,))
+    assert align_names([first], [second], 4) == ((first,), (second,))

@@ -404,17 +404,45 @@ def test_several_outputs_at_once(compare: Compare, tmp_path: Path) -> None:
 # ---- the real captures
 
 
-def test_the_captures_fit_a_screen(compare: Compare, captures: Path, tmp_path: Path) -> None:
+def test_the_captures_fit_a_screen(
+    compare: Compare, captures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     pair = [captures / "nsys" / f"h100x2-torchrun-{side}.sqlite" for side in ("before", "after")]
     done = compare(*pair, f"--json={tmp_path / 'compare.json'}")
     assert done.code == 0
     assert len(done.out.splitlines()) < 60
+    assert {"step wall", "step GPU busy"} <= {line[:13].strip() for line in done.out.splitlines()}
     tables = json.loads((tmp_path / "compare.json").read_text())["candidates"][0]["tables"]
     for side, file in zip(("baseline", "candidate"), pair, strict=True):
         with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)) as connection:
             (total_ns,) = connection.execute("SELECT sum(end - start) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
         for table in ("kernels", "range_kernels", "families"):
             assert sum(row[f"{side}_total_ns"] or 0 for row in tables[table]) == total_ns
+
+
+def test_a_saved_capture_has_the_rows_and_verdicts_of_the_capture(
+    compare: Compare, captures: Path, tmp_path: Path
+) -> None:
+    """Though the numbers in its names were folded when nothing was known of the other recording."""
+    before, after = (captures / "nsys" / f"h100x2-torchrun-{side}.sqlite" for side in ("before", "after"))
+    assert main(["baseline", "save", str(tmp_path / "before.json"), str(before)]) == 0
+    saved, live = (
+        compare(one, after, "--json").document["candidates"][0]["tables"] for one in (tmp_path / "before.json", before)
+    )
+    assert set(saved) == set(live)
+    for name in set(live) - {"ranges", "explanation"}:
+        assert saved[name] == live[name]
+    rows = [{tuple(row["path"]): row for row in tables["ranges"]} for tables in (saved, live)]
+    assert len(rows[0]) == len(saved["ranges"]) == len(live["ranges"])
+    # The order of merged samples is not known, on which intervals depend.
+    unlike = re.compile(r"_(low|high|detectable|bound)_share$|_p_value$")
+    for path, row in rows[1].items():
+        assert {key: one for key, one in rows[0][path].items() if not unlike.search(key)} == {
+            key: one for key, one in row.items() if not unlike.search(key)
+        }
+    causes = [{json.dumps(row, sort_keys=True) for row in tables["explanation"]} for tables in (saved, live)]
+    assert causes[0] == causes[1]
 
 
 # ---- bad input

@@ -7,7 +7,6 @@ has the definition of every column.
 
 from __future__ import annotations
 
-import string
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.comparability import WHOLE_RUN
 from traceable.analysis.kernel_families import Family, load_families
 from traceable.analysis.kernel_names import EXACT, make_kernel_keys
 from traceable.analysis.operations import DIRECTIONS
@@ -89,6 +89,9 @@ _STEP_COLUMNS = (
     *(f"excluded_{word}" for word in EXCLUSIONS.values()),
     *(f"sampled_{name}" for name in STEP_SUMS),
 )
+
+_DELAYED_BY_WAITS = ("cpu", "gpu_span", "wall")
+"""Measures of times that waiting for a CPU makes longer, by about as much."""
 
 _EXPLAINED = {
     CPU: _SAMPLED_TOTALS["cpu"],
@@ -176,7 +179,8 @@ def compare_snapshots(
 
     Raises:
         UsageError: `unit` or `match_kernels` is none of the words above.
-        MissingDataError: the sides hold nothing that can be compared, data of different kinds, or not the unit.
+        MissingDataError: the sides hold nothing that can be compared, data of different kinds, of other steps or ranks,
+            or not the unit.
     """
     if unit not in UNITS:
         raise UsageError("unit_unknown", f"{unit!r} is not a unit", f"give one of {', '.join(UNITS)}")
@@ -184,6 +188,7 @@ def compare_snapshots(
     keys = _KernelKeys([*baseline, *candidate], match_kernels, patterns)
     sides = _Side(baseline, "baseline"), _Side(candidate, "candidate")
     _check_kinds(sides)
+    _check_parts(sides, unit)
     _check_common(sides, keys)
     units = [side.get_units(unit) for side in sides]
     tests = _Tests(sides, seed)
@@ -206,6 +211,41 @@ def compare_snapshots(
         },
         _make_notes(sides, unit, match_kernels),
     )
+
+
+def take_inside(comparison: Comparison, name: str) -> Comparison:
+    """Return what a comparison has of the ranges of a name and those inside.
+
+    Args:
+        comparison: of two sides.
+        name: of a range, or `domain:name`.
+
+    Returns:
+        The tables that have paths, and of the others none of their rows.
+
+    Raises:
+        MissingDataError: no range has the name.
+    """
+    around: set[tuple[str, ...]] = set()
+    if "ranges" in comparison.tables:
+        columns = (comparison.tables["ranges"].column(word) for word in ("path", "domain"))
+        around = {
+            tuple(path)
+            for path, domain in zip(*columns, strict=True)
+            if name in (path[-1], f"{domain or ''}:{path[-1]}")
+        }
+    if not around:
+        raise MissingDataError("range_not_found", f"no range has the name {name[:80]!r}", "leave --range out")
+    tables = {}
+    for word, table in comparison.tables.items():
+        paths = table.column("path") if "path" in table.columns else [None] * len(table)
+        inside = [
+            place
+            for place, path in enumerate(paths)
+            if path and any(tuple(path[:depth]) in around for depth in range(1, len(path) + 1))
+        ]
+        tables[word] = table.take(inside)
+    return replace(comparison, tables=tables)
 
 
 def compare_overviews(sides: Sequence[Sequence[Snapshot]], throughput: Sequence[float | None]) -> Table:
@@ -343,6 +383,12 @@ class _Side:
     def collect_samples(self, key: SampleKey) -> list[Int64]:
         """Return the samples of each run that has some."""
         return [one.samples[key] for one in self.runs if key in one.samples]
+
+    @cached_property
+    def cpu_wait_share(self) -> float | None:
+        """For which part of the time the program waited for a CPU: of several runs the largest; None if not known."""
+        shares = [(one.facts.get("conditions") or {}).get("cpu_wait_share") for one in self.runs]
+        return None if None in shares else max(share for share in shares if share is not None)
 
     @cached_property
     def steps(self) -> dict[str, Any] | None:
@@ -492,9 +538,10 @@ class _Tests:
         """Compare the samples of the next row of a table; return their quantiles on both sides, by name."""
         key = SampleKey(path, domain, style, measure)
         baseline, candidate = (side.collect_samples(key) for side in self._sides)
+        first, second = (side.cpu_wait_share if measure in _DELAYED_BY_WAITS else None for side in self._sides)
         quantiles: _Values = {}
         for word, quantile in QUANTILES.items():
-            change = compare_samples(baseline, candidate, quantile, seed=self._seed)
+            change = compare_samples(baseline, candidate, quantile, wait_shares=(first, second), seed=self._seed)
             self._changes.setdefault(table, {}).setdefault(f"{measure}_{word}", []).append(change)
             quantiles[f"{measure}_{word}_ns"] = change.baseline, change.candidate
         return quantiles
@@ -877,6 +924,50 @@ def _check_kinds(sides: Sequence[_Side]) -> None:
         )
 
 
+def _check_parts(sides: Sequence[_Side], unit: str) -> None:
+    """Raise an error where the sides recorded other steps, or other ranks of a program of several.
+
+    What one side does not know is no difference here: it is listed among the conditions (`analysis.comparability`).
+
+    Raises:
+        MissingDataError: the numbers would be of different parts of the program.
+    """
+    labels = [side.runs[0].label for side in sides]
+    windows = [_list_conditions(side, "window") for side in sides]
+    if unit == INSTANCE and all(windows) and windows[0] != windows[1]:
+        texts = [" and ".join(map(_format_window, of_side)) for of_side in windows]
+        raise MissingDataError(
+            "windows_differ",
+            f"{labels[0]} is of {texts[0]}, {labels[1]} of {texts[1]}",
+            "compare what a step or token costs (--per step, --per token), or record the same steps",
+        )
+    ranks = [_list_conditions(side, "ranks") for side in sides]
+    several = any(isinstance(one, list) and len(one) > 1 for of_side in ranks for one in of_side)
+    if several and all(ranks) and ranks[0] != ranks[1]:
+        texts = [" and ".join(map(_format_ranks, of_side)) for of_side in ranks]
+        raise MissingDataError(
+            "ranks_differ",
+            f"{labels[0]} has {texts[0]}, {labels[1]} has {texts[1]}",
+            "compare the same ranks (--ranks LIST), or record the same",
+        )
+
+
+def _list_conditions(side: _Side, name: str) -> list[Any]:
+    """Return the different values of a condition in the runs of a side; nothing if one does not know it."""
+    values = [run.facts.get("conditions", {}).get(name) for run in side.runs]
+    return [] if None in values else sorted({repr(value): value for value in values}.values(), key=repr)
+
+
+def _format_window(window: Any) -> str:
+    return "the whole run" if window == WHOLE_RUN else f"the window {window}"
+
+
+def _format_ranks(ranks: Any) -> str:
+    if not ranks:
+        return "no ranks"
+    return f"rank {ranks[0]}" if ranks == ranks[:1] else f"ranks {', '.join(map(str, ranks))}"
+
+
 def _find_difference(snapshots: Sequence[Snapshot], fact: str, without: str, some: str) -> str:
     """Return which snapshot lacks something that another has, as a sentence; empty where all or none have it."""
     lacking = [run.label for run in snapshots if not run.facts[fact]]
@@ -909,10 +1000,10 @@ def _make_notes(sides: Sequence[_Side], unit: str, match: str) -> tuple[Message,
     notes = []
     for side in sides:
         sums = side.sum_rows("ranges", (), [f"excluded_{word}" for word in EXCLUSIONS.values()]).get((), {})
-        reasons = [f"{sums[f'excluded_{word}']} {_REASONS[word]}" for word in _REASONS if sums.get(f"excluded_{word}")]
-        if reasons:
-            text = f"not in means, quantiles, verdicts and explanations of the {side.word}: of the instances of ranges "
-            notes.append(Message("samples_excluded", text + ", ".join(reasons)))
+        counts = [(sums.get(f"excluded_{word}"), reason) for word, reason in _REASONS.items()]
+        if reasons := ", ".join(f"{count} {reason}" for count, reason in counts if count):
+            text = "means, quantiles, verdicts and explanations exclude, of the instances of ranges of the"
+            notes.append(Message("samples_excluded", f"{text} {side.word}, {reasons}"))
     if match != EXACT:
         notes.append(Message("kernels_matched_loosely", f"kernels are matched by {match}, not by their whole name"))
     clipped = {side.word: side.steps["excluded_clipped"] for side in sides if side.steps is not None}
@@ -926,101 +1017,5 @@ def _make_notes(sides: Sequence[_Side], unit: str, match: str) -> tuple[Message,
 _REASONS = {
     "clipped": "that the capture cut",
     "warm_up": "that began in the warm-up",
-    "throttled": "while the GPU was throttled",
+    "throttled": "during which the GPU was throttled",
 }
-
-
-LETTERS = string.ascii_uppercase
-"""The names of the recordings, and so their maximum number."""
-
-COUNTS = ("count",)
-MEASURES = ("cpu_mean_ns", "cpu_p50_ns", "gpu_busy_mean_ns")
-"""Of each range: columns of `ranges`. A measure also has a ratio to that of A."""
-
-STEP_COLUMNS = ("steps", "steady", "wall_mean_ns", "wall_p50_ns", "wall_p99_ns", "steps_per_s", "gpu_busy_mean_ns")
-"""Of the steady steps: columns of the table `summary` of `steps`."""
-
-
-def format_column_name(letter: str, name: str) -> str:
-    """Return the name of a column of `ranges` for a recording.
-
-    Examples:
-        >>> format_column_name("B", "cpu_p50_ns")
-        'b_cpu_p50_ns'
-    """
-    return f"{letter.lower()}_{name}"
-
-
-def format_ratio_name(letter: str, measure: str) -> str:
-    """Return the name of the ratio of a measure to that of A.
-
-    Examples:
-        >>> format_ratio_name("B", "cpu_p50_ns")
-        'b_cpu_p50_ratio'
-    """
-    return format_column_name(letter, measure.removesuffix("_ns") + "_ratio")
-
-
-def compare_ranges(tables: Sequence[Table]) -> Table:
-    """Return one row for each range of any of the tables: its cost in each. Absent is absent, never 0.
-
-    Ranges are the same where path (or, without paths, name), domain and style are. With paths, a range comes after the
-    one it lies inside; else in the order of the first table, and of the next what it lacks.
-
-    Args:
-        tables: the result of `ranges` for each recording, by path or all by name; at least one.
-    """
-    by_path = "path" in tables[0].columns
-    rows_by_key: list[dict[Key, int]] = []
-    for table in tables:
-        paths = table.column("path") if by_path else [[name] for name in table.column("name")]
-        keys_of_rows = zip(map(tuple, paths), table.column("domain"), table.column("style"), strict=True)
-        rows_by_key.append({key: row for row, key in enumerate(keys_of_rows)})
-    keys = list(dict.fromkeys(key for rows in rows_by_key for key in rows))
-    first_seen: dict[tuple[str, ...], int] = {}
-    for path, _, _ in keys:
-        for depth in range(1, len(path) + 1):
-            first_seen.setdefault(path[:depth], len(first_seen))
-    # Inner ranges come after those around them, and otherwise all in order of appearance.
-    keys.sort(key=lambda key: [first_seen[key[0][:depth]] for depth in range(1, len(key[0]) + 1)])
-    values: dict[str, NDArray[Any]] = {"path": pack_objects([list(key[0]) for key in keys])} if by_path else {}
-    values["name"] = pack_objects([key[0][-1] for key in keys])
-    values["domain"] = pack_objects([key[1] for key in keys])
-    values["style"] = pack_objects([key[2] for key in keys])
-    for letter, table, rows in zip(LETTERS, tables, rows_by_key, strict=False):
-        place = np.array([rows.get(key, -1) for key in keys], np.int64)
-        for name in (*COUNTS, *MEASURES):
-            column = table.values[name]
-            dtype, absent = (np.int64, NULL) if column.dtype.kind in "iu" else (np.float64, np.nan)
-            # A range that the recording lacks has place -1, the last value.
-            values[format_column_name(letter, name)] = np.append(column.astype(dtype), absent)[place]
-        for name in MEASURES if letter != LETTERS[0] else ():
-            values[format_ratio_name(letter, name)] = compute_ratios(
-                values[format_column_name(letter, name)], values[format_column_name(LETTERS[0], name)]
-            )
-    return Table(values)
-
-
-def compare_step_summaries(summaries: Sequence[Table | None]) -> Table:
-    """Return one row for each process (and device) of each recording: the times of its steady steps.
-
-    `wall_p50_ratio` is to that of A, where both have one process (and device).
-
-    Args:
-        summaries: the table `summary` of `steps` of each recording; None where it has no steps.
-    """
-    parts = [(letter, table) for letter, table in zip(LETTERS, summaries, strict=False) if table is not None]
-    values: dict[str, NDArray[Any]] = {
-        "recording": pack_objects([letter for letter, table in parts for _ in range(len(table))])
-    }
-    for name in ("pid", "device", *STEP_COLUMNS):
-        columns = [table.values[name] for _, table in parts]
-        values[name] = np.concatenate(columns) if columns else np.zeros(0)
-    first = summaries[0] if summaries else None
-    single = first.values["wall_p50_ns"] if first is not None and len(first) == 1 else np.array([np.nan])
-    wall_ratios = [
-        compute_ratios(table.values["wall_p50_ns"], single) if len(table) == 1 else np.full(len(table), np.nan)
-        for letter, table in parts
-    ]
-    values["wall_p50_ratio"] = np.concatenate(wall_ratios) if wall_ratios else np.zeros(0)
-    return Table(values)

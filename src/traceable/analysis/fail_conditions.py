@@ -210,7 +210,7 @@ def _select_rows(limit: Limit, ranges: Table, steps: Table) -> list[tuple[str, s
     raise UsageError(
         "range_not_found",
         f"--fail-on {limit.text[:80]!r}: no range of the two recordings is {'/'.join(limit.names)[:80]!r}",
-        "write its name, or its path as OUTER/INNER",
+        "write its name (in quotes if it has a slash), or its path as OUTER/INNER",
     )
 
 
@@ -267,7 +267,7 @@ def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]
         )
     values = {side: row[f"{side}_{metric}{unit}"] for side in ("baseline", "candidate")}
     if absent := [side for side, value in values.items() if value is None]:
-        return Case(subject, UNKNOWN, Message("metric_absent", f"{subject}: the {' and the '.join(absent)} has none"))
+        return Case(subject, UNKNOWN, Message("metric_absent", f"{subject}: absent in the {' and '.join(absent)}"))
     baseline, candidate = values.values()
     if f"{metric}_verdict" in row:
         shares = row[f"{metric}_low_share"], row[f"{metric}_high_share"]

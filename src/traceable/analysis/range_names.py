@@ -248,26 +248,37 @@ def _fold_names(names: Iterable[str], above: int) -> dict[str, str]:
     return folds
 
 
-def merge_folds(names: Iterable[str]) -> dict[str, str]:
+def fold_again(names: Iterable[str], above: int, expand: Sequence[str] = ()) -> dict[str, str]:
     """Return the names that change where names of several recordings, each folded alone, are folded together.
 
-    Of names that differ by numbers alone, a number that is folded in one of them is folded in all.
+    Numbers are folded as in one recording (`_fold_names`); and of names that then differ by numbers alone, a number
+    that is folded in one of them is folded in all.
+
+    Args:
+        names: of all of them.
+        above: numbers are folded where more than so many names differ by them alone.
+        expand: folded names, or globs over them, into which nothing is folded.
 
     Examples:
-        >>> merge_folds(["layers.*", "layers.0", "layers.*.mlp.0", "layers.3.mlp.*", "step 3"])
+        >>> fold_again(["layers.*", "layers.0", "layers.*.mlp.0", "layers.3.mlp.*", "step 3"], 20)
         {'layers.0': 'layers.*', 'layers.*.mlp.0': 'layers.*.mlp.*', 'layers.3.mlp.*': 'layers.*.mlp.*'}
+        >>> fold_again(["step 1", "step 2", "step 3", "layer 1"], 2)
+        {'step 1': 'step *', 'step 2': 'step *', 'step 3': 'step *'}
     """
-    by_skeleton: dict[str, list[list[str]]] = {}
-    for name in names:
-        by_skeleton.setdefault(_NUMBER.sub(FOLDED, name), []).append(_NUMBER.split(name))
+    distinct = dict.fromkeys(names)
+    alone = _fold_names(distinct, above)
+    by_skeleton: dict[str, list[str]] = {}
+    for name in distinct:
+        by_skeleton.setdefault(_NUMBER.sub(FOLDED, name), []).append(name)
     folds = {}
     for group in by_skeleton.values():
         # Text and numbers, in turn.
-        is_folded = [FOLDED in column if place % 2 else False for place, column in enumerate(zip(*group, strict=True))]
-        for parts in group:
-            whole = [FOLDED if folded else part for part, folded in zip(parts, is_folded, strict=True)]
-            if whole != parts:
-                folds["".join(parts)] = "".join(whole)
+        split = [_NUMBER.split(alone.get(name, name)) for name in group]
+        is_folded = [FOLDED in column if place % 2 else False for place, column in enumerate(zip(*split, strict=True))]
+        for name, parts in zip(group, split, strict=True):
+            whole = "".join(FOLDED if folded else part for part, folded in zip(parts, is_folded, strict=True))
+            if whole != name and not any(whole == glob or fnmatchcase(whole, glob) for glob in expand):
+                folds[name] = whole
     return folds
 
 

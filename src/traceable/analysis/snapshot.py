@@ -39,7 +39,7 @@ from traceable.analysis.phases import (
     take_whole_steps,
 )
 from traceable.analysis.profile import InstanceCosts, iter_unsorted_pairs, measure_selected_instances, profile_paths
-from traceable.analysis.range_names import merge_folds
+from traceable.analysis.range_names import fold_again
 from traceable.analysis.step_detection import RANGE, Steps, is_in_spans, map_threads_to_processes
 from traceable.analysis.steps import MeasuredSteps, measure_added_ns, measure_steady_steps
 from traceable.analysis.table import Table, mask_integers, pack_objects
@@ -822,12 +822,17 @@ def _sum_gaps(context: Context) -> Table | None:
 
 
 def align_names(
-    baseline: Sequence[Snapshot], candidate: Sequence[Snapshot]
+    baseline: Sequence[Snapshot], candidate: Sequence[Snapshot], fold_above: int, expand: Sequence[str] = ()
 ) -> tuple[tuple[Snapshot, ...], tuple[Snapshot, ...]]:
     """Return the snapshots with names that are folded as if they were of one recording.
 
     For snapshots of recordings whose names were not normalized together, such as one from a baseline file: where one
-    side has `layers.*` and another `layers.0` and `layers.1`, the ranges of the latter become one.
+    side has `layers.*` and another `layers.0` and `layers.1`, the ranges of the latter become one; so do those of both
+    sides that are few on each and many together.
+
+    Args:
+        baseline, candidate: the snapshots of each side.
+        fold_above, expand: as of `analysis.range_names.fold_again`.
     """
     snapshots = (*baseline, *candidate)
     names: dict[str, None] = {}
@@ -835,7 +840,7 @@ def align_names(
         for table in ("ranges", "kernels"):
             for path in one.tables[table].column("path") if table in one.tables else ():
                 names.update(dict.fromkeys(path or ()))
-    folds = merge_folds(names)
+    folds = fold_again(names, fold_above, expand)
     aligned = [_fold_names(one, folds) for one in snapshots] if folds else list(snapshots)
     return tuple(aligned[: len(baseline)]), tuple(aligned[len(baseline) :])
 

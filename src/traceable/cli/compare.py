@@ -24,6 +24,7 @@ from traceable.cli.options import (
     parse_row_filter,
     resolve_output_file,
 )
+from traceable.cli.selection import resolve_name_rules
 from traceable.cli.snapshots import add_snapshot_arguments, load_snapshots
 from traceable.errors import Message, UsageError
 from traceable.report import Content
@@ -32,8 +33,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.fail_conditions import FailCondition
     from traceable.analysis.table import Table
-    from traceable.report.compare import ComparedCandidate, RangeFilter, Side
-    from traceable.report.row_filter import Row
+    from traceable.report.compare import ComparedCandidate, Side
+    from traceable.report.row_filter import Row, RowFilter
 
 LETTERS = string.ascii_uppercase
 """The names of the sides, and so their maximum number. A is the baseline."""
@@ -77,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N|FIELD|SIDE=N",
         action="append",
         default=[],
-        help="how many tokens the steps processed, or the field of the steps that has them (default: tokens); A=N for "
-        "one side; repeatable",
+        help="how many tokens all steps of a recording processed, or the field of the steps that has them (default: "
+        "tokens); A=N for one side; repeatable",
     )
     group.add_argument(
         "--throughput",
@@ -87,7 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="the measured throughput of a side in tokens per second, as in A=1200; repeatable",
     )
-    group.add_argument("--range", metavar="NAME", dest="range_name", help="only ranges of this name and those inside")
+    group.add_argument(
+        "--range", metavar="NAME", dest="range_name", help="only ranges of this name, or DOMAIN:NAME, and those inside"
+    )
     verdicts = parser.add_argument_group("verdict")
     verdicts.add_argument(
         "--fail-on",
@@ -123,10 +126,10 @@ def run(arguments: argparse.Namespace) -> int:
     conditions = [parse_fail_condition(text) for text in arguments.fail_on]
     sides = _load_sides(paths, tokens, arguments)
     from traceable.analysis.compare import compare_overviews
-    from traceable.report.compare import RangeFilter, build_comparison, write_comparison
+    from traceable.report.compare import build_comparison, write_comparison
     from traceable.report.page import Page
 
-    choice = RangeFilter(parse_row_filter(arguments), arguments.range_name)
+    choice = parse_row_filter(arguments)
     candidates = [_compare_candidate(sides[0], side, conditions, choice, arguments) for side in sides[1:]]
     if arguments.strict:
         _check_comparable(candidates)
@@ -218,15 +221,15 @@ def _find_recordings(word: str) -> list[Path]:
     Raises:
         UsageError: there is nothing.
     """
-    if Path(word).exists():
-        return [Path(word)]
     pattern = Path(word)
-    with contextlib.suppress(ValueError):  # a pattern that Python does not have
+    with contextlib.suppress(ValueError, OSError):  # a pattern that Python does not have; a name that is too long
+        if word and pattern.exists():
+            return [pattern]
         if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
             return matches
     from traceable.baseline_files import find_baseline_path
 
-    with contextlib.suppress(UsageError):
+    with contextlib.suppress(UsageError, OSError):
         baseline = find_baseline_path(word)
         if baseline.exists():
             return [baseline]
@@ -251,7 +254,7 @@ def _parse_tokens(words: Sequence[str], letters: str) -> list[int | str | None]:
         is_number = number.isascii() and number.isdigit()
         if not number or (is_number and not 0 < int(number[:19]) < 10**18):
             raise UsageError(
-                "tokens_malformed", f"--tokens {word[:80]!r} has no number above 0", "write --tokens 4096 or A=4096"
+                "tokens_malformed", f"--tokens {word[:80]!r} is not a number above 0", "write --tokens 4096 or A=4096"
             )
         value = int(number) if is_number else number
         tokens.update({side: value} if equals else dict.fromkeys(letters, value))
@@ -267,7 +270,7 @@ def _parse_throughput(words: Sequence[str], letters: str) -> dict[str, float]:
     throughput = {}
     for word in words:
         side, _, number = word.partition("=")
-        if side not in letters or not side:
+        if side not in tuple(letters):
             raise _make_side_error("--throughput", word, letters)
         try:
             value = float(number)
@@ -275,7 +278,7 @@ def _parse_throughput(words: Sequence[str], letters: str) -> dict[str, float]:
             value = math.nan
         if not 0 < value < math.inf:
             raise UsageError(
-                "throughput_malformed", f"--throughput {word[:80]!r} has no number above 0", "write it as A=1200"
+                "throughput_malformed", f"--throughput {word[:80]!r} is not a number above 0", "write it as A=1200"
             )
         throughput[side] = value
     return throughput
@@ -284,7 +287,7 @@ def _parse_throughput(words: Sequence[str], letters: str) -> dict[str, float]:
 def _make_side_error(option: str, word: str, letters: str) -> UsageError:
     return UsageError(
         "no_such_side",
-        f"{option} {word[:80]!r} is of no side",
+        f"{option} {word[:80]!r} does not begin with the letter of a side",
         f"the sides are {', '.join(letters)}, of which {letters[0]} is the baseline",
     )
 
@@ -301,6 +304,7 @@ def _load_sides(
         UsageError: an option on recordings, of which there is none.
         TraceableError: a recording or baseline can't be read, or has no such part.
     """
+    from traceable.analysis.snapshot import align_names
     from traceable.baseline_files import is_baseline, load_baseline
     from traceable.report.compare import Side
 
@@ -315,7 +319,18 @@ def _load_sides(
         Side(letter, [one for path in side for one in snapshots[path]])
         for letter, side in zip(LETTERS, paths, strict=False)
     ]
-    return _align_sides(sides) if saved and not arguments.raw_names else sides
+    rules = resolve_name_rules(arguments)
+    if not saved or rules is None:
+        return sides
+    # A baseline had its names folded without those of the others.
+    baseline, others = align_names(
+        sides[0].snapshots,
+        [one for side in sides[1:] for one in side.snapshots],
+        rules.fold_above,
+        arguments.expand or (),
+    )
+    aligned = iter((*baseline, *others))
+    return [replace(side, snapshots=[next(aligned) for _ in side.snapshots]) for side in sides]
 
 
 def _check_options_of_recordings(arguments: argparse.Namespace) -> None:
@@ -331,31 +346,21 @@ def _check_options_of_recordings(arguments: argparse.Namespace) -> None:
             )
 
 
-def _align_sides(sides: Sequence[Side]) -> list[Side]:
-    """Return the sides with numbers in names folded as if all were one recording: a baseline had its own folded."""
-    from traceable.analysis.snapshot import align_names
-
-    baseline, others = align_names(sides[0].snapshots, [one for side in sides[1:] for one in side.snapshots])
-    aligned = iter((*baseline, *others))
-    return [replace(side, snapshots=[next(aligned) for _ in side.snapshots]) for side in sides]
-
-
 def _compare_candidate(
     baseline: Side,
     candidate: Side,
     conditions: Sequence[FailCondition],
-    choice: RangeFilter,
+    choice: RowFilter,
     arguments: argparse.Namespace,
 ) -> ComparedCandidate:
     """Return a candidate against the baseline.
 
     Raises:
-        MissingDataError: they have nothing in common.
-        UsageError: no range has the name of --range, or no column that of --sort, or a condition is about nothing that
-            there is.
+        MissingDataError: they have nothing in common, or no range has the name of --range.
+        UsageError: no column has the name of --sort, or a condition is about nothing that there is.
     """
     from traceable.analysis.comparability import compare_conditions
-    from traceable.analysis.compare import compare_snapshots
+    from traceable.analysis.compare import compare_snapshots, take_inside
     from traceable.analysis.fail_conditions import evaluate_fail_condition
     from traceable.analysis.kernel_families import load_families
     from traceable.analysis.table import Table
@@ -368,14 +373,10 @@ def _compare_candidate(
         unit=arguments.per,
         families=load_families(arguments.families),
     )
-    ranges, steps = (comparison.tables.get(name, Table({})) for name in ("ranges", "steps"))
     if arguments.range_name is not None:
-        ranges, steps = choice.take_inside(ranges), Table({})
-        if not len(ranges):
-            raise UsageError(
-                "range_not_found", f"no range has the name {arguments.range_name[:80]!r}", "leave --range out"
-            )
-    choice.rows.resolve(ranges)
+        comparison = take_inside(comparison, arguments.range_name)
+    ranges, steps = (comparison.tables.get(name, Table({})) for name in ("ranges", "steps"))
+    choice.resolve(ranges)
     facts = [[snapshot.facts["conditions"] for snapshot in side.snapshots] for side in (baseline, candidate)]
     results = [evaluate_fail_condition(condition, ranges, steps) for condition in conditions]
     return ComparedCandidate(candidate, comparison, compare_conditions(*facts), results)
@@ -400,14 +401,16 @@ def _check_comparable(candidates: Sequence[ComparedCandidate]) -> None:
 
 
 def _select_table(
-    candidates: Sequence[ComparedCandidate], overview: Table, choice: RangeFilter, arguments: argparse.Namespace
+    candidates: Sequence[ComparedCandidate], overview: Table, choice: RowFilter, arguments: argparse.Namespace
 ) -> tuple[list[Row], Sequence[str]]:
     """Return the rows and columns of the table that --table names, `ranges` by default, with the side of each row.
 
     Raises:
         UsageError: there is no such table.
     """
-    name = arguments.table or "ranges"
+    from traceable.report.compare import select_ranges
+
+    name = "ranges" if arguments.table is None else arguments.table
     if name == "overview":
         return list(overview.rows()), overview.columns
     rows: list[Row] = []
@@ -417,8 +420,8 @@ def _select_table(
         tables = {**one.comparison.tables, "conditions": one.conditions}
         known.update(dict.fromkeys(tables))
         if name in tables:
-            table = choice.take_inside(tables[name])
-            selected = choice.select_ranges(table) if name == "ranges" else list(table.rows())
+            table = tables[name]
+            selected = select_ranges(table, choice) if name == "ranges" else list(table.rows())
             rows += [{"side": one.side.letter, **row} for row in selected]
             columns.update(dict.fromkeys(("side", *table.columns)))
     if name not in known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from traceable.cli.selection import (
@@ -52,6 +53,8 @@ def load_snapshots(
         MissingDataError: one of them has no such part, or no such steps.
     """
     rules = resolve_name_rules(arguments)
+    from concurrent.futures import ThreadPoolExecutor
+
     from traceable.cli.progress import Progress
     from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
     from traceable.recording import load, normalize_names
@@ -66,20 +69,20 @@ def load_snapshots(
         ]
         if rules is not None:
             normalize_names(recordings, rules, arguments.expand or ())
-        return [
-            _take_snapshot(recording, path, number, arguments)
-            for recording, path, number in zip(recordings, paths, tokens, strict=True)
-        ]
+        # Two at a time: most of the work is in numpy, which releases the GIL. A recording and what is computed of it
+        # go as soon as its snapshot is there.
+        with ThreadPoolExecutor(2) as workers:
+            taken = (recordings.pop(0) for _ in paths)
+            return list(workers.map(partial(_take_snapshot, arguments), taken, paths, tokens))
 
 
 def _take_snapshot(
-    recording: Recording, path: Path, tokens: int | str | None, arguments: argparse.Namespace
+    arguments: argparse.Namespace, recording: Recording, path: Path, tokens: int | str | None
 ) -> Snapshot:
     from traceable.analysis.kernel_families import load_families
     from traceable.analysis.snapshot import take_snapshot
     from traceable.conditions import load_throttled_intervals, read_conditions
 
-    records = recording.client_records
     part = select_requested_part(recording, arguments)
     findings = None
     if not part.conditions:
@@ -89,11 +92,11 @@ def _take_snapshot(
         part.context,
         label=str(path),
         facts={
-            "conditions": read_conditions(recording, path),
-            "output_tokens_per_s": None if records is None else records.output_tokens_per_s,
+            "conditions": read_conditions(part, path),
+            "output_tokens_per_s": None if part.client_records is None else part.client_records.output_tokens_per_s,
         },
         tokens=tokens,
-        excluded_ns=load_throttled_intervals(recording, path),
+        excluded_ns=load_throttled_intervals(part, path),
         step_range=arguments.step_range,
         step_kernel=arguments.step_kernel,
         findings=findings,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -555,6 +557,22 @@ def test_a_real_pair_is_explained_to_the_nanosecond(captures):
     assert count_states(part) == {"equal": 119}
     slower = [row["kernel"] for row in fidelity.tables["kernels"].rows() if "slower" in row["reasons"]]
     assert any("ncclDevKernel_SendRecv" in name for name in slower)
+
+
+def test_instances_of_a_range_are_those_of_one_process(captures):
+    """The median is that of the kernels of this process: a range of one kernel, which is 34 times in the recording."""
+    path = captures / "nsys" / "h100x2-torchrun-before.sqlite"
+    context = load(path).context
+    selections = (Selection("flash_attn::_flash_attn_forward"),) * 2
+    part = align_parts(context, context, selections, match="exact", families=FAMILIES)
+    (device,) = part.reference.devices
+    with closing(sqlite3.connect(path)) as connection:
+        query = """SELECT end - start FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = demangledName
+            WHERE value LIKE '%flash_fwd_kernel<%' AND globalPid >> 24 & 0xffffff = ?"""
+        times = sorted(time for (time,) in connection.execute(query, (device.pid,)))
+    # One was launched before the recording began.
+    assert part.reference.instances == len(times) - 1 == 33
+    assert part.fidelity.reference_ns in times[15:18]
 
 
 # ---- expected shares

@@ -29,7 +29,7 @@ from traceable.analysis.gpus import find_gpus, group_by_lane
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.operations import GRAPH, KERNEL
-from traceable.analysis.step_detection import detect_steps, select_range_instances
+from traceable.analysis.step_detection import detect_steps, map_threads_to_processes, select_range_instances
 from traceable.analysis.steps import collect_step_operations, steps
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Int64, find_distinct
@@ -196,7 +196,7 @@ def build_excerpt(
         raise _make_graph_error(len(context.trace.graph_launches))
     if range_name is not None:
         sequence = collect_sequence(context, range_name=range_name, match=match, families=families)
-        runs = _list_range_runs(context, range_name)
+        runs = _list_range_runs(context, range_name, int(context.gpu.process[sequence.kernel[0]]))
     elif step is not None:
         sequence = collect_sequence(
             context, step=step, step_range=step_range, step_kernel=step_kernel, match=match, families=families
@@ -239,10 +239,11 @@ def _make_graph_error(launches: int) -> MissingDataError:
     )
 
 
-def _list_range_runs(context: Context, range_name: str) -> list[Int64]:
-    """Return the operations of each whole instance of a range outside of warm-ups, in the order of time."""
+def _list_range_runs(context: Context, range_name: str, process: int) -> list[Int64]:
+    """Return the operations of each whole instance of a range of a process outside of warm-ups, by time."""
     ranges = context.instances
     selected = select_range_instances(context, range_name) & ~ranges.clipped
+    selected &= map_threads_to_processes(context.trace)[ranges.thread] == process
     selected &= ~is_in_warm_up(context, np.arange(len(ranges)))
     return [
         part

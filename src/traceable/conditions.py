@@ -214,7 +214,7 @@ def _has_started(process: ProcessRecord) -> bool:
 
 
 def _find_wait_share(runs: Sequence[Sequence[ProcessRecord]]) -> float | None:
-    """Return for which part of the time that they could run the processes of a run waited for a CPU.
+    """Return for which part of their time the processes of a run waited for a CPU.
 
     Args:
         runs: the processes of each run, of which the largest counts.
@@ -228,7 +228,9 @@ def _find_wait_share(runs: Sequence[Sequence[ProcessRecord]]) -> float | None:
         if not times or len(times) < len(processes):
             return None
         wait_ns = sum(one.wait_ns for one in times)
-        shares.append(wait_ns / (wait_ns + sum(one.run_ns for one in times)))
+        lasted_ns = sum((one.end_wall_ns or 0) - (one.start_wall_ns or 0) for one in processes)
+        # Of a process that sleeps, waits are a small part of its time, though a large one of that on a CPU.
+        shares.append(wait_ns / max(wait_ns + sum(one.run_ns for one in times), lasted_ns))
     return max(shares, default=None)
 
 

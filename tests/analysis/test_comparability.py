@@ -129,6 +129,8 @@ def test_rows_against_one_condition_after_the_other(baseline: list[dict[str, Any
             assert row is not None and row["code"] == f"{name}_unknown" and row["effect"] != CONFOUNDS
         elif None in every:
             assert row is None or (row["effect"], row["code"]) == (NOTE, f"{name}_unknown")
+        elif row is not None and row["code"] == f"{name}_high":
+            assert row["effect"] == NOTE and CONDITIONS[name].high is not None
         elif row is not None:
             assert row["code"] == f"{name}_differs"
             assert row["baseline"] != row["candidate"]

@@ -149,7 +149,8 @@ def _judge_values(condition: Condition, baseline: list[Any], candidate: list[Any
 
 
 def _is_high(condition: Condition, *sides: list[Any]) -> bool:
-    return condition.high is not None and max(map(statistics.median, sides)) > condition.high
+    are_numbers = all(_is_number(value) for values in sides for value in values)
+    return condition.high is not None and are_numbers and max(map(statistics.median, sides)) > condition.high
 
 
 def _summarize_side(values: list[Any]) -> Any:

@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 from rapidfuzz.distance import LCSseq
 
-from traceable.analysis.alignment import EQUAL, KernelSequence, MemorySequence, align_sequences
+from traceable.analysis.alignment import EQUAL, KernelSequence, align_sequences
 from traceable.analysis.kernel_families import classify_kernel, load_families
 from traceable.trace.model import GEOMETRY, Int64
 
@@ -89,26 +89,22 @@ def build_sequence(kernels: int) -> KernelSequence:
     paths = tuple((region,) for region in dict.fromkeys(region for region, _ in step))
     rows = np.arange(kernels) % len(step)
     region = np.array([paths.index((region,)) for region, _ in step])[rows]
-    nothing, times = np.empty(0, np.int64), np.arange(kernels + 1) * 1000
+    times = np.arange(kernels + 1) * 1000
     families = load_families()
     return KernelSequence(
         kernel=np.arange(kernels),
         label=np.array([names.index(name) for _, name in step])[rows],
         start_ns=times[:-1],
         end_ns=times[1:],
-        gap_ns=np.zeros(kernels, np.int64),
         geometry=np.ones((kernels, len(GEOMETRY)), np.int64),
         path=region,
         region=region,
-        instance=np.full(kernels, -1),
-        phase=np.full(kernels, -1),
         graph_node=np.zeros(kernels, np.bool_),
         names=names,
         keys=names,
         families=tuple(classify_kernel(name, families) for name in names),
         paths=paths,
-        phases=(),
-        memory=MemorySequence(nothing, nothing, nothing, nothing, nothing, nothing, ()),
+        operations=np.arange(kernels),
         notes=(),
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.analysis import sample_traces
 from tests.analysis.sample_traces import traces
@@ -30,7 +30,6 @@ from traceable.analysis.alignment import (
     STATES,
     Alignment,
     KernelSequence,
-    MemorySequence,
     align_sequences,
     carry_bounds,
     collect_sequence,
@@ -45,6 +44,7 @@ from traceable.errors import MissingDataError, UsageError
 from traceable.trace.model import GEOMETRY, NULL, Trace
 
 FAMILIES = load_families()
+REAL = ("a100-transformer-forward", "h100x2-torchrun-after")
 
 
 def sequence_of(
@@ -62,25 +62,20 @@ def sequence_of(
     index = {None: -1} | {path: i for i, path in enumerate(table)}
     durations = np.full(count, 10) if duration_ns is None else np.array(duration_ns, np.int64)
     end = np.cumsum(durations)
-    nothing = np.empty(0, np.int64)
     return KernelSequence(
         kernel=np.arange(count),
         label=np.array([names.index(name) for name in kernels], np.int64),
         start_ns=end - durations,
         end_ns=end,
-        gap_ns=np.zeros(count, np.int64),
         geometry=np.ones((count, len(GEOMETRY)), np.int64),
         path=np.array([index[path] for path in folded], np.int64),
         region=np.array([index[path] for path in every], np.int64),
-        instance=np.full(count, -1),
-        phase=np.full(count, -1),
         graph_node=np.zeros(count, np.bool_),
         names=names,
         keys=tuple(make_kernel_keys(names, match, FAMILIES)),
         families=tuple(classify_kernel(name, FAMILIES) for name in names),
         paths=table,
-        phases=(),
-        memory=MemorySequence(nothing, nothing, nothing, nothing, nothing, nothing, ()),
+        operations=np.arange(count),
         notes=(),
     )
 
@@ -113,21 +108,12 @@ def check_invariants(result: Alignment) -> None:
     for state in (EQUAL, REORDERED):
         for i, j in zip(*result.list_pairs(state), strict=True):
             assert reference.keys[reference.label[i]] == candidate.keys[candidate.label[j]]
-    rows = result.list_rows()
-    assert sorted(i for i in rows[0].tolist() if i >= 0) == list(range(len(reference)))
-    assert sorted(j for j in rows[1].tolist() if j >= 0) == list(range(len(candidate)))
-    check_opcodes(result)
-
-
-def check_opcodes(result: Alignment) -> None:
-    i = j = 0
-    for code in result.list_opcodes():
-        assert (code.reference_start, code.candidate_start) == (i, j)
-        i, j = code.reference_stop, code.candidate_stop
-        state = STATES.index(code.state)
-        assert (result.reference_state[code.reference_start : i] == state).all()
-        assert (result.candidate_state[code.candidate_start : j] == state).all()
-    assert (i, j) == (len(result.reference), len(result.candidate))
+    rows = result.pair_kernels()
+    assert [i for i in rows.reference.tolist() if i >= 0] == list(range(len(reference)))
+    assert sorted(j for j in rows.candidate.tolist() if j >= 0) == list(range(len(candidate)))
+    for i, j, state in zip(rows.reference.tolist(), rows.candidate.tolist(), rows.state.tolist(), strict=True):
+        assert i < 0 or (state, j) == (result.reference_state[i], partner[i])
+        assert j < 0 or state == result.candidate_state[j]
 
 
 def count_states(result: Alignment) -> dict[str, int]:
@@ -179,6 +165,23 @@ def test_prefixes_and_splits_are_those_of_the_dynamic_program(left: list[int], r
         i, j = alignment._split_exactly(a, b)
         parts = measure_common(left[:i], right[:j]) + measure_common(left[i:], right[j:])
         assert parts == measure_common(left, right)
+
+
+names = st.lists(st.sampled_from(["f<A>", "f<B>", "a_sgemm<C>", "a_sgemm<D>", "b_gemm", "x", "y"]), max_size=14)
+
+
+@given(names, names)
+@example(["a_sgemm<C>"], ["b_gemm", "a_sgemm<D>"])
+def test_a_kernel_is_replaced_by_one_kernel(left: list[str], right: list[str]) -> None:
+    """Of the same function, then of the same family: neither takes a kernel that has a partner."""
+    check_invariants(align_sequences(sequence_of(left), sequence_of(right)))
+
+
+def test_models_of_different_kinds_are_aligned(captures: Path) -> None:
+    contexts = (traceable.load(captures / "nsys" / f"{name}.sqlite").context for name in REAL)
+    check_invariants(
+        align_sequences(*(collect_sequence(one, step="median", match="exact", families=FAMILIES) for one in contexts))
+    )
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -306,7 +309,7 @@ def test_layers_are_known_from_ranges() -> None:
 
 
 def test_ranges_of_steps_and_requests_are_no_layers() -> None:
-    for word in ("step ", "request-", "iteration_", "micro_batch.", "expert."):
+    for word in ("step ", "request-", "iteration_", "micro_batch.", "expert.", "decode bs=", "op_id = "):
         sequence = sequence_of("aabbcc", [(f"{word}{i // 2}",) for i in range(6)])
         assert find_layers(sequence).code == LAYERS_INFERRED
 
@@ -338,6 +341,26 @@ def test_the_updates_of_an_optimizer_are_no_layers() -> None:
     assert layers.stop.tolist() == [4, 8, 12, 16]
 
 
+def test_the_number_of_a_layer_is_that_of_its_range() -> None:
+    """A rank of a pipeline has layers 16 to 19; a number that no integer holds is none."""
+    paths = [(f"layer_idx={16 + i}",) for i in range(4) for _ in range(2)]
+    sequence = sequence_of("ab" * 4 + "x", [*paths, (f"layer_idx={10**30}",)])
+    layers = find_layers(sequence)
+    assert (layers.code, layers.number.tolist()) == (LAYERS_FROM_RANGES, [16, 17, 18, 19])
+    assert select_layer(sequence, layers, 17).kernel.tolist() == [2, 3]
+    with pytest.raises(MissingDataError):
+        select_layer(sequence, layers, 1)
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [["add", "mul", "copy"] * 10, ["norm", "sgemm_a", "gelu", "sgemm_b"] * 2, ["sgemm_qkv", "bias"] * 2 + ["out"]],
+    ids=["without a matrix product", "twice", "within a layer"],
+)
+def test_what_repeats_by_chance_is_not_a_layer(kernels: list[str]) -> None:
+    assert len(find_layers(sequence_of(kernels))) == 0
+
+
 def test_nothing_that_repeats_has_no_layers() -> None:
     sequence = sequence_of([f"k{i}" for i in range(30)])
     layers = find_layers(sequence)
@@ -353,12 +376,10 @@ def test_bounds_of_layers_are_carried_to_a_graph() -> None:
     eager = sequence_of(kernels, [eager.paths[one] if one >= 0 else None for one in eager.region.tolist()])
     # The third layer lost a kernel, the last is not in the graph.
     graph = [*kernels[:11], *kernels[12:21], "head"]
-    carried = carry_bounds(find_layers(eager), align_sequences(eager, sequence_of(graph)))
-    assert carried.number.tolist() == [0, 1, 2, 3, 4]
-    assert carried.kernels.tolist() == [4] * 5
-    assert carried.matched.tolist() == [4, 4, 3, 4, 4]
-    assert carried.first.tolist() == [1, 5, 9, 12, 16]
-    assert carried.stop.tolist() == [5, 9, 12, 16, 20]
+    first, stop, matched = carry_bounds(find_layers(eager), align_sequences(eager, sequence_of(graph)))
+    assert matched.tolist() == [4, 4, 3, 4, 4, 0]
+    assert first.tolist() == [1, 5, 9, 12, 16, 0]
+    assert stop.tolist() == [5, 9, 12, 16, 20, 0]
 
 
 def eager_names(sequence: KernelSequence) -> list[str]:
@@ -396,26 +417,11 @@ def test_a_sequence_has_every_kernel_by_launch(trace: Trace) -> None:
 
     places = [place(one) for one in sequence.kernel.tolist()]
     assert places == sorted(places)
-    memory = sequence.memory
-    assert len(memory) == len(trace.copies) + len(trace.memsets)
-    for operation, at in zip(memory.operation.tolist(), memory.place.tolist(), strict=True):
-        assert all(one <= place(operation) for one in places[:at])
-        assert all(place(operation) <= one for one in places[at:])
+    assert sorted(sequence.operations.tolist()) == list(range(len(gpu)))
     for row, kernel in enumerate(sequence.kernel.tolist()):
-        others = [one for one in range(len(gpu)) if context_gpu(context, one) == context_gpu(context, kernel)]
-        before = [int(gpu.end_ns[one]) for one in others if gpu.start_ns[one] < gpu.start_ns[kernel]]
-        gap = sequence.gap_ns[row]
-        if not before:
-            assert gap == NULL
-        else:
-            assert gap in (0, int(gpu.start_ns[kernel]) - max(before))
         assert sequence.names[sequence.label[row]] == sample_traces.NAMES[trace.kernels.name[kernel]]
         assert sequence.graph_node[row] == (trace.kernels.graph_node[kernel] != NULL)
     check_invariants(align_sequences(sequence, sequence))
-
-
-def context_gpu(context: Context, operation: int) -> int:
-    return int(alignment.find_gpus(context).index_of(np.array([operation]))[0])
 
 
 @settings(max_examples=scale_examples(25))
@@ -469,15 +475,12 @@ def test_layers_of_a_real_transformer(captures: Path) -> None:
     assert set(np.diff(begins).tolist()) == set((layers.stop - layers.first).tolist()) == {57}
     assert (np.searchsorted(layers.first, begins, "right") == np.arange(1, 33)).all()
     assert not layers.differing.any()
-    layer = collect_sequence(context, layer=5, match="exact", families=FAMILIES)
+    layer = select_layer(step, layers, 5)
     assert len(layer) == 57
     whole = align_sequences(step, layer)
     check_invariants(whole)
     assert count_states(whole) == {"missing": len(step) - 57}
     assert "layers_inferred" in {note.code for note in layer.notes}
-    with pytest.raises(UsageError) as conflict:
-        collect_sequence(context, range_name="benchmark_loop", step=1, match="exact", families=FAMILIES)
-    assert conflict.value.code == "selections_conflict"
 
 
 def test_layers_of_a_real_training(captures: Path) -> None:
@@ -515,6 +518,3 @@ def test_a_step_that_is_not_there_is_refused(captures: Path) -> None:
     with pytest.raises(MissingDataError) as error:
         collect_sequence(context, step=99, match="exact", families=FAMILIES)
     assert error.value.code == "no_such_step"
-    sequence = collect_sequence(context, step="median", match="exact", families=FAMILIES)
-    assert sequence.phases == ()
-    assert (sequence.phase == -1).all()

@@ -12,7 +12,6 @@ among the others, by that start.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -22,21 +21,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traceable.analysis.context import Context
-from traceable.analysis.fields import get_operation_field_values
-from traceable.analysis.gpus import compute_timelines, find_gpus
+from traceable.analysis.gpus import find_gpus
 from traceable.analysis.grouping import number_groups, sum_groups
 from traceable.analysis.instances import build_paths
-from traceable.analysis.intervals import is_overlapping
 from traceable.analysis.kernel_families import OTHER, Family, classify_kernel
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.kernels import require_kernels
-from traceable.analysis.labels import extract_base_name, get_operation_name, label_operations
+from traceable.analysis.labels import extract_base_name
 from traceable.analysis.name_patterns import fold_numbers
-from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
-from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
-from traceable.analysis.steps import find_median_step, find_warm_up_spans, infer_steps, steps
+from traceable.analysis.operations import GRAPH, KERNEL
+from traceable.analysis.step_detection import (
+    detect_steps,
+    is_in_spans,
+    map_threads_to_processes,
+    select_range_instances,
+)
+from traceable.analysis.steps import collect_step_operations, find_median_step, find_warm_up_spans, steps
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import GEOMETRY, NULL, Bool, Float64, Int8, Int64, expand_slices, find_distinct
+from traceable.units import format_count
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,35 +49,7 @@ EQUAL, MISSING, EXTRA, REPLACED, REORDERED = range(5)
 """What an alignment has of a kernel; an index into STATES."""
 
 STATES = ("equal", "missing", "extra", "replaced", "reordered")
-"""The names of the states of kernels, and of the kinds of opcodes."""
-
-PHASE = "phase"
-"""The field of ranges that separates the phases of a model: context (prefill) and generation (decode)."""
-
-
-@dataclass(frozen=True)
-class MemorySequence:
-    """The copies and memsets of a selection, in the order of launch, as equally long columns. They are not aligned.
-
-    Attributes:
-        operation: index into the operations of the context.
-        start_ns, end_ns, size_bytes: of each.
-        place: the index, in the sequence of kernels, of the first kernel that was launched after it; their number
-            where none was.
-        label: index into `names`.
-        names: nsys's names (`[CUDA memcpy Host-to-Device]`).
-    """
-
-    operation: Int64
-    start_ns: Int64
-    end_ns: Int64
-    size_bytes: Int64
-    place: Int64
-    label: Int64
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.operation)
+"""The names of the states of kernels."""
 
 
 @dataclass(frozen=True)
@@ -85,21 +60,16 @@ class KernelSequence:
         kernel: index into `Trace.kernels`, and into the operations of the context.
         label: index into `names`, `keys` and `families`.
         start_ns, end_ns: on the GPU.
-        gap_ns: how long the GPU was idle before it, whatever ran there before; 0 where it was not, NULL where that is
-            not known: for the first operation of a GPU, and across a gap of the recording.
         geometry: shape (kernels, 9), the columns of `trace.model.GEOMETRY`; NULL where not recorded.
         path: index into `paths`, the path of the innermost range; -1 outside ranges.
         region: index into `paths`: the path below the selected range, with the numbers that names had before they were
             folded; -1 for none.
-        instance: index of the innermost range instance of the context; -1 outside ranges.
-        phase: index into `phases`; -1 where no range around it has the field.
         graph_node: whether it is a node of a CUDA graph.
         names: the distinct demangled names; None where it was not recorded.
         keys: of each name its key: kernels of one key are the same kernel.
         families: of each name its family.
         paths: names of ranges, normalized, from the outermost.
-        phases: the values of the field `phase`.
-        memory: the copies and memsets of the selection.
+        operations: all operations of the selection: these kernels, copies and memsets.
         notes: on the selection.
     """
 
@@ -107,45 +77,27 @@ class KernelSequence:
     label: Int64
     start_ns: Int64
     end_ns: Int64
-    gap_ns: Int64
     geometry: Int64
     path: Int64
     region: Int64
-    instance: Int64
-    phase: Int64
     graph_node: Bool
     names: tuple[str | None, ...]
     keys: tuple[str | None, ...]
     families: tuple[str, ...]
     paths: tuple[tuple[str, ...], ...]
-    phases: tuple[str, ...]
-    memory: MemorySequence
+    operations: Int64
     notes: tuple[Message, ...]
 
     def __len__(self) -> int:
         return len(self.kernel)
 
     def take_slice(self, first: int, stop: int) -> KernelSequence:
-        """Return the kernels from `first` until `stop`, with the copies and memsets before each of them."""
+        """Return the kernels from `first` until `stop`."""
         columns = (column.name for column in fields(self) if column.name not in _TABLES)
-        memory = self.memory
-        here = (memory.place >= first) & (memory.place < stop)
-        return replace(
-            self,
-            **{name: getattr(self, name)[first:stop] for name in columns},
-            memory=MemorySequence(
-                memory.operation[here],
-                memory.start_ns[here],
-                memory.end_ns[here],
-                memory.size_bytes[here],
-                memory.place[here] - first,
-                memory.label[here],
-                memory.names,
-            ),
-        )
+        return replace(self, **{name: getattr(self, name)[first:stop] for name in columns})
 
 
-_TABLES = frozenset(("names", "keys", "families", "paths", "phases", "memory", "notes"))
+_TABLES = frozenset(("names", "keys", "families", "paths", "operations", "notes"))
 """The attributes of a KernelSequence that are not columns."""
 
 
@@ -154,7 +106,8 @@ def collect_sequence(
     *,
     range_name: str | None = None,
     step: int | Literal["median"] | None = None,
-    layer: int | None = None,
+    step_range: str | None = None,
+    step_kernel: str | None = None,
     match: str,
     families: Iterable[Family],
 ) -> KernelSequence:
@@ -167,35 +120,24 @@ def collect_sequence(
             there are no others), and whose number of kernels is the most common one.
         step: the number of a step among all steps, from 0; `median`: the steady step of the lower median wall time
             (`analysis.steps`). None for all of the recording.
-        layer: a layer of that, from 0 (`find_layers`). With neither a range nor a step, of the median step or, where
-            that has no layers, of all of the recording.
+        step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
         match: how kernels of two recordings are matched; one of `KERNEL_MATCHES`.
         families: as `load_families` returns them.
 
     Raises:
-        MissingDataError: there are no kernels, or none such; or no such step or layer.
-        UsageError: both a range and a step are given.
+        MissingDataError: there are no kernels, or none such; or no such step.
     """
     require_kernels(context)
-    if range_name is not None and step is not None:
-        raise UsageError(
-            "selections_conflict", "kernels of a range or of a step are aligned, not of both", "give one of the two"
-        )
-    families = tuple(families)
-    if layer is not None and range_name is None and step is None:
-        with contextlib.suppress(MissingDataError):
-            return collect_sequence(context, step="median", layer=layer, match=match, families=families)
     notes: list[Message] = []
     depth = 0
     if range_name is not None:
         operations, depth = _select_instance(context, range_name, notes)
     elif step is not None:
-        operations, depth = _select_step(context, step, notes)
+        operations, depth = _select_step(context, step, step_range, step_kernel, notes)
     else:
         selected = context.mask_operations(None)
         operations = np.arange(len(context.gpu)) if selected is None else np.flatnonzero(selected)
-    sequence = _build_sequence(context, operations, depth, match, families, notes)
-    return sequence if layer is None else select_layer(sequence, find_layers(sequence), layer)
+    return _build_sequence(context, operations, depth, match, tuple(families), notes)
 
 
 def _select_instance(context: Context, range_name: str, notes: list[Message]) -> tuple[Int64, int]:
@@ -248,10 +190,13 @@ def is_in_warm_up(context: Context, instances: Int64) -> Bool:
     return inside
 
 
-def _select_step(context: Context, step: int | str, notes: list[Message]) -> tuple[Int64, int]:
+def _select_step(
+    context: Context, step: int | str, step_range: str | None, step_kernel: str | None, notes: list[Message]
+) -> tuple[Int64, int]:
     """Return the operations of a step, and how many names the path of its range has; 0 where it is not a range."""
-    table = steps(context)
-    every, work = infer_steps(context)
+    table = steps(context, range_name=step_range, step_kernel=step_kernel)
+    every = detect_steps(context, step_range, step_kernel)
+    work = collect_step_operations(context, every)
     numbers = table.values["step"]
     if step == "median":
         steady = table.values["steady"]
@@ -288,19 +233,19 @@ def _build_sequence(
     families: tuple[Family, ...],
     notes: Sequence[Message],
 ) -> KernelSequence:
-    """Return some operations of a trace as a sequence of kernels, with the copies and memsets among them.
+    """Return some operations of a trace as a sequence of kernels.
 
     Args:
         depth: how many names of their paths are those of the selected range and of what is around it.
     """
     trace, ranges, gpu = context.trace, context.instances, context.gpu
-    operations = operations[order_by_launch(context, operations)]
     kind = gpu.kind[operations]
     graphs = int(np.count_nonzero(kind == GRAPH))
     if graphs:
         text = f"{graphs} graph launches were traced as whole graphs, without their kernels"
         notes = (*notes, Message("graphs_traced_whole", text))
     kernels = operations[kind == KERNEL]
+    kernels = kernels[order_by_launch(context, kernels)]
     if not len(kernels):
         raise MissingDataError(
             "no_kernels_selected", "no kernel in the selected part of the trace", "select more of it"
@@ -325,45 +270,21 @@ def _build_sequence(
     # Without the parts that rules remove, but with the numbers.
     stripped = ranges.recorded_name if context.names is None else context.names.stripped[ranges.recorded_name]
     geometries = np.concatenate([trace.geometries, np.full((1, len(GEOMETRY)), NULL, np.int64)])
-    phase, phases = _find_phases(context, kernels)
     return KernelSequence(
         kernel=kernels,
         label=label,
         start_ns=own.start_ns[kernels],
         end_ns=own.end_ns[kernels],
-        gap_ns=_measure_gaps_before(context, kernels),
         geometry=geometries[own.geometry[kernels]],
         path=number_paths(ranges.path, ranges.paths, 0),
         region=number_paths(*build_paths(ranges.parent, stripped), depth),
-        instance=instance,
-        phase=phase,
         graph_node=own.graph_node[kernels] != NULL,
         names=tuple(names),
         keys=tuple(make_kernel_keys(names, match, families)),
         families=tuple(OTHER if name is None else classify_kernel(name, families) for name in names),
         paths=tuple(table),
-        phases=phases,
-        memory=_build_memory_sequence(context, operations),
+        operations=operations,
         notes=tuple(notes),
-    )
-
-
-def _build_memory_sequence(context: Context, operations: Int64) -> MemorySequence:
-    """Return the copies and memsets among some operations in the order of launch."""
-    gpu, trace = context.gpu, context.trace
-    kind = gpu.kind[operations]
-    rows = np.flatnonzero((kind == COPY) | (kind == MEMSET))
-    some = operations[rows]
-    numbers, first = number_groups(label_operations(context, some))
-    labels = label_operations(context, some[first])
-    return MemorySequence(
-        operation=some,
-        start_ns=gpu.start_ns[some],
-        end_ns=gpu.end_ns[some],
-        size_bytes=gpu.get_size_bytes(some),
-        place=np.append(0, np.cumsum(kind == KERNEL))[rows],
-        label=numbers,
-        names=tuple(get_operation_name(trace, one) for one in labels.tolist()),
     )
 
 
@@ -382,35 +303,13 @@ def order_by_launch(context: Context, operations: Int64) -> Int64:
     return order
 
 
-def _measure_gaps_before(context: Context, kernels: Int64) -> Int64:
-    """Return how long the GPU was idle before each of some kernels; NULL where that is not known."""
-    gpu, timelines = context.gpu, compute_timelines(context)
-    gaps = timelines.gaps
-    idle = np.zeros(len(gpu), np.int64)
-    idle[gaps.after] = gaps.end_ns - gaps.start_ns
-    idle[gaps.after[is_overlapping(gaps, *context.trace.windows.find_gaps())]] = NULL
-    idle[gpu.start_ns == timelines.first_ns[find_gpus(context).gpu_of_operation]] = NULL
-    return idle[kernels]
-
-
-def _find_phases(context: Context, kernels: Int64) -> tuple[Int64, tuple[str, ...]]:
-    """Return the value of the field `phase` of each of some kernels, -1 for none, and the values."""
-    try:
-        values, of_operation = get_operation_field_values(context, PHASE)
-    except MissingDataError:
-        return np.full(len(kernels), -1, np.int64), ()
-    value = of_operation[kernels]
-    # Absent is the last.
-    return np.where(value == len(values) - 1, -1, value), tuple(str(one) for one in values[:-1].tolist())
-
-
 @dataclass(frozen=True)
 class Layers:
     """Where the layers of a sequence are, as equally long columns in its order. There may be none.
 
     Attributes:
-        number: of each layer, from 0. That of ranges is the place of the number in their names among all of them; the
-            same comes again where a layer does, in the backward pass or the next step.
+        number: of each layer: that in the name of its ranges, which comes again where the layer does, in the backward
+            pass or the next step; of inferred ones from 0.
         first, stop: its kernels are those from `first` until `stop` of the sequence.
         differing: how many kernels have to be removed from it and inserted into it to make it the typical layer, the
             most common sequence of keys (of equals the first); 0 where it repeats exactly.
@@ -432,12 +331,13 @@ class Layers:
 LAYERS_FROM_RANGES, LAYERS_INFERRED = "layers_from_ranges", "layers_inferred"
 
 _NOT_LAYERS = re.compile(
-    r"(?i)(step|iter|iteration|epoch|batch|request|req|token|rank|gpu|device|stream|thread|sample|chunk|expert|head"
-    r"|worker|run|trial)s?[\W_]*$"
+    r"(?i)(?:(?:step|iter|iteration|epoch|batch|request|req|token|rank|gpu|device|stream|thread|sample|chunk|expert|head"
+    r"|worker|run|trial|frame|round|bucket|group|shard|job|task|prompt|seq|sequence|tick|call)s?[\W_]*"
+    r"|(?<!\w)(?!\w*(?:layer|block))\w+\s*=\s*)$"
 )
-"""What stands before a number that is not that of a layer."""
+"""What is before a number that is not that of a layer; a field (`bs=4`) unless it is called layer or block."""
 
-_FIRST_NUMBER = re.compile(r"(?<![0-9A-Za-z])(\d+)(?![0-9A-Za-z])")
+_FIRST_NUMBER = re.compile(r"(?<![0-9A-Za-z])(\d{1,9})(?![0-9A-Za-z])")
 """A number of its own in the name of a range: that of `layers.5.mlp` or `block_7`, not that of `conv1d`."""
 
 _MOST_LAGS = 32
@@ -459,6 +359,9 @@ _MIN_LAYER_SHARE = 0.5
 """Least share that layers have: of the kernels from the first to the last of numbered ranges, that are in them; and of
 the time of the kernels that layers are made of, what repeats."""
 
+_MIN_REPETITIONS = 3
+"""How many times what is inferred to be a layer repeats at least: twice, too much does by chance."""
+
 _MIN_ALIKE = 0.75
 """Least share of the kernels that a layer has in common with the typical one."""
 
@@ -472,7 +375,8 @@ def find_layers(sequence: KernelSequence) -> Layers:
     one number, with the kernels between them.
 
     Repetition: the length after which matrix products, convolutions and attention repeat for the most GPU time, at
-    least half of what all of them take (of sequences without any, all kernels). A layer begins where the repetition
+    least half of what all of them take, and _MIN_REPETITIONS times; without any of them there are no layers. It may be
+    several layers of the model, if they differ in turns. A layer begins where the repetition
     does; which of the kernels of a repetition is the first one is not known if the kernel before the first
     layer is that at its end. Layers before and after the exact repetition, with kernels that differ, follow as long as
     they have _MIN_ALIKE of their kernels in common with it.
@@ -487,7 +391,9 @@ def find_layers(sequence: KernelSequence) -> Layers:
         return _build_layers(keys, of_kernel[first], first, stop, name, LAYERS_FROM_RANGES)
     is_typical = np.isin(sequence.families, list(_LAYER_FAMILIES))[sequence.label]
     duration_ns = sequence.end_ns - sequence.start_ns
-    first, stop = _find_repetition(keys, duration_ns * is_typical if is_typical.any() else duration_ns)
+    first, stop = _find_repetition(keys, duration_ns * is_typical)
+    if len(first) < _MIN_REPETITIONS:
+        first, stop = first[:0], stop[:0]
     return _build_layers(keys, np.arange(len(first)), first, stop, None, LAYERS_INFERRED)
 
 
@@ -506,7 +412,7 @@ def _build_layers(keys: Int64, number: Int64, first: Int64, stop: Int64, name: s
 
 
 def _find_numbered_ranges(sequence: KernelSequence) -> tuple[Int64, str | None]:
-    """Return the number of the layer of each kernel, from 0, -1 for none; and the name of the ranges, None for none."""
+    """Return the number of the layer of each kernel, -1 for none; and the name of the ranges, None for none."""
     number_of: dict[tuple[tuple[str, ...], str], dict[int, int]] = {}
     count = np.bincount(sequence.region[sequence.region >= 0], minlength=len(sequence.paths))
     for path in np.flatnonzero(count).tolist():
@@ -525,9 +431,8 @@ def _find_numbered_ranges(sequence: KernelSequence) -> tuple[Int64, str | None]:
     of_path = np.full(len(sequence.paths) + 1, -1, np.int64)
     if best is None:
         return of_path[sequence.region], None
-    places = {number: place for place, number in enumerate(sorted(set(number_of[best].values())))}
     for path, number_of_layer in number_of[best].items():
-        of_path[path] = places[number_of_layer]
+        of_path[path] = number_of_layer
     return of_path[sequence.region], f"{best[1]}*"
 
 
@@ -553,7 +458,7 @@ def _find_repetition(keys: Int64, weight: Int64) -> tuple[Int64, Int64]:
         bounds = [len(before) - part]
         while (length := _match_template(template, keys[bounds[-1] : bounds[-1] + longest])) is not None:
             bounds.append(bounds[-1] + length)
-    if elapsed[bounds[-1]] - elapsed[bounds[0]] < _MIN_LAYER_SHARE * elapsed[-1]:
+    if elapsed[bounds[-1]] - elapsed[bounds[0]] < max(1, _MIN_LAYER_SHARE * elapsed[-1]):
         bounds = [0]
     return np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)
 
@@ -624,8 +529,11 @@ def select_layer(sequence: KernelSequence, layers: Layers, number: int) -> Kerne
         )
     rows = np.flatnonzero(layers.number == number)
     if not len(rows):
+        known = find_distinct(layers.number)
         raise MissingDataError(
-            "no_such_layer", f"no layer {number} among {int(layers.number.max()) + 1} layers", "give a number from 0 on"
+            "no_such_layer",
+            f"no layer {number} among {format_count(len(known), 'layer')}",
+            f"give a number from {known[0]} to {known[-1]}",
         )
     sizes = (layers.stop - layers.first)[rows]
     typical = rows[sizes == np.argmax(np.bincount(sizes))]
@@ -633,7 +541,7 @@ def select_layer(sequence: KernelSequence, layers: Layers, number: int) -> Kerne
     time = (elapsed[layers.stop] - elapsed[layers.first])[typical]
     one = int(typical[np.argsort(time, kind="stable")[(len(typical) - 1) // 2]])
     layer = sequence.take_slice(int(layers.first[one]), int(layers.stop[one]))
-    notes = [_describe_layers(layers)]
+    notes = [describe_layers(layers, len(sequence))]
     if len(rows) > 1:
         text = f"layer {number} comes {len(rows)} times; the one of the median GPU time is aligned"
         notes.append(Message("median_instance_selected", text))
@@ -642,14 +550,16 @@ def select_layer(sequence: KernelSequence, layers: Layers, number: int) -> Kerne
     return replace(layer, notes=(*layer.notes, *notes))
 
 
-def _describe_layers(layers: Layers) -> Message:
-    number = int(layers.number.max()) + 1
+def describe_layers(layers: Layers, kernels: int) -> Message:
+    """Return where the layers are known from, and of inferred ones which part of how many kernels they are."""
+    number = format_count(len(find_distinct(layers.number)), "layer")
     if layers.code == LAYERS_FROM_RANGES:
-        return Message("layers_from_ranges", f"{number} layers, the ranges {layers.name!r}")
-    differing = int(np.count_nonzero(layers.differing))
+        return Message(layers.code, f"{number}, the ranges {layers.name!r}")
     length = int(np.median(layers.stop - layers.first))
-    text = f"{number} layers were inferred: {length} kernels repeat, in {differing} of them not exactly"
-    return Message("layers_inferred", text)
+    text = f"{number} inferred: {length} kernels repeat, {layers.first[0]} to {layers.stop[-1]} of {kernels}"
+    if differing := int(np.count_nonzero(layers.differing)):
+        text += f", in {differing} layers not exactly"
+    return Message(layers.code, text)
 
 
 def _drop_names_around(sequence: KernelSequence, name: str) -> KernelSequence:
@@ -668,20 +578,31 @@ def _drop_names_around(sequence: KernelSequence, name: str) -> KernelSequence:
     return replace(sequence, region=region[sequence.region], paths=tuple(numbers))
 
 
-@dataclass(frozen=True)
-class Opcode:
-    """A run of kernels of one state, as in difflib: `reference[i1:i2]` is (or lacks) `candidate[j1:j2]`.
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The kernels of both, each once, as equally long columns in the order of the reference.
 
     Attributes:
-        state: one of STATES; `reordered` has an own opcode at its place in either sequence, with the other side empty.
-        reference_start, reference_stop, candidate_start, candidate_stop: half-open.
+        reference, candidate: position in the sequence; -1 where it has none.
+        state: index into `STATES`.
     """
 
-    state: str
-    reference_start: int
-    reference_stop: int
-    candidate_start: int
-    candidate_stop: int
+    reference: Int64
+    candidate: Int64
+    state: Int8
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    @property
+    def is_paired(self) -> Bool:
+        """Which are a kernel of each with the same key."""
+        paired: Bool = (self.state == EQUAL) | (self.state == REORDERED)
+        return paired
+
+    def count(self, state: int) -> int:
+        """Return how many are of a state."""
+        return int((self.state == state).sum())
 
 
 @dataclass(frozen=True)
@@ -728,8 +649,8 @@ class Alignment:
         equal: Bool = (self.partner >= 0) & (of_candidate[self.partner] == of_reference)
         return equal
 
-    def list_rows(self) -> tuple[Int64, Int64]:
-        """Return the alignment as rows: indices in the reference and the candidate, -1 where a side has none.
+    def pair_kernels(self) -> Pairs:
+        """Return the alignment as rows.
 
         In the order of the reference; an extra kernel follows the one that its predecessor is paired with in order, and
         a reordered one is a single row, at its place in the reference.
@@ -741,35 +662,9 @@ class Alignment:
         candidate = np.concatenate([self.partner, extra])
         place = np.concatenate([np.arange(len(self.reference)), before])
         order = np.lexsort((candidate, reference < 0, place))
-        return reference[order], candidate[order]
-
-    def list_opcodes(self) -> list[Opcode]:
-        """Return the runs of kernels of one state, in the order of both sequences.
-
-        All kernels of the reference are in exactly one of them, and so are those of the candidate.
-        """
-        opcodes: list[Opcode] = []
-        i = j = 0
-        states, of_candidate, partner = self.reference_state.tolist(), self.candidate_state.tolist(), self.partner
-        partners = partner.tolist()
-
-        def add(state: int, i2: int, j2: int) -> None:
-            nonlocal i, j
-            if opcodes and opcodes[-1].state == STATES[state]:
-                opcodes[-1] = replace(opcodes[-1], reference_stop=i2, candidate_stop=j2)
-            else:
-                opcodes.append(Opcode(STATES[state], i, i2, j, j2))
-            i, j = i2, j2
-
-        while i < len(states) or j < len(of_candidate):
-            if i < len(states) and states[i] in (MISSING, REORDERED):
-                add(states[i], i + 1, j)
-            elif j < len(of_candidate) and of_candidate[j] in (EXTRA, REORDERED):
-                add(of_candidate[j], i, j + 1)
-            else:
-                assert partners[i] == j, "pairs increase on both sides"
-                add(states[i], i + 1, j + 1)
-        return opcodes
+        reference, candidate = reference[order], candidate[order]
+        # Without a kernel of the reference it is extra.
+        return Pairs(reference, candidate, np.append(self.reference_state, np.int8(EXTRA))[reference])
 
 
 _LEAF_BITS = 1 << 29
@@ -1114,8 +1009,10 @@ def _find_replacements(
             ],
         )
     )
-    extended = matcher.extend(matcher.extend(pairs, *bases, left, right), *families, left, right)
-    left, right = np.setdiff1d(left, extended[0]), np.setdiff1d(right, extended[1])
+    extended = pairs
+    for columns in (bases, families):
+        extended = matcher.extend(extended, *columns, left, right)
+        left, right = np.setdiff1d(left, extended[0]), np.setdiff1d(right, extended[1])
     gaps = np.searchsorted(extended[0], left), np.searchsorted(extended[1], right)
     counts = [np.bincount(gap, minlength=len(extended[0]) + 1) for gap in gaps]
     alike = counts[0] == counts[1]
@@ -1125,46 +1022,24 @@ def _find_replacements(
     )
 
 
-@dataclass(frozen=True)
-class CarriedLayers:
-    """The layers of one recording in another, as equally long columns.
-
-    Attributes:
-        number: of each layer, as in `Layers`; a layer none of whose kernels matched is absent.
-        first, stop: its kernels are those from `first` until `stop` of the candidate: from the first to the last that
-            matched one of the layer.
-        kernels: how many the layer has in the reference.
-        matched: how many of them matched, in order.
-    """
-
-    number: Int64
-    first: Int64
-    stop: Int64
-    kernels: Int64
-    matched: Int64
-
-    def __len__(self) -> int:
-        return len(self.number)
-
-
-def carry_bounds(layers: Layers, alignment: Alignment) -> CarriedLayers:
+def carry_bounds(layers: Layers, alignment: Alignment) -> tuple[Int64, Int64, Int64]:
     """Return where the layers of the reference are in the candidate: of an eager run, say, in one with CUDA graphs.
 
     The kernels of a replayed graph have no ranges of their own, but come in the same order.
 
     Args:
-        layers: of `alignment.reference`, by position.
+        layers: of `alignment.reference`.
+
+    Returns:
+        Of each layer the first kernel of the candidate that matched one of it in order, the last one plus 1, and how
+        many matched; 0 for all of them where none did.
     """
     reference, candidate = alignment.list_pairs(EQUAL)
     low, high = np.searchsorted(reference, layers.first), np.searchsorted(reference, layers.stop)
-    some = np.flatnonzero(high > low)
-    return CarriedLayers(
-        number=layers.number[some],
-        first=candidate[low[some]],
-        stop=candidate[high[some] - 1] + 1,
-        kernels=(layers.stop - layers.first)[some],
-        matched=(high - low)[some],
-    )
+    first, stop = np.zeros((2, len(layers)), np.int64)
+    some = high > low
+    first[some], stop[some] = candidate[low[some]], candidate[high[some] - 1] + 1
+    return first, stop, high - low
 
 
 def find_closest_layer(reference: KernelSequence, layers: Layers, candidate: KernelSequence) -> int:

@@ -1000,10 +1000,10 @@ def _make_notes(sides: Sequence[_Side], unit: str, match: str) -> tuple[Message,
     notes = []
     for side in sides:
         sums = side.sum_rows("ranges", (), [f"excluded_{word}" for word in EXCLUSIONS.values()]).get((), {})
-        reasons = [f"{sums[f'excluded_{word}']} {_REASONS[word]}" for word in _REASONS if sums.get(f"excluded_{word}")]
-        if reasons:
-            text = f"not in means, quantiles, verdicts and explanations of the {side.word}: of the instances of ranges "
-            notes.append(Message("samples_excluded", text + ", ".join(reasons)))
+        counts = [(sums.get(f"excluded_{word}"), reason) for word, reason in _REASONS.items()]
+        if reasons := ", ".join(f"{count} {reason}" for count, reason in counts if count):
+            text = "means, quantiles, verdicts and explanations exclude, of the instances of ranges of the"
+            notes.append(Message("samples_excluded", f"{text} {side.word}, {reasons}"))
     if match != EXACT:
         notes.append(Message("kernels_matched_loosely", f"kernels are matched by {match}, not by their whole name"))
     clipped = {side.word: side.steps["excluded_clipped"] for side in sides if side.steps is not None}
@@ -1017,5 +1017,5 @@ def _make_notes(sides: Sequence[_Side], unit: str, match: str) -> tuple[Message,
 _REASONS = {
     "clipped": "that the capture cut",
     "warm_up": "that began in the warm-up",
-    "throttled": "while the GPU was throttled",
+    "throttled": "during which the GPU was throttled",
 }

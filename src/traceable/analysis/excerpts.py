@@ -1,28 +1,36 @@
 """What is compared of one recording: a sequence of kernels, and the times of all instances that ran this very sequence.
 
-`alignment.collect_sequence` selects a typical instance. Here are the others of the same selection: the steady steps of
-its process, or the instances of its range. Those that the capture may have cut, those of a warm-up, and those with
-other kernels are left out.
+`alignment.collect_sequence` selects a typical instance. An `Excerpt` has the others of the same selection too: the
+steady steps of its process, or the instances of its range. Those that the capture may have cut, those of a warm-up, and
+those with other kernels are left out. Its times are typical ones: at each position the lower median over the instances,
+so that sums of them are exact.
+
+The time of an excerpt is from the start of its first operation to the end of its last one, and is split without a rest:
+
+- `exposed_ns` of each kernel: the time that it makes the union of the operations before it longer. Without concurrent
+  kernels that is its duration.
+- `copy_ns`, `other_ns`: the same of copies and memory sets, and of kernels that are not of the selection
+- `idle_ns`: time in which the GPU ran none of them, which counts at the kernel that ended it
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from traceable.analysis.alignment import KernelSequence, collect_sequence, is_in_warm_up, order_by_launch
 from traceable.analysis.context import Context
-from traceable.analysis.fidelity import Excerpt
 from traceable.analysis.fields import get_instance_fields
 from traceable.analysis.gpus import find_gpus, group_by_lane
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.operations import GRAPH, KERNEL
-from traceable.analysis.step_detection import select_range_instances
-from traceable.analysis.steps import infer_steps, steps
+from traceable.analysis.step_detection import detect_steps, select_range_instances
+from traceable.analysis.steps import collect_step_operations, steps
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Int64, find_distinct
 from traceable.units import format_count
@@ -31,11 +39,142 @@ MAX_INSTANCES = 256
 """Of more instances so many are measured, evenly spread: more change no median."""
 
 
+@dataclass(frozen=True, eq=False)
+class Typical:
+    """The typical instance of an excerpt: the lower median of each of its columns."""
+
+    duration_ns: Int64
+    exposed_ns: Int64
+    idle_ns: Int64
+    copy_ns: Int64
+    other_ns: Int64
+
+    @property
+    def total_ns(self) -> int:
+        """The whole time."""
+        return self.measure_ns(0, len(self.exposed_ns) + 1)
+
+    def measure_ns(self, first: int, stop: int) -> int:
+        """Return the time of the kernels from `first` until `stop`, with what is before each of them."""
+        kernels = slice(first, stop)
+        parts = (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)
+        return int(sum(part[kernels].sum() for part in parts))
+
+
+@dataclass(frozen=True)
+class ProcessDevice:
+    """A GPU that a process used.
+
+    Attributes:
+        pid, rank: of the process; `rank` None where it has none.
+        gpu: number of the GPU; None where it was not recorded.
+    """
+
+    pid: int
+    rank: int | None
+    gpu: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Excerpt:
+    """What is compared of one recording: a sequence of kernels, and the times of several instances that ran it.
+
+    Attributes:
+        sequence: the kernels of a typical instance.
+        duration_ns, exposed_ns: (instances, kernels), see the module.
+        idle_ns, copy_ns, other_ns: (instances, kernels + 1): before each kernel, and after the last one.
+        fields: by range and field the value that all instances have; without fields whose value changes.
+        devices: where the kernels of the sequence ran, in their order.
+        notes: on the instances.
+    """
+
+    sequence: KernelSequence
+    duration_ns: Int64
+    exposed_ns: Int64
+    idle_ns: Int64
+    copy_ns: Int64
+    other_ns: Int64
+    fields: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    devices: tuple[ProcessDevice, ...] = ()
+    notes: tuple[Message, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    @property
+    def instances(self) -> int:
+        """How many times the sequence was measured."""
+        return len(self.duration_ns)
+
+    @property
+    def span_ns(self) -> Int64:
+        """The time of each instance."""
+        parts = (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)
+        span: Int64 = np.sum([part.sum(axis=1) for part in parts], axis=0)
+        return span
+
+    @cached_property
+    def typical(self) -> Typical:
+        """The typical instance."""
+        middle = (self.instances - 1) // 2
+        columns = ("duration_ns", "exposed_ns", "idle_ns", "copy_ns", "other_ns")
+        return Typical(**{name: np.partition(getattr(self, name), middle, axis=0)[middle] for name in columns})
+
+    @cached_property
+    def keys(self) -> list[str | None]:
+        """What each kernel is matched by."""
+        return [self.sequence.keys[label] for label in self.sequence.label.tolist()]
+
+    @cached_property
+    def names(self) -> list[str | None]:
+        """The demangled name of each kernel."""
+        return [self.sequence.names[label] for label in self.sequence.label.tolist()]
+
+    @cached_property
+    def families(self) -> list[str]:
+        """The family of each kernel."""
+        return [self.sequence.families[label] for label in self.sequence.label.tolist()]
+
+    @cached_property
+    def paths(self) -> list[tuple[str, ...]]:
+        """The path of the innermost range of each kernel; empty outside ranges."""
+        return [self.sequence.paths[path] if path >= 0 else () for path in self.sequence.path.tolist()]
+
+    @property
+    def shape(self) -> Int64:
+        """Grid and block of each kernel, three columns each; negative where not recorded."""
+        return self.sequence.geometry[:, :6]
+
+    def take_sequence(self, sequence: KernelSequence) -> Excerpt:
+        """Return the part whose kernels are a slice of this one's: one layer of a step, say.
+
+        The time before its first kernel and after its last one is not part of it.
+        """
+        first = int(np.flatnonzero(self.sequence.kernel == sequence.kernel[0])[0])
+        stop = first + len(sequence)
+        between = {}
+        for column in ("idle_ns", "copy_ns", "other_ns"):
+            values = getattr(self, column)[:, first : stop + 1].copy()
+            values[:, [0, -1]] = 0
+            between[column] = values
+        kernels = slice(first, stop)
+        return replace(
+            self,
+            sequence=sequence,
+            duration_ns=self.duration_ns[:, kernels],
+            exposed_ns=self.exposed_ns[:, kernels],
+            notes=(*self.notes, *(note for note in sequence.notes if note not in self.sequence.notes)),
+            **between,
+        )
+
+
 def build_excerpt(
     context: Context,
     *,
     range_name: str | None = None,
     step: int | None = None,
+    step_range: str | None = None,
+    step_kernel: str | None = None,
     match: str,
     families: Sequence[Family],
     excluded_ns: Int64 | None = None,
@@ -47,6 +186,7 @@ def build_excerpt(
     Args:
         range_name, match, families: see `alignment.collect_sequence`.
         step: the number of a step.
+        step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
         excluded_ns: (n, 2): starts and ends of times, disjoint, whose instances are left out: those of a throttled GPU.
 
     Raises:
@@ -58,13 +198,19 @@ def build_excerpt(
         sequence = collect_sequence(context, range_name=range_name, match=match, families=families)
         runs = _list_range_runs(context, range_name)
     elif step is not None:
-        sequence = collect_sequence(context, step=step, match=match, families=families)
+        sequence = collect_sequence(
+            context, step=step, step_range=step_range, step_kernel=step_kernel, match=match, families=families
+        )
         runs = []
     else:
         try:
-            sequence = collect_sequence(context, step="median", match=match, families=families)
-            runs = _list_step_runs(context, sequence)
+            sequence = collect_sequence(
+                context, step="median", step_range=step_range, step_kernel=step_kernel, match=match, families=families
+            )
+            runs = _list_step_runs(context, sequence, step_range, step_kernel)
         except MissingDataError as error:
+            if step_range is not None or step_kernel is not None:
+                raise
             sequence = collect_sequence(context, match=match, families=families)
             note = Message(
                 "all_kernels_compared", f"all kernels of the recording are compared, because {error.problem}"
@@ -75,7 +221,7 @@ def build_excerpt(
     if len(equal) < len(runs):
         text = f"{len(runs) - len(equal)} of {len(runs)} instances ran other kernels, and are excluded"
         notes.append(Message("other_instances_excluded", text))
-    equal = equal or [(sequence.kernel, np.concatenate([sequence.kernel, sequence.memory.operation]))]
+    equal = equal or [(sequence.kernel, sequence.operations)]
     if excluded_ns is not None:
         equal = _drop_excluded(context, equal, excluded_ns, notes)
     if len(equal) > MAX_INSTANCES:
@@ -110,13 +256,16 @@ def _split_by_instance(instance: Int64, operation: Int64) -> list[Int64]:
     return [part for part in parts if len(part)]
 
 
-def _list_step_runs(context: Context, sequence: KernelSequence) -> list[Int64]:
+def _list_step_runs(
+    context: Context, sequence: KernelSequence, step_range: str | None, step_kernel: str | None
+) -> list[Int64]:
     """Return the operations of each steady step of the process, and GPU, of the step that the sequence is."""
-    every, work = infer_steps(context)
+    every = detect_steps(context, step_range, step_kernel)
+    work = collect_step_operations(context, every)
     rows = np.arange(len(every))
     if context.selection is not None:
         rows = np.flatnonzero(context.selection.instances[every.instance])
-    rows = rows[steps(context).values["steady"]]
+    rows = rows[steps(context, range_name=step_range, step_kernel=step_kernel).values["steady"]]
     own = work.step[np.flatnonzero(work.operation == sequence.kernel[0])[:1]]
     rows = rows[np.isin(every.lane[rows], every.lane[own])]
     return [work.operation[work.bounds[row] : work.bounds[row + 1]] for row in rows.tolist()]
@@ -153,7 +302,18 @@ def _measure_runs(
     return Excerpt(
         *(sequence, duration, exposed, idle, copies, others),
         fields=_find_constant_fields(context, np.concatenate([kernels for kernels, _ in runs])),
+        devices=_list_devices(context, sequence.kernel),
         notes=(*sequence.notes, *notes),
+    )
+
+
+def _list_devices(context: Context, kernels: Int64) -> tuple[ProcessDevice, ...]:
+    used, processes = find_gpus(context), context.trace.processes
+    places = zip(context.gpu.process[kernels].tolist(), used.index_of(kernels).tolist(), strict=True)
+    numbers = [None if number < 0 else number for number in used.number]
+    return tuple(
+        ProcessDevice(processes[process].pid, processes[process].rank, numbers[gpu])
+        for process, gpu in dict.fromkeys(places)
     )
 
 
@@ -226,6 +386,6 @@ def _find_constant_fields(context: Context, kernels: Int64) -> dict[tuple[str, s
     listed = find_distinct(listed)
     values: dict[tuple[str, str], list[Any]] = {}
     for name, fields in zip(ranges.name[listed].tolist(), get_instance_fields(context)[listed], strict=True):
-        for field, value in (fields or {}).items():
-            values.setdefault((names[name], field), []).append(value)
+        for key, value in (fields or {}).items():
+            values.setdefault((names[name], key), []).append(value)
     return {key: some[0] for key, some in values.items() if len(some) > 1 and all(one == some[0] for one in some)}

@@ -267,7 +267,7 @@ def _evaluate_limit(limit: Limit, subject: str, metric: str, row: dict[str, Any]
         )
     values = {side: row[f"{side}_{metric}{unit}"] for side in ("baseline", "candidate")}
     if absent := [side for side, value in values.items() if value is None]:
-        return Case(subject, UNKNOWN, Message("metric_absent", f"{subject}: the {' and the '.join(absent)} has none"))
+        return Case(subject, UNKNOWN, Message("metric_absent", f"{subject}: absent in the {' and '.join(absent)}"))
     baseline, candidate = values.values()
     if f"{metric}_verdict" in row:
         shares = row[f"{metric}_low_share"], row[f"{metric}_high_share"]

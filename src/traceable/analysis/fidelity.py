@@ -1,25 +1,20 @@
 """How faithful a mock is: its kernels against those of the full model, with the difference of time by cause.
 
-An `Excerpt` is what is compared of one recording: a steady step, a range or a layer, as many times as it ran with
-the same kernels. Its times are typical ones: at each position the lower median over these instances, so that sums of
-them are exact. `alignment` finds which kernel of the reference is which of the candidate.
-
-The time of an excerpt is from the start of its first operation to the end of its last one, and is split without a rest:
-
-- `exposed_ns` of each kernel: the time that it makes the union of the operations before it longer. Without concurrent
-  kernels that is its duration.
-- `copy_ns`, `other_ns`: the same of copies and memory sets, and of kernels that are not of the selection
-- `idle_ns`: time in which the GPU ran none of them, which counts at the kernel that ended it
-
+`align_parts` does all of it: an excerpt of either recording (`excerpts`), which kernel of one is which of the other
+(`alignment`), the checklist with the expected shares, the score with the residual by cause, hints (`fidelity_hints`).
 docs/align.md has the formulas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,18 +27,27 @@ from traceable.analysis.alignment import (
     REPLACED,
     STATES,
     Alignment,
-    KernelSequence,
+    Layers,
+    Pairs,
+    align_sequences,
+    carry_bounds,
+    describe_layers,
+    find_closest_layer,
+    find_layers,
+    select_layer,
 )
-from traceable.analysis.expected_shares import FAMILY, KINDS, RANGE, ExpectedShare, resolve_kind
+from traceable.analysis.context import Context
+from traceable.analysis.excerpts import Excerpt, build_excerpt
 from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN
 from traceable.analysis.fail_conditions import STATES as CHECK_STATES
+from traceable.analysis.fidelity_hints import find_hints, tabulate_hints
 from traceable.analysis.grouping import sum_groups
-from traceable.analysis.kernel_families import OTHER
+from traceable.analysis.kernel_families import OTHER, Family
 from traceable.analysis.labels import extract_base_name
 from traceable.analysis.samples import FASTER, SLOWER, Change, compare_samples, judge_changes
 from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
-from traceable.errors import Message, MissingDataError
-from traceable.trace.model import Bool, Int8, Int64, NDArray
+from traceable.errors import Message, MissingDataError, UsageError
+from traceable.trace.model import Bool, Int64, NDArray
 from traceable.units import format_count, format_duration, format_percent
 
 MISSING_KERNELS, EXTRA_KERNELS, OTHER_KERNELS = "missing_kernels", "extra_kernels", "other_kernels"
@@ -62,152 +66,21 @@ RESOLUTION_NS = 32
 UNCLEAR = "unclear"
 """The verdict on a difference that may be noise."""
 
+FAMILY, KERNEL, RANGE = "family", "kernel", "range"
 
-@dataclass(frozen=True, eq=False)
-class Typical:
-    """The typical instance of an excerpt: the lower median of each of its columns."""
+KINDS = (FAMILY, KERNEL, RANGE)
+"""What a name may be of. A name without a prefix is of the first kind in which it matches something."""
 
-    duration_ns: Int64
-    exposed_ns: Int64
-    idle_ns: Int64
-    copy_ns: Int64
-    other_ns: Int64
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_BETWEEN = re.compile(rf"{_NUMBER}\s*%?\s*(?:-|to|\.\.)\s*{_NUMBER}\s*%")
+_LIMIT = re.compile(rf"(<=|>=|<|>)\s*{_NUMBER}\s*%")
+_FORM = 'write NAME = "60-65 %", ">= 60 %" or "<= 5 %", a line for each name (traceable help align)'
 
-    @property
-    def total_ns(self) -> int:
-        """The whole time."""
-        return self.measure_ns(0, len(self.exposed_ns) + 1)
+MIN_LAYER_SHARE = 0.5
+"""A layer of the candidate has more than this share of the kernels of one of the reference."""
 
-    def measure_ns(self, first: int, stop: int) -> int:
-        """Return the time of the kernels from `first` until `stop`, with what is before each of them."""
-        kernels = slice(first, stop)
-        parts = (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)
-        return int(sum(part[kernels].sum() for part in parts))
-
-
-@dataclass(frozen=True, eq=False)
-class Excerpt:
-    """What is compared of one recording: a sequence of kernels, and the times of several instances that ran it.
-
-    Attributes:
-        sequence: the kernels of a typical instance.
-        duration_ns, exposed_ns: (instances, kernels), see the module.
-        idle_ns, copy_ns, other_ns: (instances, kernels + 1): before each kernel, and after the last one.
-        fields: by range and field the value that all instances have; without fields whose value changes.
-        notes: on the instances.
-    """
-
-    sequence: KernelSequence
-    duration_ns: Int64
-    exposed_ns: Int64
-    idle_ns: Int64
-    copy_ns: Int64
-    other_ns: Int64
-    fields: Mapping[tuple[str, str], Any] = field(default_factory=dict)
-    notes: tuple[Message, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.sequence)
-
-    @property
-    def instances(self) -> int:
-        """How many times the sequence was measured."""
-        return len(self.duration_ns)
-
-    @property
-    def span_ns(self) -> Int64:
-        """The time of each instance."""
-        parts = (self.exposed_ns, self.idle_ns, self.copy_ns, self.other_ns)
-        span: Int64 = np.sum([part.sum(axis=1) for part in parts], axis=0)
-        return span
-
-    @cached_property
-    def typical(self) -> Typical:
-        """The typical instance."""
-        middle = (self.instances - 1) // 2
-        columns = ("duration_ns", "exposed_ns", "idle_ns", "copy_ns", "other_ns")
-        return Typical(**{name: np.partition(getattr(self, name), middle, axis=0)[middle] for name in columns})
-
-    @cached_property
-    def keys(self) -> list[str | None]:
-        """What each kernel is matched by."""
-        return [self.sequence.keys[label] for label in self.sequence.label.tolist()]
-
-    @cached_property
-    def names(self) -> list[str | None]:
-        """The demangled name of each kernel."""
-        return [self.sequence.names[label] for label in self.sequence.label.tolist()]
-
-    @cached_property
-    def families(self) -> list[str]:
-        """The family of each kernel."""
-        return [self.sequence.families[label] for label in self.sequence.label.tolist()]
-
-    @cached_property
-    def paths(self) -> list[tuple[str, ...]]:
-        """The path of the innermost range of each kernel; empty outside ranges."""
-        return [self.sequence.paths[path] if path >= 0 else () for path in self.sequence.path.tolist()]
-
-    @property
-    def shape(self) -> Int64:
-        """Grid and block of each kernel, three columns each; negative where not recorded."""
-        return self.sequence.geometry[:, :6]
-
-    def take_sequence(self, sequence: KernelSequence) -> Excerpt:
-        """Return the part whose kernels are a slice of this one's: one layer of a step, say.
-
-        The time before its first kernel and after its last one is not part of it.
-        """
-        first = int(np.flatnonzero(self.sequence.kernel == sequence.kernel[0])[0])
-        stop = first + len(sequence)
-        between = {}
-        for column in ("idle_ns", "copy_ns", "other_ns"):
-            values = getattr(self, column)[:, first : stop + 1].copy()
-            values[:, [0, -1]] = 0
-            between[column] = values
-        kernels = slice(first, stop)
-        return replace(
-            self,
-            sequence=sequence,
-            duration_ns=self.duration_ns[:, kernels],
-            exposed_ns=self.exposed_ns[:, kernels],
-            notes=(*self.notes, *(note for note in sequence.notes if note not in self.sequence.notes)),
-            **between,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """The kernels of both, each once, as equally long columns in the order of the reference.
-
-    Attributes:
-        reference, candidate: position in the excerpt; -1 where it has none.
-        state: index into `alignment.STATES`.
-    """
-
-    reference: Int64
-    candidate: Int64
-    state: Int8
-
-    def __len__(self) -> int:
-        return len(self.state)
-
-    @property
-    def is_paired(self) -> Bool:
-        """Which are a kernel of each with the same key."""
-        paired: Bool = (self.state == EQUAL) | (self.state == REORDERED)
-        return paired
-
-    def count(self, state: int) -> int:
-        """Return how many are of a state."""
-        return int((self.state == state).sum())
-
-
-def pair_kernels(alignment: Alignment) -> Pairs:
-    """Return the rows of an alignment."""
-    reference, candidate = alignment.list_rows()
-    state = np.where(reference >= 0, alignment.reference_state[reference], EXTRA)
-    return Pairs(reference, candidate, state.astype(np.int8))
+MIN_LAYERS_SHARE = 0.5
+"""Layers are tabulated if they have more than this share of the kernels of a sequence: other repetitions are none."""
 
 
 # ---- the difference of time, by cause
@@ -376,7 +249,8 @@ def judge_times(times: Sequence[TimePair], within: float) -> list[TimeVerdict]:
     judged = judge_changes([change for _, change in changes])
     for (place, change), verdict in zip(changes, judged, strict=True):
         if change.p_value is not None:
-            code = verdicts[place].code if verdict.code in (SLOWER, FASTER) else UNCLEAR
+            # The medians of each place, summed, and the median of the sums may differ in opposite directions.
+            code = verdict.code if verdict.code == verdicts[place].code else UNCLEAR
             verdicts[place] = TimeVerdict(code, change.low_share, change.high_share)
     return verdicts
 
@@ -495,6 +369,104 @@ def _list_shapes(at: Int64, sizes: Int64) -> NDArray[Any]:
     return pack_objects(None if one < 0 else format_shape(sizes[one]) for one in at.tolist())
 
 
+# ---- expected shares
+
+
+@dataclass(frozen=True)
+class ExpectedShare:
+    """One line of the file.
+
+    Attributes:
+        name: as it stands in the file.
+        kind: one of KINDS, as the prefix of the name says; None without one.
+        pattern: the glob after the prefix.
+        low, high: shares of the kernel time, both inclusive.
+    """
+
+    name: str
+    kind: str | None
+    pattern: str
+    low: float
+    high: float
+
+    def matches(self, names: Iterable[str]) -> bool:
+        """Whether one of the names matches the glob, upper and lower case apart."""
+        return any(fnmatchcase(name, self.pattern) for name in names)
+
+    def includes(self, share: float) -> bool:
+        """Whether a share is as expected."""
+        return self.low <= share <= self.high
+
+
+def load_expected_shares(path: Path) -> tuple[ExpectedShare, ...]:
+    """Return the expected shares of a TOML file, in its order.
+
+    Raises:
+        UsageError: the file can't be read, or holds anything but names with shares.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError("file_unreadable", f"{path} can't be read: {error.strerror}", "name another file") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError("expected_shares_invalid", f"{path} is not TOML: {error}", _FORM) from None
+    if not document:
+        raise UsageError("expected_shares_invalid", f"{path} has no expected share", _FORM)
+    return tuple(_parse_share(path, name, value) for name, value in document.items())
+
+
+def _parse_share(path: Path, name: str, value: Any) -> ExpectedShare:
+    bounds = parse_share_bounds(value) if isinstance(value, str) else None
+    prefix, colon, pattern = name.partition(":")
+    kind = prefix if colon and prefix in KINDS else None
+    if bounds is None or not name or (kind and not pattern):
+        raise UsageError("expected_shares_invalid", f"{path}: {name} = {value!r} is not an expected share", _FORM)
+    return ExpectedShare(name, kind, pattern if kind else name, *bounds)
+
+
+def parse_share_bounds(text: str) -> tuple[float, float] | None:
+    """Return the least and the largest share that a text allows; None if it is not one.
+
+    Examples:
+        >>> parse_share_bounds("60-65 %"), parse_share_bounds(">= 12.5%"), parse_share_bounds("<5 %")
+        ((0.6, 0.65), (0.125, 1.0), (0.0, 0.05))
+        >>> parse_share_bounds("65-60 %"), parse_share_bounds("60"), parse_share_bounds("> 130 %")
+        (None, None, None)
+    """
+    if match := _BETWEEN.fullmatch(text.strip()):
+        low, high = float(match[1]) / 100, float(match[2]) / 100
+    elif match := _LIMIT.fullmatch(text.strip()):
+        limit = float(match[2]) / 100
+        low, high = (limit, 1.0) if match[1].startswith(">") else (0.0, limit)
+    else:
+        return None
+    return (low, high) if low <= high <= 1 else None
+
+
+def resolve_kind(expected: ExpectedShare, names: Sequence[tuple[str, Iterable[str]]]) -> str:
+    """Return what the name of an expected share is of.
+
+    Args:
+        names: the names of each of KINDS, of both recordings.
+
+    Raises:
+        UsageError: it matches nothing.
+    """
+    for kind, there in names:
+        if expected.kind in (None, kind) and expected.matches(there):
+            return kind
+    where = f"no {expected.kind} of the two recordings" if expected.kind else "no family, kernel or range"
+    raise UsageError(
+        "share_matches_nothing",
+        f"the expected share {expected.name!r} matches {where}",
+        "list names with `traceable report PATH --view kernels`",
+    )
+
+
 def tabulate_shares(expected: Sequence[ExpectedShare], reference: Excerpt, candidate: Excerpt) -> Table:
     """Return one row an expected share: the shares of the kernel time in both, and whether the candidate's is met.
 
@@ -592,17 +564,15 @@ def _check_none(name: str, number: int, message: Message) -> Check:
 
 def _check_kernel_latency(kernels: Table, within: float) -> Check:
     """Return the check of the rows of kernels, by the largest change of those that count; its value is that change."""
-    slow = [
-        (abs(ratio - 1), ratio, name, reasons)
-        for ratio, name, reasons in zip(*map(kernels.column, ("ratio", "kernel", "reasons")), strict=True)
-        if ratio is not None
-    ]
+    rows = list(zip(*map(kernels.column, ("ratio", "kernel", "reasons")), strict=True))
+    slow = [row for row in rows if row[0] is not None or {SLOWER, FASTER, UNCLEAR} & set(row[2])]
     if not slow:
         return Check("kernel_latency", UNKNOWN, None, within, Message("no_kernel_times", "no kernel is in both"))
-    failed = [one for one in slow if {SLOWER, FASTER} & set(one[3])]
-    unclear = [one for one in slow if UNCLEAR in one[3]]
+    failed = [row for row in slow if {SLOWER, FASTER} & set(row[2])]
+    unclear = [row for row in slow if UNCLEAR in row[2]]
     state = FAILED if failed else UNKNOWN if unclear else PASSED
-    change, ratio, name, _ = max(failed or unclear or slow, key=lambda one: one[0])
+    # Without a ratio the kernel took no time in the reference.
+    ratio, name, _ = max(failed or unclear or slow, key=lambda row: np.inf if row[0] is None else abs(row[0] - 1))
     if failed:
         text = f"{len(failed)} of {len(slow)} kernels differ by more than {format_percent(within)}, the most "
         text += extract_base_name(name or "one without a name")
@@ -610,7 +580,8 @@ def _check_kernel_latency(kernels: Table, within: float) -> Check:
         text = f"{len(unclear)} of {len(slow)} kernels differ by more than {format_percent(within)}, within the noise"
     else:
         text = f"all of {len(slow)} kernels within {format_percent(within)}"
-    text += f" (x{ratio:.3f})" if failed or unclear else ""
+    text += f" (x{ratio:.3f})" if (failed or unclear) and ratio is not None else ""
+    change = None if ratio is None else abs(ratio - 1)
     return Check("kernel_latency", state, change, within, Message("kernel_latency", text))
 
 
@@ -724,7 +695,7 @@ def measure_fidelity(
         MissingDataError: the excerpts have no kernel in common.
         UsageError: an expected share matches nothing.
     """
-    pairs = pair_kernels(alignment)
+    pairs = alignment.pair_kernels()
     # Kernels that were all replaced, by those of another type say, are of the same families still.
     known = np.array([family != OTHER for family in reference.families], np.bool_)
     if not (pairs.is_paired.any() or (alignment.has_equal_family() & known).any()):
@@ -755,3 +726,217 @@ def measure_fidelity(
         checks.append(check_score(score, min_score))
     state = summarize_states(check.state for check in checks)
     return Fidelity(state, score, before, after, pairs, {"checks": tabulate_checks(checks), **tables})
+
+
+# ---- from two recordings
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Which part of a recording is compared.
+
+    Attributes:
+        range_name: instances of this range; None for steps.
+        step: the step of this number; None for all steady ones.
+        step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
+        layer: the layer of this number, from 0; None for all.
+        may_be_layer: compare all of it if it has no such layers: it may be a layer itself.
+        excluded_ns: (n, 2): starts and ends of times whose instances are left out; None for none.
+    """
+
+    range_name: str | None = None
+    step: int | None = None
+    step_range: str | None = None
+    step_kernel: str | None = None
+    layer: int | None = None
+    may_be_layer: bool = False
+    excluded_ns: Int64 | None = None
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What is accepted.
+
+    Attributes:
+        within: how much of the reference's time a difference may be.
+        expected: shares of kernels in the candidate.
+        min_score: the least score; None for any.
+    """
+
+    within: float = 0.02
+    expected: tuple[ExpectedShare, ...] = ()
+    min_score: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedPart:
+    """The result for one part of both recordings: all of what was selected, or one phase of it.
+
+    Attributes:
+        reference, candidate: what was compared.
+        fidelity: the result.
+        notes: on the alignment.
+    """
+
+    reference: Excerpt
+    candidate: Excerpt
+    fidelity: Fidelity
+    notes: tuple[Message, ...]
+
+
+def align_parts(
+    reference: Context,
+    candidate: Context,
+    selections: tuple[Selection, Selection] = (Selection(), Selection()),
+    tolerance: Tolerance | None = None,
+    *,
+    match: str,
+    families: Sequence[Family],
+) -> AlignedPart:
+    """Hold the candidate against the reference.
+
+    Args:
+        selections: what is compared of the reference and of the candidate.
+        tolerance: what is accepted; the defaults for None.
+        match, families: see `kernel_names.make_kernel_keys`.
+
+    Raises:
+        MissingDataError: one of them has no kernels, or none such, or they have no kernel in common.
+        UsageError: rapidfuzz is not installed, or an expected share matches nothing.
+    """
+    tolerance = tolerance or Tolerance()
+    with name_recording("reference"):
+        ours = _select_excerpt(reference, selections[0], match, families)
+        if selections[0].layer is not None:
+            ours = _take_layer(ours, find_layers(ours.sequence), selections[0].layer)
+    with name_recording("candidate"):
+        theirs = _select_excerpt(candidate, selections[1], match, families)
+        if selections[1].layer is not None:
+            theirs = _take_candidate_layer(theirs, selections[1].layer, selections[1].may_be_layer, len(ours))
+    alignment = align_sequences(ours.sequence, theirs.sequence)
+    fidelity = measure_fidelity(
+        ours,
+        theirs,
+        alignment,
+        within=tolerance.within,
+        expected=tolerance.expected,
+        min_score=tolerance.min_score,
+    )
+    hints = find_hints(fidelity.pairs, ours, theirs)
+    tables = dict(fidelity.tables)
+    if selections[0].layer is None:
+        layers = find_layers(ours.sequence)
+        if int((layers.stop - layers.first).sum()) > MIN_LAYERS_SHARE * len(ours):
+            tables["layers"] = tabulate_layers(layers, alignment, ours, theirs)
+            note = describe_layers(layers, len(ours))
+            ours = replace(ours, notes=(*ours.notes, note))
+            hints += _suggest_layer(layers, alignment)
+    tables["hints"] = tabulate_hints(hints)
+    notes = (*alignment.notes, *_compare_devices(ours, theirs))
+    return AlignedPart(ours, theirs, replace(fidelity, tables=tables), notes)
+
+
+def _compare_devices(reference: Excerpt, candidate: Excerpt) -> list[Message]:
+    """Return the note that other ranks, or of processes without ranks other GPUs, are compared."""
+    ours, theirs = ([device.rank for device in one.devices] for one in (reference, candidate))
+    word, option = "rank", "--ranks"
+    if None in (*ours, *theirs):
+        ours, theirs = ([device.gpu for device in one.devices] for one in (reference, candidate))
+        word, option = "GPU", "--device"
+    if None in (*ours, *theirs) or set(ours) == set(theirs):
+        return []
+    text = f"{word} {_join(theirs)} is compared with {word} {_join(ours)} of the reference: select one with {option}"
+    return [Message("other_ranks_compared", text)]
+
+
+def _join(numbers: Iterable[object]) -> str:
+    return ", ".join(map(str, dict.fromkeys(numbers)))
+
+
+@contextmanager
+def name_recording(word: str) -> Iterator[None]:
+    """Put the word for a recording before the reason why it can't be compared."""
+    try:
+        yield
+    except MissingDataError as error:
+        raise MissingDataError(error.code, f"{word}: {error.problem}", error.remedy) from None
+
+
+def _select_excerpt(context: Context, selection: Selection, match: str, families: Sequence[Family]) -> Excerpt:
+    return build_excerpt(
+        context,
+        range_name=selection.range_name,
+        step=selection.step,
+        step_range=selection.step_range,
+        step_kernel=selection.step_kernel,
+        match=match,
+        families=families,
+        excluded_ns=selection.excluded_ns,
+    )
+
+
+def _take_layer(excerpt: Excerpt, layers: Layers, number: int) -> Excerpt:
+    return excerpt.take_sequence(select_layer(excerpt.sequence, layers, number))
+
+
+def _take_candidate_layer(candidate: Excerpt, number: int, may_be_layer: bool, kernels: int) -> Excerpt:
+    """Return the layer of a candidate; all of it where it may be a layer itself and has none as long.
+
+    Args:
+        kernels: how many the layer of the reference has. What repeats within a layer is much shorter.
+    """
+    layers = find_layers(candidate.sequence)
+    sizes = layers.stop - layers.first
+    if may_be_layer and not (len(layers) and np.median(sizes) > kernels * MIN_LAYER_SHARE):
+        note = Message("candidate_is_one_layer", "no layers repeat in the candidate: all of it is compared")
+        return replace(candidate, notes=(*candidate.notes, note))
+    return _take_layer(candidate, layers, number)
+
+
+def tabulate_layers(layers: Layers, alignment: Alignment, reference: Excerpt, candidate: Excerpt) -> Table:
+    """Return one row a layer of the reference: its kernels and time, and those of the candidate that match them.
+
+    So the layers of an eager run are found in one with CUDA graphs, whose kernels have no ranges of their own. A layer
+    of which less than MIN_LAYER_SHARE matches is not in the candidate.
+    """
+    kernels = layers.stop - layers.first
+    first, stop, matched = carry_bounds(layers, alignment)
+    is_there = matched > MIN_LAYER_SHARE * kernels
+    ours = _measure_layers(reference, layers.first, layers.stop)
+    theirs = _measure_layers(candidate, first, stop)
+    return Table(
+        {
+            "layer": layers.number,
+            "source": pack_objects([layers.code] * len(layers)),
+            "name": pack_objects([layers.name] * len(layers)),
+            "reference_first": layers.first,
+            "reference_stop": layers.stop,
+            "candidate_first": mask_integers(first, is_there),
+            "candidate_stop": mask_integers(stop, is_there),
+            "kernels": kernels,
+            "matched": matched,
+            "reference_ns": ours,
+            "candidate_ns": mask_integers(theirs, is_there),
+            "ratio": compute_ratios(theirs, np.where(is_there, ours, 0)),
+        }
+    )
+
+
+def _measure_layers(excerpt: Excerpt, first: Int64, stop: Int64) -> Int64:
+    bounds = zip(first.tolist(), stop.tolist(), strict=True)
+    return np.array([excerpt.typical.measure_ns(*one) for one in bounds], np.int64)
+
+
+def _suggest_layer(layers: Layers, alignment: Alignment) -> list[Message]:
+    """Return the hint that the candidate is one layer of the reference, where most of the reference is missing."""
+    reference, candidate = alignment.reference, alignment.candidate
+    matched = len(alignment.list_pairs(EQUAL)[0])
+    is_part = matched > MIN_LAYER_SHARE * len(candidate) and len(alignment.missing) > MIN_LAYER_SHARE * len(reference)
+    if len(layers) < 2 or not is_part:
+        return []
+    closest = int(layers.number[find_closest_layer(reference, layers, candidate)])
+    text = (
+        f"the reference has {len(layers)} layers, and most of its kernels are missing in the candidate: compare with "
+        f"one layer, --reference-layer {closest}"
+    )
+    return [Message("fewer_layers", text)]

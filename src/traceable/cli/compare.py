@@ -78,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N|FIELD|SIDE=N",
         action="append",
         default=[],
-        help="how many tokens the steps processed, or the field of the steps that has them (default: tokens); A=N for "
-        "one side; repeatable",
+        help="how many tokens all steps of a recording processed, or the field of the steps that has them (default: "
+        "tokens); A=N for one side; repeatable",
     )
     group.add_argument(
         "--throughput",
@@ -221,15 +221,15 @@ def _find_recordings(word: str) -> list[Path]:
     Raises:
         UsageError: there is nothing.
     """
-    if Path(word).exists():
-        return [Path(word)]
     pattern = Path(word)
-    with contextlib.suppress(ValueError):  # a pattern that Python does not have
+    with contextlib.suppress(ValueError, OSError):  # a pattern that Python does not have; a name that is too long
+        if word and pattern.exists():
+            return [pattern]
         if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
             return matches
     from traceable.baseline_files import find_baseline_path
 
-    with contextlib.suppress(UsageError):
+    with contextlib.suppress(UsageError, OSError):
         baseline = find_baseline_path(word)
         if baseline.exists():
             return [baseline]
@@ -265,7 +265,7 @@ def _parse_throughput(words: Sequence[str], letters: str) -> dict[str, float]:
     throughput = {}
     for word in words:
         side, _, number = word.partition("=")
-        if side not in letters or not side:
+        if side not in tuple(letters):
             raise _make_side_error("--throughput", word, letters)
         try:
             value = float(number)
@@ -273,7 +273,7 @@ def _parse_throughput(words: Sequence[str], letters: str) -> dict[str, float]:
             value = math.nan
         if not 0 < value < math.inf:
             raise UsageError(
-                "throughput_malformed", f"--throughput {word[:80]!r} has no number above 0", "write it as A=1200"
+                "throughput_malformed", f"--throughput {word[:80]!r} is not a number above 0", "write it as A=1200"
             )
         throughput[side] = value
     return throughput
@@ -282,7 +282,7 @@ def _parse_throughput(words: Sequence[str], letters: str) -> dict[str, float]:
 def _make_side_error(option: str, word: str, letters: str) -> UsageError:
     return UsageError(
         "no_such_side",
-        f"{option} {word[:80]!r} is of no side",
+        f"{option} {word[:80]!r} does not begin with the letter of a side",
         f"the sides are {', '.join(letters)}, of which {letters[0]} is the baseline",
     )
 
@@ -408,7 +408,7 @@ def _select_table(
     """
     from traceable.report.compare import select_ranges
 
-    name = arguments.table or "ranges"
+    name = "ranges" if arguments.table is None else arguments.table
     if name == "overview":
         return list(overview.rows()), overview.columns
     rows: list[Row] = []

@@ -281,13 +281,14 @@ def describe_verdicts(comparison: Comparison, choice: RowFilter) -> list[str]:
         sentences.append(f"{words} in other measures: --top 0 lists them")
     bounds = sorted(one.bound_share for one in others if one.verdict == NO_DIFFERENCE and one.bound_share is not None)
     if bounds:
-        half = format_percent(bounds[(len(bounds) - 1) // 2])
+        measures = format_count(len(bounds), "other measure")
+        half = f", none larger than {format_percent(bounds[(len(bounds) - 1) // 2])} in half of them"
         sentences.append(
-            f"no difference in {format_count(len(bounds), 'other measure')}: none larger than "
-            f"{format_percent(bounds[-1])}, in half of them none larger than {half}"
+            f"no difference larger than {format_percent(bounds[-1])} in {measures}{half if len(bounds) > 1 else ''}"
         )
     if unknown := sum(one.verdict == NOT_ENOUGH_DATA for one in others):
-        sentences.append(f"not enough data for a verdict on {format_count(unknown, 'other measure')}")
+        measures = format_count(unknown, "other measure")
+        sentences.append(f"not enough data, or too much noise, for {measures}: traceable help compare-noise")
     return sentences
 
 
@@ -303,12 +304,17 @@ class _Judged:
 
 
 def _list_judged(comparison: Comparison, choice: RowFilter) -> list[_Judged]:
+    """Return the measures that both sides have. Where a range is the steps, its times are theirs, and not repeated."""
     judged = []
+    of_steps: set[tuple[object, ...]] = set()
     for name in ("steps", "ranges"):
         table = comparison.tables.get(name, Table({}))
         kept = choice.match_indices(table) if name == "ranges" else slice(None)
         for row in table.take(kept).rows():
             subject = "the step" if name == "steps" else " / ".join(map(escape_name, row["path"]))
+            values = {metric: _get_judged_values(row, metric) for metric in list_judged_metrics(table, row)}
+            if name == "steps":
+                of_steps.update(values.values())
             judged += [
                 _Judged(
                     row[f"{metric}_verdict"],
@@ -317,9 +323,16 @@ def _list_judged(comparison: Comparison, choice: RowFilter) -> list[_Judged]:
                     _describe_verdict(subject, metric, row),
                     is_main=name == "steps" and metric == _STEP_METRIC,
                 )
-                for metric in list_judged_metrics(table, row)
+                for metric, value in values.items()
+                if row["state"] == BOTH and (name == "steps" or value not in of_steps)
             ]
     return judged
+
+
+def _get_judged_values(row: Row, metric: str) -> tuple[object, ...]:
+    """Return what is equal for two measures only if they are of the same instances."""
+    numbers = [row[f"{side}_{name}"] for side in (BASELINE, CANDIDATE) for name in (f"{metric}_ns", "samples")]
+    return (metric.rpartition("_")[2], *numbers)
 
 
 def _describe_verdict(subject: str, metric: str, row: Row) -> str:
@@ -341,7 +354,7 @@ def _write_tables(page: Page, comparison: Comparison, choice: RowFilter, unit: s
     if "ranges" in tables:
         _write_ranges(page, tables["ranges"], choice)
     if "explanation" in tables:
-        _write_explanation(page, tables, choice)
+        _write_explanation(page, tables, choice, unit)
     _write_totals(page, tables, choice, unit)
     _write_findings(page, tables.get("findings", Table({})), choice)
 
@@ -360,11 +373,26 @@ def _write_ranges(page: Page, table: Table, choice: RowFilter) -> None:
     for place, metric in enumerate(_MAIN_METRICS):
         if any(row[f"{side}_{metric}_ns"] is not None for row in rows for side in (BASELINE, CANDIDATE)):
             columns += [
-                Cells(format_heading(metric), [_format_times(row, f"{metric}_") for row in rows], rank=2 + place),
+                _make_time_cells(format_heading(metric), rows, f"_{metric}", 2 + place),
                 _make_change_cells(rows, metric, place),
             ]
     page.write_table(columns)
     _write_more(page, len(table) - len(rows), "ranges", "ranges")
+
+
+def _make_time_cells(heading: str, rows: Sequence[Row], metric: str, rank: int) -> Cells:
+    """Return a time of both sides, in one column: a heading of each would have to repeat the metric.
+
+    Args:
+        metric: what is between the side and the unit in the names of its columns: `_cpu_p50`, or nothing.
+    """
+    times = [[row[f"{side}{metric}_ns"] for side in (BASELINE, CANDIDATE)] for row in rows]
+    width = max(len(_format_time(candidate)) for _, candidate in times)
+    lines = [
+        ABSENT if one == [None, None] else f"{_format_time(one[0])} -> {_format_time(one[1]).rjust(width)}"
+        for one in times
+    ]
+    return Cells(heading, lines, rank=rank)
 
 
 def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
@@ -372,7 +400,8 @@ def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
     changes = [_format_change(row, metric) for row in rows]
     width = max(map(len, changes))
     lines = [
-        f"{change.rjust(width)}  {_format_verdict(row, metric)}" for change, row in zip(changes, rows, strict=True)
+        f"{change.rjust(width)}  {_format_verdict(row, metric) if row['state'] == BOTH else ''}".rstrip()
+        for change, row in zip(changes, rows, strict=True)
     ]
     is_bounded = any(row[f"{metric}_bound_share"] is not None for row in rows)
     return Cells(
@@ -385,7 +414,7 @@ def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
     )
 
 
-def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RowFilter) -> None:
+def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RowFilter, unit: str) -> None:
     """Print what the largest differences consist of: that of the steps, then those of the ranges."""
     groups: dict[tuple[tuple[str, ...], str], list[Row]] = {}
     for row in tables["explanation"].rows():
@@ -403,16 +432,16 @@ def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RowFilte
     for key in shown[:number]:
         path, of = key
         causes = sorted(groups[key], key=lambda row: -abs(row["difference_ns"]))[:_CAUSES]
-        label = f"{' / '.join(map(escape_name, path))} {format_heading(of)}".strip()
+        label = " ".join((" / ".join(map(escape_name, path)), format_heading(of))).strip()
         labels += [label, *[""] * (len(causes) - 1)]
         rows += causes
     if not rows:
         return
     page.write_line()
-    page.write_heading("what explains the largest differences")
+    page.write_heading(f"what explains the largest differences{'' if unit == INSTANCE else f', per {unit}'}")
     columns = [format_column(column, rows) for column in _CAUSE_COLUMNS if is_worth_showing(column, rows)]
     # Both sides are next to each other in one column: without the other, a time explains nothing.
-    columns.insert(-2, Cells(f"{BASELINE} -> {CANDIDATE}", [_format_times(row, "") for row in rows], rank=3))
+    columns.insert(-2, _make_time_cells(f"{BASELINE} -> {CANDIDATE}", rows, "", 3))
     page.write_table([Cells("difference of", labels, is_text=True), *columns])
     _write_more(page, len(tables["explanation"]) - len(rows), "causes", "explanation")
 
@@ -483,12 +512,6 @@ def _format_pair(row: Row, name: str) -> str:
     values = [row[f"{side}_{name}"] for side in (BASELINE, CANDIDATE)]
     texts = [ABSENT if value is None else format_number(value) for value in values]
     return texts[0] if texts[0] == texts[1] else " -> ".join(texts)
-
-
-def _format_times(row: Row, metric: str) -> str:
-    """Return a time of both sides; neither where neither has it."""
-    times = [row[f"{side}_{metric}ns"] for side in (BASELINE, CANDIDATE)]
-    return ABSENT if times == [None, None] else " -> ".join(map(_format_time, times))
 
 
 def _format_time(ns: float | None) -> str:

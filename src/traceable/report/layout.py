@@ -33,8 +33,8 @@ _NARROWEST_FIRST = 40
 _NARROWEST = 5
 """Some terminals report that they have no width: nobody can read a narrower one."""
 
-_BREAKS = re.compile(r"(?<!\d) | (?!\d{3}\b)")
-"""Where a line may be broken: at spaces, but not at those within a number (62 195)."""
+_BREAKS = re.compile(r"(?<!\d) | (?!\d{3}\b|%)")
+"""Where a line may be broken: at spaces, but not at those within a number (62 195, 18.0 %)."""
 
 
 @dataclass(frozen=True)

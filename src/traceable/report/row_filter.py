@@ -24,6 +24,9 @@ MAX_UNFOLDED_ROWS = 30
 MIN_UNFOLDED_SHARE = 0.01
 """Below this share of the CPU's and of the GPU's time a range is not shown by default if it lies inside another."""
 
+_LISTED = 60
+"""How many columns an error lists: those of every table of a report, and some of the hundreds of a comparison."""
+
 _ABOUT = ("{}", "{}_ns", "{}_bytes", "{}_share", "cpu_{}", "cpu_{}_ns", "{}_total_ns", "cpu_{}_total_ns")
 """The parts of a column's name that may be omitted: its unit and, for the most frequent columns, `cpu_`."""
 
@@ -72,8 +75,10 @@ class RowFilter:
             return self
         column = resolve_column(self.sort, table.columns)
         if column is None:
+            near = [name for name in table.columns if self.sort in name] or table.columns
+            more = f" and {len(table.columns) - _LISTED} more: --csv prints all" if len(table.columns) > _LISTED else ""
             raise UsageError(
-                "no_such_column", f"the table has no column {self.sort!r}", f"it has {', '.join(table.columns)}"
+                "no_such_column", f"the table has no column {self.sort!r}", f"it has {', '.join(near[:_LISTED])}{more}"
             )
         return replace(self, sort=column)
 

@@ -75,6 +75,8 @@ def test_a_selected_part(recording: str) -> None:
         (["save", "main", "missing.sqlite"], "no_such_file"),
         (["save", "a b", "made.sqlite"], "baseline_name_invalid"),
         (["save", "main", "made.sqlite", "--step-range", "no such"], "range_not_found"),
+        (["save", "main", "made.sqlite", "--tokens", "0"], "tokens_malformed"),
+        (["save", "main", "made.sqlite", "--tokens", "no such"], "tokens_field_missing"),
         (["list"], "no_baselines"),
         (["show", "main"], "no_such_baseline"),
         (["show", "made.sqlite/x"], "baseline_unreadable"),

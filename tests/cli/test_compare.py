@@ -288,6 +288,9 @@ def test_a_saved_baseline_is_compared_as_its_recording(compare: Compare, tmp_pat
     words = ("slow.sqlite", "--step-range", "step", "--json")
     saved, live = (compare(one, *words).document["candidates"] for one in (tmp_path / "main.json", "base.sqlite"))
     assert saved[0]["tables"] == live[0]["tables"]
+    part = compare(tmp_path / "main.json", "slow.sqlite", "--step-range", "step", "--time", "1ms:")
+    assert part.code == 0
+    assert message(part.err, "option_of_recordings").startswith("--time")
 
 
 def test_numbers_in_the_names_of_several_recordings_are_folded_together(compare: Compare, tmp_path: Path) -> None:
@@ -474,6 +477,7 @@ BAD = {
     "a baseline from a newer schema": bad("newer.json", "slow.sqlite", code="baseline_too_new", names="newer.json"),
     "no tokens": bad(*PAIR, "--per", "token", code="tokens_not_known", names="--tokens"),
     "tokens of no side": bad(*PAIR, "--tokens", "C=7", code="no_such_side", names="A, B"),
+    "no token": bad(*PAIR, "--tokens", "0", code="tokens_malformed", names="'0'"),
     "tokens of nothing": bad(*PAIR, "--tokens", "A=", code="tokens_malformed", names="'A='"),
     "throughput of no side": bad(*PAIR, "--throughput", "12", code="no_such_side", names="A, B"),
     "throughput of 0": bad(*PAIR, "--throughput", "A=0", code="throughput_malformed", names="A=0"),

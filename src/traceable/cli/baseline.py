@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traceable.cli.console import log
-from traceable.cli.options import parse_non_negative_int
-from traceable.cli.snapshots import add_snapshot_arguments, load_snapshots
+from traceable.cli.snapshots import add_snapshot_arguments, load_snapshots, parse_tokens
 from traceable.errors import Message, TraceError, UsageError
 from traceable.units import format_bytes, format_count
 
@@ -36,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths", metavar="RUN", nargs="+", type=Path, help="what `report` reads; several runs of the same"
     )
     save.add_argument("--force", action="store_true", help="replace an earlier baseline of this name")
-    save.add_argument("--tokens", metavar="N", type=parse_non_negative_int, help="how many tokens the steps processed")
+    save.add_argument(
+        "--tokens",
+        metavar="N|FIELD",
+        help="how many tokens the steps processed, or the field of the steps that has them (default: tokens)",
+    )
     add_snapshot_arguments(save)
     actions.add_parser("list", help="list the baselines in traceable-baselines", allow_abbrev=False)
     show = actions.add_parser("show", help="print what a baseline holds", allow_abbrev=False)
@@ -61,7 +64,8 @@ def _save_baseline(arguments: argparse.Namespace) -> None:
     path = find_baseline_path(arguments.name)
     if not arguments.force:
         check_new_baseline(path)
-    snapshots = load_snapshots(arguments.paths, [arguments.tokens] * len(arguments.paths), arguments)
+    tokens = None if arguments.tokens is None else parse_tokens(arguments.tokens, f"--tokens {arguments.tokens!r}")
+    snapshots = load_snapshots(arguments.paths, [tokens] * len(arguments.paths), arguments)
     if not any(snapshot.samples for snapshot in snapshots):
         raise TraceError(
             "baseline_without_samples",

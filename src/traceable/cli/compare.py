@@ -25,7 +25,7 @@ from traceable.cli.options import (
     resolve_output_file,
 )
 from traceable.cli.selection import resolve_name_rules
-from traceable.cli.snapshots import add_snapshot_arguments, load_snapshots
+from traceable.cli.snapshots import add_snapshot_arguments, load_snapshots, parse_tokens
 from traceable.errors import Message, UsageError
 from traceable.report import Content
 
@@ -251,12 +251,7 @@ def _parse_tokens(words: Sequence[str], letters: str) -> list[int | str | None]:
         side, equals, number = word.rpartition("=")
         if equals and side not in tokens:
             raise _make_side_error("--tokens", word, letters)
-        is_number = number.isascii() and number.isdigit()
-        if not number or (is_number and not 0 < int(number[:19]) < 10**18):
-            raise UsageError(
-                "tokens_malformed", f"--tokens {word[:80]!r} is not a number above 0", "write --tokens 4096 or A=4096"
-            )
-        value = int(number) if is_number else number
+        value = parse_tokens(number, f"--tokens {word!r}")
         tokens.update({side: value} if equals else dict.fromkeys(letters, value))
     return list(tokens.values())
 
@@ -311,8 +306,8 @@ def _load_sides(
     every = [(path, number) for side, number in zip(paths, tokens, strict=True) for path in side]
     saved = {path: load_baseline(path) for path, _ in every if is_baseline(path)}
     recordings = [(path, number) for path, number in every if path not in saved]
-    if not recordings:
-        _check_options_of_recordings(arguments)
+    if saved:
+        _check_options_of_recordings(arguments, has_recordings=bool(recordings))
     loaded = load_snapshots([path for path, _ in recordings], [number for _, number in recordings], arguments)
     snapshots = {**saved, **{path: (one,) for (path, _), one in zip(recordings, loaded, strict=True)}}
     sides = [
@@ -333,17 +328,20 @@ def _load_sides(
     return [replace(side, snapshots=[next(aligned) for _ in side.snapshots]) for side in sides]
 
 
-def _check_options_of_recordings(arguments: argparse.Namespace) -> None:
-    """Reject options that have no effect on baselines, of which everything was selected when they were saved."""
-    names = ("process", "side", "ranks", "device", "time", "steady", "where", "expand", "raw_names", "name_rules")
-    for name in (*names, "step_range", "step_kernel", "allow_unrelated", "tokens"):
+def _check_options_of_recordings(arguments: argparse.Namespace, *, has_recordings: bool) -> None:
+    """Reject options that have no effect on baselines, of which everything was selected when they were saved; warn of
+    those that select a part of the other recordings alone.
+    """
+    selecting = ("process", "side", "ranks", "device", "time", "steady", "where")
+    others = ("expand", "raw_names", "name_rules", "step_range", "step_kernel", "allow_unrelated", "tokens")
+    for name in selecting if has_recordings else (*selecting, *others):
         if getattr(arguments, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                "option_of_recordings",
-                f"{flag} has no effect on saved baselines",
-                "give it to `traceable baseline save`",
-            )
+            flag, remedy = f"--{name.replace('_', '-')}", "give it to `traceable baseline save`"
+            if not has_recordings:
+                raise UsageError("option_of_recordings", f"{flag} has no effect on saved baselines", remedy)
+            words = f"{flag} has no effect on the saved baseline: was it saved with the same one?"
+            if not arguments.quiet:
+                log(Message("option_of_recordings", words))
 
 
 def _compare_candidate(

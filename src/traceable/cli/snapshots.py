@@ -15,7 +15,7 @@ from traceable.cli.selection import (
     resolve_name_rules,
     select_requested_part,
 )
-from traceable.errors import MissingDataError
+from traceable.errors import MissingDataError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,24 @@ def add_snapshot_arguments(parser: argparse.ArgumentParser) -> None:
         help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
     )
     add_filter_arguments(parser)
+
+
+def parse_tokens(text: str, option: str) -> int | str:
+    """Return a number of tokens, or the field that has it.
+
+    Args:
+        text: the number, or the name of the field.
+        option: what was given, for the message.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    is_number = text.isascii() and text.isdigit()
+    if not text or (is_number and not 0 < int(text[:19]) < 10**18):
+        raise UsageError(
+            "tokens_malformed", f"{option[:80]} is not a number above 0", "write --tokens 4096, or a field"
+        )
+    return int(text) if is_number else text
 
 
 def load_snapshots(

@@ -223,7 +223,7 @@ def _find_recordings(word: str) -> list[Path]:
     with contextlib.suppress(ValueError, OSError):  # a pattern that Python does not have; a name that is too long
         if word and pattern.exists():
             return [pattern]
-        if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
+        if word and (matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))):
             return matches
     from traceable.baseline_files import find_baseline_path
 

@@ -17,13 +17,13 @@ import numpy as np
 
 import traceable
 
-LAYERS = 8
+LAYERS = 4
 """How many times a step enters `forward` and `backward`."""
 
-FORWARD, BACKWARD, TEXTS, OPTIMIZER = 100, 130, 12, 10_000
-"""How much each range does: products, products, texts to parse, numbers to update."""
+FORWARD, BACKWARD, TEXTS, OPTIMIZER = 200, 130, 12, 200
+"""How much each range does: products, products, texts to parse, updates."""
 
-LENGTHS = [0.97 + 0.06 * bucket / 9 for bucket in range(10)]
+LENGTHS = [0.98 + 0.04 * bucket / 9 for bucket in range(10)]
 """By what the work of the steps of a bucket is multiplied."""
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     lengths = random.Random(seed).sample(LENGTHS, len(LENGTHS))
     texts = {length: "[" + '{"token": 1, "text": "word"},' * round(200 * length) + "null]" for length in LENGTHS}
     weights, batch = np.ones((32, 32)) / 32, np.ones((32, 32))
-    state = [float(number) for number in range(64)]
+    state = np.zeros((32, 32))
     for number in traceable.steps(range(steps)):
         length = lengths[number * len(lengths) // steps]
         with traceable.annotate("load"):
@@ -43,15 +43,14 @@ def main() -> None:
         for _ in range(LAYERS):
             with traceable.annotate("forward"):
                 for _ in range(round(FORWARD * length * (1 + percent / 100))):
-                    batch = np.tanh(batch @ weights)
+                    batch = batch @ weights
         for _ in range(LAYERS):
             with traceable.annotate("backward"):
                 for _ in range(round(BACKWARD * length)):
                     weights = weights - 1e-9 * (batch.T @ weights)
         with traceable.annotate("optimizer"):
-            for index in range(round(OPTIMIZER * length)):
-                place = index % 64
-                state[place] = 0.9 * state[place] + 0.1 * index
+            for _ in range(round(OPTIMIZER * length)):
+                state = 0.9 * state + 0.1 * weights
 
 
 if __name__ == "__main__":

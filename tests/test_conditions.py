@@ -44,6 +44,31 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def change_process(recorded: Path) -> Any:
+    """Change the end of the process's record, until the end of the test."""
+    (file,) = recorded.glob("process.*.json")
+    before = file.read_text()
+
+    def change(end: Any) -> None:
+        file.write_text(json.dumps(json.loads(before) | {"end": end and json.loads(before)["end"] | end}))
+
+    yield change
+    file.write_text(before)
+
+
+def test_a_run_knows_for_how_long_it_waited_for_a_cpu(recorded: Path, change_process: Any) -> None:
+    recording = load(recorded)
+    known = read_conditions(recording, recorded)["cpu_wait_share"]
+    assert (known is not None) == Path("/proc/self/schedstat").exists()
+    change_process({"cpu": {"run_ns": 3 * 10**9, "wait_ns": 10**9}})
+    assert read_conditions(recording, recorded)["cpu_wait_share"] == 0.25
+    change_process({"cpu": None})  # a kernel that does not measure it
+    assert read_conditions(recording, recorded)["cpu_wait_share"] is None
+    change_process(None)  # killed
+    assert read_conditions(recording, recorded)["cpu_wait_share"] is None
+
+
+@pytest.fixture
 def change_manifest(recorded: Path) -> Any:
     """Change `run.json`, until the end of the test."""
     file = recorded / "run.json"

@@ -24,7 +24,7 @@ from traceable.analysis.windows import find_captured_windows
 from traceable.launch import flight, ranks
 from traceable.protocol import run_dir, untrusted
 from traceable.protocol.ranks import RANK_KEY
-from traceable.protocol.run_records import load_process_records
+from traceable.protocol.run_records import ProcessRecord, load_process_records
 from traceable.recording import Recording
 from traceable.trace.load_records import ClientRecords
 from traceable.trace.model import NULL, Int64, Trace, find_distinct
@@ -83,6 +83,7 @@ def read_conditions(recording: Recording, path: Path) -> dict[str, Any]:
             values.append(value)
         return _merge_values(values)
 
+    processes = [list(filter(_has_started, load_process_records(directory))) for directory in directories]
     known = {
         "collector": find_common("collector", "name"),
         "world_size": find_common(RANK_KEY, "world_size"),
@@ -94,11 +95,9 @@ def read_conditions(recording: Recording, path: Path) -> dict[str, Any]:
         "commit": _merge_values(map(_format_commit, manifests)),
         "command": _merge_values(map(_format_command, manifests)),
         "annotation_level": _merge_values(
-            "disabled" if process.disabled else process.level
-            for directory in directories
-            for process in load_process_records(directory)
-            if process.start_wall_ns is not None
+            "disabled" if process.disabled else process.level for of_run in processes for process in of_run
         ),
+        "cpu_wait_share": _find_wait_share(processes),
     }
     return conditions | _drop_unknown(known)
 
@@ -204,6 +203,33 @@ def _read_nsys_target(path: Path) -> dict[str, Any]:
         "cpu_model": texts.get("CpuDescription") or None,
         "cpu_count": int(cpus) if cpus.isdecimal() else None,
     }
+
+
+# ---- processes
+
+
+def _has_started(process: ProcessRecord) -> bool:
+    """Return whether it imported traceable: a child that was forked did not, and may be of no interest."""
+    return process.start_wall_ns is not None
+
+
+def _find_wait_share(runs: Sequence[Sequence[ProcessRecord]]) -> float | None:
+    """Return for which part of the time that they could run the processes of a run waited for a CPU.
+
+    Args:
+        runs: the processes of each run, of which the largest counts.
+
+    Returns:
+        None if any process did not record it: one that was killed, or on a kernel that does not measure it.
+    """
+    shares = []
+    for processes in runs:
+        times = [process.cpu for process in processes if process.cpu is not None]
+        if not times or len(times) < len(processes):
+            return None
+        wait_ns = sum(one.wait_ns for one in times)
+        shares.append(wait_ns / (wait_ns + sum(one.run_ns for one in times)))
+    return max(shares, default=None)
 
 
 # ---- GPUs

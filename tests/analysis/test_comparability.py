@@ -36,6 +36,12 @@ def compare(baseline: dict[str, Any], candidate: dict[str, Any]) -> dict[str, tu
     return {row["condition"]: (row["baseline"], row["candidate"], row["effect"], row["code"]) for row in rows}
 
 
+def test_a_busy_machine_is_reported_even_if_both_sides_were_on_one() -> None:
+    assert "cpu_wait_share" not in compare({"cpu_wait_share": 0.05}, {"cpu_wait_share": 0.05})
+    expected = (0.3, 0.3, LOWERS_CONFIDENCE, "cpu_wait_share_high")
+    assert compare({"cpu_wait_share": 0.3}, {"cpu_wait_share": 0.3})["cpu_wait_share"] == expected
+
+
 def test_equal_conditions_are_not_reported() -> None:
     assert compare({}, {}) == {"memory_clock_mhz": (None, None, NOTE, "memory_clock_mhz_unknown")}
     assert not len(compare_conditions([{}], [{}]))
@@ -55,6 +61,8 @@ def test_equal_conditions_are_not_reported() -> None:
         ("power_limit_w", 700, 650, LOWERS_CONFIDENCE),
         ("throttled_share", 0.0, 0.05, None),
         ("throttled_share", 0.0, 0.06, LOWERS_CONFIDENCE),
+        ("cpu_wait_share", 0.0, 0.04, None),
+        ("cpu_wait_share", 0.0, 0.06, LOWERS_CONFIDENCE),
         ("temperature_c", 60, 71, NOTE),
         ("temperature_c", 60, 70, None),
         ("driver", "580.95.05", "570.1", LOWERS_CONFIDENCE),

@@ -29,13 +29,14 @@ from traceable.analysis.compare import (
     Comparison,
     compare_overviews,
     compare_snapshots,
+    take_inside,
 )
 from traceable.analysis.context import Context
 from traceable.analysis.kernel_families import load_families
 from traceable.analysis.kernel_names import EXACT, make_kernel_keys
 from traceable.analysis.range_names import load_name_rules
 from traceable.analysis.snapshot import Snapshot, take_snapshot
-from traceable.analysis.table import Table
+from traceable.analysis.table import Table, pack_objects
 from traceable.errors import MissingDataError, UsageError
 from traceable.recording import load, normalize_names
 from traceable.trace.model import Trace
@@ -322,6 +323,26 @@ def test_sides_of_different_kinds_are_an_error(facts: Row, code: str, swapped: b
 def test_graphs_of_both_sides_may_be_whole():
     snapshot = with_facts(snap(make_ranges(("a", 0, 10))), graphs="whole")
     assert len(compare_snapshots([snapshot], [snapshot]).tables["ranges"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("b", [1, 2, 3]), ("lib:b", [1, 2]), (":b", [3]), ("c", [2]), ("a", [0, 1, 2, 3])]
+)
+def test_a_part_is_of_a_name_or_of_a_domain_and_name(name: str, rows: list[int]) -> None:
+    paths, domains = [["a"], ["a", "b"], ["a", "b", "c"], ["a", "x", "b"]], [None, "lib", None, None]
+    columns = {"path": pack_objects(paths), "domain": pack_objects(domains), "row": np.arange(4)}
+    tables = {"ranges": Table(columns), "range_kernels": Table({"path": pack_objects([None, ["a", "b"]])})}
+    inside = take_inside(Comparison({**tables, "api": Table({"name": pack_objects(["cudaFree"])})}), name).tables
+    assert inside["ranges"].column("row") == rows
+    assert len(inside["range_kernels"]) == (1 in rows)
+    assert len(inside["api"]) == 0
+
+
+def test_a_part_of_no_range_is_an_error():
+    for tables in ({}, {"ranges": Table({"path": pack_objects([["a"]]), "domain": pack_objects([None])})}):
+        with pytest.raises(MissingDataError) as caught:
+            take_inside(Comparison(tables), "lib:a")
+        assert caught.value.code == "range_not_found"
 
 
 ONE = {"window": "10:20", "ranks": [0]}

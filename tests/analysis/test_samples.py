@@ -115,12 +115,68 @@ def test_some_delayed_instances_are_not_a_slower_program():
     assert judge(change) not in (SLOWER, FASTER)
 
 
+@pytest.mark.parametrize("wait_share", [None, 0.01])
 @pytest.mark.parametrize("kind", ["plain", "autocorrelated", "drifting", "bimodal", "heavy", "delayed"])
-def test_noise_is_seldom_taken_for_a_change(kind):
+def test_noise_is_seldom_taken_for_a_change(kind, wait_share):
     random = np.random.default_rng(5)
     pairs = [[make_times(kind, random, 100) for _ in range(2)] for _ in range(100)]
-    codes = [judge(compare_samples([before], [after], 0.5)) for before, after in pairs]
-    assert sum(code in (SLOWER, FASTER) for code in codes) <= 5
+    changes = [compare_samples([one], [other], 0.5, wait_shares=(wait_share,) * 2) for one, other in pairs]
+    assert sum(judge(change) in (SLOWER, FASTER) for change in changes) <= 5
+
+
+def test_ten_percent_are_found_on_a_quiet_machine():
+    random = np.random.default_rng(7)
+    found = wrong = 0
+    for _ in range(40):
+        rows = [[(5 * MS * np.exp(random.normal(0, 0.05, 100))).astype(np.int64) for _ in range(2)] for _ in range(8)]
+        rows[0][1] = (rows[0][1] * 1.1).astype(np.int64)
+        changes = [compare_samples([row[0]], [row[1]], 0.5, wait_shares=(0.01, 0.01)) for row in rows]
+        codes = [verdict.code for verdict in judge_changes(changes)]
+        found += codes[0] == SLOWER
+        wrong += any(code in (SLOWER, FASTER) for code in codes[1:])
+    assert found >= 38
+    assert wrong <= 2
+
+
+def test_what_waiting_for_a_cpu_explains_is_no_change():
+    """A candidate that waited for a third of the time may take half as long again, and a baseline less."""
+    random = np.random.default_rng(15)
+    before, after = (make_times("plain", random, 100) for _ in range(2))
+    slower, faster = ((after * factor).astype(np.int64) for factor in (1.4, 1 / 1.4))
+    third = 1 / 3
+    codes = {
+        (name, waits): judge(compare_samples([before], [times], 0.5, wait_shares=waits))
+        for name, times in (("slower", slower), ("faster", faster))
+        for waits in ((0.0, third), (third, 0.0), (0.0, 0.0))
+    }
+    assert codes == {
+        ("slower", (0.0, third)): NO_DIFFERENCE,
+        ("slower", (third, 0.0)): SLOWER,
+        ("slower", (0.0, 0.0)): SLOWER,
+        ("faster", (0.0, third)): FASTER,
+        ("faster", (third, 0.0)): NO_DIFFERENCE,
+        ("faster", (0.0, 0.0)): FASTER,
+    }
+    change = compare_samples([before], [slower], 0.5, wait_shares=(0.0, third))
+    assert change.low_share < 0 < change.high_share < 0.5
+    assert judge(compare_samples([before], [slower], 0.5, wait_shares=(0.0, 1.0))) == NO_DIFFERENCE
+
+
+def test_waits_concern_medians_of_single_runs_alone():
+    random = np.random.default_rng(16)
+    runs = [[make_times("delayed", random, 1000) for _ in range(2)] for _ in range(2)]
+    assert compare_samples(*runs, 0.5, wait_shares=(0.0, 0.0)) == compare_samples(*runs, 0.5)
+    single = [side[:1] for side in runs]
+    assert compare_samples(*single, 0.99, wait_shares=(0.0, 0.0)) == compare_samples(*single, 0.99)
+    assert compare_samples(*single, 0.5, wait_shares=(0.0, None)) == compare_samples(*single, 0.5)
+
+
+def test_microseconds_are_not_told_apart():
+    random = np.random.default_rng(17)
+    before, after = ((2000 * np.exp(random.normal(0, 0.05, 200))).astype(np.int64) for _ in range(2))
+    change = compare_samples([before], [after * 3 // 2], 0.5, wait_shares=(0.0, 0.0))
+    assert judge(change) == NOT_ENOUGH_DATA
+    assert change.detectable_share > 1
 
 
 def test_ten_percent_are_found_among_many_rows():

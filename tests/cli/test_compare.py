@@ -404,11 +404,15 @@ def test_several_outputs_at_once(compare: Compare, tmp_path: Path) -> None:
 # ---- the real captures
 
 
-def test_the_captures_fit_a_screen(compare: Compare, captures: Path, tmp_path: Path) -> None:
+def test_the_captures_fit_a_screen(
+    compare: Compare, captures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     pair = [captures / "nsys" / f"h100x2-torchrun-{side}.sqlite" for side in ("before", "after")]
     done = compare(*pair, f"--json={tmp_path / 'compare.json'}")
     assert done.code == 0
     assert len(done.out.splitlines()) < 60
+    assert {"step wall", "step GPU busy"} <= {line[:13].strip() for line in done.out.splitlines()}
     tables = json.loads((tmp_path / "compare.json").read_text())["candidates"][0]["tables"]
     for side, file in zip(("baseline", "candidate"), pair, strict=True):
         with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)) as connection:

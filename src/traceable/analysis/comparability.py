@@ -40,6 +40,7 @@ class Condition:
         share: numbers differ where the medians of the sides are more than this share of the smaller one apart.
         distance: or, where this is given, more than this.
         confounding_share: from which share on a difference of numbers confounds.
+        high: or where a side has more than this, even if both have it.
         of_gpu: every comparison of GPU times needs it: that neither side knows it is worth a note.
     """
 
@@ -47,6 +48,7 @@ class Condition:
     share: float = 0.0
     distance: float | None = None
     confounding_share: float | None = None
+    high: float | None = None
     of_gpu: bool = False
 
 
@@ -85,6 +87,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "load_requests": Condition(NOTE),
     "cpu_model": Condition(CONFOUNDS),
     "cpu_count": Condition(LOWERS_CONFIDENCE),
+    "cpu_wait_share": Condition(LOWERS_CONFIDENCE, distance=0.05, high=0.05),
     "host": Condition(NOTE),
     "python": Condition(LOWERS_CONFIDENCE),
     "torch": Condition(LOWERS_CONFIDENCE),
@@ -107,7 +110,8 @@ def compare_conditions(baseline: Sequence[Mapping[str, Any]], candidate: Sequenc
 
     Returns:
         Columns `condition`, `baseline`, `candidate` (None: unknown), `effect` (one of EFFECTS), and `code`:
-        `CONDITION_differs`, or `CONDITION_unknown` where a side does not know it for all of its runs.
+        `CONDITION_differs`, `CONDITION_high` where it is the same and too high to trust the times, or
+        `CONDITION_unknown` where a side does not know it for all of its runs.
     """
     rows = []
     uses_gpu = any(run.get("gpu_count") for run in (*baseline, *candidate))
@@ -121,6 +125,8 @@ def compare_conditions(baseline: Sequence[Mapping[str, Any]], candidate: Sequenc
             effect, code = NOTE if condition.effect == NOTE else LOWERS_CONFIDENCE, "unknown"
         else:
             effect, code = _judge_values(condition, *known), "differs"
+            if effect is None and _is_high(condition, *known):
+                effect, code = condition.effect, "high"
         if effect is not None:
             rows.append((name, *(_summarize_side(values) for values in known), effect, f"{name}_{code}"))
     rows.sort(key=lambda row: EFFECTS.index(row[3]))
@@ -140,6 +146,10 @@ def _judge_values(condition: Condition, baseline: list[Any], candidate: list[Any
         return None
     is_confounding = condition.confounding_share is not None and apart > condition.confounding_share * low
     return CONFOUNDS if is_confounding else condition.effect
+
+
+def _is_high(condition: Condition, *sides: list[Any]) -> bool:
+    return condition.high is not None and max(map(statistics.median, sides)) > condition.high
 
 
 def _summarize_side(values: list[Any]) -> Any:

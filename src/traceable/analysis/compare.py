@@ -90,6 +90,9 @@ _STEP_COLUMNS = (
     *(f"sampled_{name}" for name in STEP_SUMS),
 )
 
+_DELAYED_BY_WAITS = ("cpu", "gpu_span", "wall")
+"""Measures of times that waiting for a CPU makes longer, by about as much."""
+
 _EXPLAINED = {
     CPU: _SAMPLED_TOTALS["cpu"],
     GPU_SPAN: _SAMPLED_TOTALS["gpu_span"],
@@ -208,6 +211,41 @@ def compare_snapshots(
         },
         _make_notes(sides, unit, match_kernels),
     )
+
+
+def take_inside(comparison: Comparison, name: str) -> Comparison:
+    """Return what a comparison has of the ranges of a name and those inside.
+
+    Args:
+        comparison: of two sides.
+        name: of a range, or `domain:name`.
+
+    Returns:
+        The tables that have paths, and of the others none of their rows.
+
+    Raises:
+        MissingDataError: no range has the name.
+    """
+    around: set[tuple[str, ...]] = set()
+    if "ranges" in comparison.tables:
+        columns = (comparison.tables["ranges"].column(word) for word in ("path", "domain"))
+        around = {
+            tuple(path)
+            for path, domain in zip(*columns, strict=True)
+            if name in (path[-1], f"{domain or ''}:{path[-1]}")
+        }
+    if not around:
+        raise MissingDataError("range_not_found", f"no range has the name {name[:80]!r}", "leave --range out")
+    tables = {}
+    for word, table in comparison.tables.items():
+        paths = table.column("path") if "path" in table.columns else [None] * len(table)
+        inside = [
+            place
+            for place, path in enumerate(paths)
+            if path and any(tuple(path[:depth]) in around for depth in range(1, len(path) + 1))
+        ]
+        tables[word] = table.take(inside)
+    return replace(comparison, tables=tables)
 
 
 def compare_overviews(sides: Sequence[Sequence[Snapshot]], throughput: Sequence[float | None]) -> Table:
@@ -345,6 +383,12 @@ class _Side:
     def collect_samples(self, key: SampleKey) -> list[Int64]:
         """Return the samples of each run that has some."""
         return [one.samples[key] for one in self.runs if key in one.samples]
+
+    @cached_property
+    def cpu_wait_share(self) -> float | None:
+        """For which part of the time the program waited for a CPU: of several runs the largest; None if not known."""
+        shares = [(one.facts.get("conditions") or {}).get("cpu_wait_share") for one in self.runs]
+        return None if None in shares else max(share for share in shares if share is not None)
 
     @cached_property
     def steps(self) -> dict[str, Any] | None:
@@ -494,9 +538,10 @@ class _Tests:
         """Compare the samples of the next row of a table; return their quantiles on both sides, by name."""
         key = SampleKey(path, domain, style, measure)
         baseline, candidate = (side.collect_samples(key) for side in self._sides)
+        first, second = (side.cpu_wait_share if measure in _DELAYED_BY_WAITS else None for side in self._sides)
         quantiles: _Values = {}
         for word, quantile in QUANTILES.items():
-            change = compare_samples(baseline, candidate, quantile, seed=self._seed)
+            change = compare_samples(baseline, candidate, quantile, wait_shares=(first, second), seed=self._seed)
             self._changes.setdefault(table, {}).setdefault(f"{measure}_{word}", []).append(change)
             quantiles[f"{measure}_{word}_ns"] = change.baseline, change.candidate
         return quantiles

@@ -210,7 +210,7 @@ def _select_rows(limit: Limit, ranges: Table, steps: Table) -> list[tuple[str, s
     raise UsageError(
         "range_not_found",
         f"--fail-on {limit.text[:80]!r}: no range of the two recordings is {'/'.join(limit.names)[:80]!r}",
-        "write its name, or its path as OUTER/INNER",
+        "write its name (in quotes if it has a slash), or its path as OUTER/INNER",
     )
 
 

@@ -11,18 +11,16 @@ The results have the keys of docs/measure-overhead.md. `capture/steps.py` measur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from traceable.analysis.samples import compute_ratio_interval
+from traceable.analysis.samples import compute_ratio_interval, explain_by_wait
 from traceable.analysis.steps import count_warm_up_steps
 from traceable.trace.model import Int64
-
-_MAX_WAIT_SHARE = 0.99
-"""The largest share of waiting that is taken into account: the divisor is 1 less this, or more."""
 
 MIN_TOTAL_NS = 1_000_000_000
 """What the steps must take together for a difference to be significant: two runs of a training loop without any
@@ -156,8 +154,8 @@ def compare_steps(
     low_share = high_share = None
     significant = False
     if interval := compute_ratio_interval(ratio):
-        low_share = interval[0] * (1 - (profiled_wait_share or 0)) - 1
-        high_share = interval[1] / (1 - min(plain_wait_share or 0, _MAX_WAIT_SHARE)) - 1
+        low_share = interval[0] * math.exp(-explain_by_wait(profiled_wait_share or 0)) - 1
+        high_share = interval[1] * math.exp(explain_by_wait(plain_wait_share or 0)) - 1
         significant = low_share * high_share > 0 and int(plain_ns.sum()) >= MIN_TOTAL_NS
     return {
         "steps": len(ratio),

@@ -8,8 +8,12 @@ it (docs/compare-noise.md has the rates that were measured):
   as it is. As few blocks say little about their own spread, p-values are those of Student's t.
 - Where neighboring blocks are alike, as in a drift, there are fewer independent ones, and the variance is larger.
 - With one run a side, a change of the median is one only where the faster instances changed as well (`_COMPANIONS`):
-  other load on the machine delays some instances, a slower program slows all. And it has to exceed what the instances
-  of a run differ by, from the least of these quantiles to the median, and `RUN_SHARE` for what no single run shows.
+  other load on the machine delays some instances, a slower program slows all. And it has to exceed a band for what no
+  single run shows: `RUN_SHARE`, and what the instances of a run differ by, from the least of these quantiles to the
+  median.
+- Where it is known for how long the program waited for a CPU, what that could explain replaces the spread of the
+  instances, and a quantile of the faster ones decides alone: it is much more stable from run to run. The others only
+  have to have changed in the same direction.
 - With several runs a side, what runs differ by is measured instead.
 - Where many rows are judged together, their p-values are adjusted by Holm's method.
 
@@ -37,6 +41,12 @@ MIN_TAIL = 10
 RUN_SHARE = 0.02
 """By how much two runs of one program may differ for reasons that no single run shows."""
 
+RESOLUTION_NS = 2000
+"""And by how much more, of times of the CPU: the median of a range of 2 us differed by 1 us in every tenth pair."""
+
+_MAX_WAIT_SHARE = 0.99
+"""The largest share of waiting that is taken into account: times are divided by 1 less this, or more."""
+
 PRIOR_FREEDOM = 1
 """Where there are several runs: how many degrees of freedom the variances of single runs are worth among them. With
 more, three runs a side that differ by 5 % were called different in 15 % of synthetic pairs rather than in 8 %."""
@@ -52,7 +62,7 @@ POWER = 0.8
 
 SLOWER, FASTER, NO_DIFFERENCE, NOT_ENOUGH_DATA = "slower", "faster", "no_difference", "not_enough_data"
 
-_COMPANIONS = {0.5: (0.1, 0.25), 0.99: (0.5,)}
+_COMPANIONS = {0.5: (0.25, 0.1), 0.99: (0.5,)}
 """Which other quantiles must have changed as well for one to have changed between two single runs."""
 
 REPLICATES = 200
@@ -72,7 +82,8 @@ class Change:
         baseline, candidate: the quantile on each side in ns; of several runs, the geometric mean of theirs. None
             without samples.
         change_share: the second divided by the first, less 1; None where the first is 0 or not known.
-        low_share, high_share: the interval of that at the confidence 1 - `LEVEL`; None where there is too little data.
+        low_share, high_share: the interval of the change of the program at the confidence 1 - `LEVEL`, as the quantiles
+            that decide show it; it contains `change_share`. None where there is too little data.
         p_value: the probability that noise alone makes such a difference; None where there is too little data.
         detectable_share: the least slowdown that data like this shows in `POWER` of all cases, judged alone.
         baseline_count, candidate_count: the number of samples.
@@ -105,12 +116,22 @@ class Verdict:
     bound_share: float | None
 
 
-def compare_samples(baseline: Sequence[Int64], candidate: Sequence[Int64], quantile: float, *, seed: int = 0) -> Change:
+def compare_samples(
+    baseline: Sequence[Int64],
+    candidate: Sequence[Int64],
+    quantile: float,
+    *,
+    wait_shares: tuple[float | None, float | None] = (None, None),
+    seed: int = 0,
+) -> Change:
     """Compare a quantile of the times of two sides.
 
     Args:
         baseline, candidate: of each run its times in ns, in their order.
         quantile: 0.5 for the median, 0.99 for the p99.
+        wait_shares: of each side for which part of the time the program waited for a CPU; None if not known. Only for
+            times that waiting makes longer by about as much. It concerns medians of one run a side: the tail of the
+            times may consist of waits.
         seed: of the bootstrap.
     """
     sides = [[run for run in runs if len(run)] for runs in (baseline, candidate)]
@@ -119,13 +140,24 @@ def compare_samples(baseline: Sequence[Int64], candidate: Sequence[Int64], quant
     change = after / before - 1 if before and after is not None else None
     low = high = p_value = detectable = None
     if all(counts) and all(is_enough(len(run), quantile) for runs in sides for run in runs):
-        companions = _COMPANIONS.get(quantile, ()) if len(sides[0]) == len(sides[1]) == 1 else ()
+        is_single = len(sides[0]) == len(sides[1]) == 1
+        companions = _COMPANIONS.get(quantile, ()) if is_single else ()
         # A time of 0 has no logarithm, and 1 ns is what clocks can tell from it.
         estimates = [
             [estimate_run(np.maximum(run, 1), (*companions, quantile), seed + side) for run in runs]
             for side, runs in enumerate(sides)
         ]
-        low, high, p_value, detectable = _combine(estimates)
+        before_wait, after_wait = wait_shares
+        if not is_single:
+            low, high, p_value, detectable = _combine_runs(estimates)
+        elif quantile == 0.5 and before_wait is not None and after_wait is not None:
+            own = math.log1p(RUN_SHARE + RESOLUTION_NS / max(before or 0, 1))
+            bands = own + explain_by_wait(before_wait), own + explain_by_wait(after_wait)
+            low, high, p_value, detectable = _combine_pair(estimates[0][0], estimates[1][0], bands, 1)
+        else:
+            spread = max(float(np.ptp(run.value)) for runs in estimates for run in runs)
+            bands = (math.log1p(RUN_SHARE) + spread,) * 2
+            low, high, p_value, detectable = _combine_pair(estimates[0][0], estimates[1][0], bands, len(companions) + 1)
     if change is None:
         low = high = detectable = None
     return Change(f"p{quantile * 100:g}", before, after, change, low, high, p_value, detectable, counts[0], counts[1])
@@ -142,6 +174,11 @@ def compute_ratio_interval(ratios: Float64, *, seed: int = 0) -> tuple[float, fl
     center, error = estimate.value[0], math.sqrt(estimate.variance[0])
     reach = math.log1p(RUN_SHARE) + compute_t_quantile(LEVEL, SEGMENTS - 1) * error
     return math.exp(center - reach), math.exp(center + reach)
+
+
+def explain_by_wait(share: float) -> float:
+    """Return by how much waiting for a CPU for this share of the time made times longer, as a logarithm."""
+    return -math.log1p(-min(share, _MAX_WAIT_SHARE))
 
 
 def judge_changes(changes: Sequence[Change], *, level: float = LEVEL) -> list[Verdict]:
@@ -247,39 +284,62 @@ def _draw_weights(seed: int) -> Float64:
     return draws.astype(np.float64)
 
 
-def _combine(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, float, float]:
-    """Return the interval of the change, its p-value and the least detectable change of two sides.
+def _combine_runs(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, float, float]:
+    """Return the interval of the change, its p-value and the least detectable change, with several runs a side.
 
-    All estimated quantiles must have changed. The interval is the hull of theirs.
+    As in the moderated t of Smyth 2004 ("Linear models and empirical Bayes methods for assessing differential
+    expression"), the variance is the mean of that between runs and that expected of each run by itself, weighted by
+    their degrees of freedom.
 
-    Several runs: as in the moderated t of Smyth 2004 ("Linear models and empirical Bayes methods for assessing
-    differential expression"), the variance is the mean of that between runs and that expected of each run by itself,
-    weighted by their degrees of freedom.
+    Args:
+        sides: the estimates of one quantile of each run; on one of them at least two.
     """
     values = [np.array([run.value for run in runs]) for runs in sides]
-    variance = np.array([run.variance for runs in sides for run in runs])
-    freedom_of_runs = sum(map(len, sides)) - 2
-    if freedom_of_runs:
-        band, freedom = 0.0, PRIOR_FREEDOM + freedom_of_runs
-        between = sum(((side - side.mean(axis=0)) ** 2).sum(axis=0) for side in values)
-        prior = variance.mean(axis=0) + (math.log1p(RUN_SHARE) / 2) ** 2
-        of_run = (PRIOR_FREEDOM * prior + between) / freedom
-        error = np.sqrt(of_run * sum(1 / len(side) for side in values))
-    else:
-        spread = max(float(side[0, -1] - side[0, 0]) for side in values)
-        band, freedom = math.log1p(RUN_SHARE) + spread, 2 * (SEGMENTS - 1)
-        error = np.sqrt(variance.sum(axis=0))
-    difference = values[1].mean(axis=0) - values[0].mean(axis=0)
-    reach = band + compute_t_quantile(LEVEL, freedom) * error
+    freedom = PRIOR_FREEDOM + sum(map(len, sides)) - 2
+    between = sum(((side - side.mean(axis=0)) ** 2).sum(axis=0) for side in values)
+    prior = np.mean([run.variance for runs in sides for run in runs], axis=0) + (math.log1p(RUN_SHARE) / 2) ** 2
+    of_run = (PRIOR_FREEDOM * prior + between) / freedom
+    error = np.sqrt(of_run * sum(1 / len(side) for side in values))
+    return _test_difference(values[1].mean(axis=0) - values[0].mean(axis=0), error, (0.0, 0.0), freedom)
+
+
+def _combine_pair(
+    baseline: RunEstimate, candidate: RunEstimate, bands: tuple[float, float], deciding: int
+) -> tuple[float, float, float, float]:
+    """Return the same with one run a side.
+
+    Args:
+        baseline, candidate: the estimates of several quantiles.
+        bands: by how much what is not in a run may have made the times of each of them longer, as logarithms.
+        deciding: how many of the quantiles must have changed by more; the others only in the same direction.
+    """
+    difference = candidate.value - baseline.value
+    error = np.sqrt(baseline.variance + candidate.variance)[:deciding]
+    low, high, p_value, detectable = _test_difference(difference[:deciding], error, bands, 2 * (SEGMENTS - 1))
+    if len(set(np.sign(difference))) > 1:
+        p_value = 1.0
+    change = math.expm1(difference[-1])
+    return min(low, change), max(high, change), p_value, detectable
+
+
+def _test_difference(
+    difference: Float64, error: Float64, bands: tuple[float, float], freedom: int
+) -> tuple[float, float, float, float]:
+    """Return the interval, p-value and least detectable change of differences of logarithms that must all be there.
+
+    The interval is the hull of theirs, the p-value the largest.
+    """
+    reach = compute_t_quantile(LEVEL, freedom) * error
     p_value = 1.0
     if len(set(np.sign(difference))) == 1:
+        beyond = np.abs(difference) - bands[1 if difference[0] > 0 else 0]
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.where(np.abs(difference) > band, (np.abs(difference) - band) / error, 0.0)
+            t = np.where(beyond > 0, beyond / error, 0.0)
         p_value = compute_t_p_value(float(t.min()), freedom)
-    detectable = (reach + compute_t_quantile(2 * (1 - POWER), freedom) * error).max()
+    detectable = (bands[1] + reach + compute_t_quantile(2 * (1 - POWER), freedom) * error).max()
     return (
-        math.expm1((difference - reach).min()),
-        math.expm1((difference + reach).max()),
+        math.expm1((difference - reach).min() - bands[1]),
+        math.expm1((difference + reach).max() + bands[0]),
         p_value,
         math.expm1(detectable),
     )

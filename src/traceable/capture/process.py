@@ -18,6 +18,7 @@ import time
 
 from traceable.annotation import engine
 from traceable.protocol import environment
+from traceable.protocol.cpu_times import read_process_times
 from traceable.protocol.process_record import describe_python_end, record
 from traceable.protocol.python_command import parse_python_command
 from traceable.protocol.ranks import read_rank
@@ -147,8 +148,10 @@ def _describe_end() -> dict[str, Any]:
             if isinstance(message, str) and not (isinstance(domain, str) and domain.startswith("traceable."))
         }
     )
+    cpu = read_process_times()
     return {
         "wall_ns": time.time_ns(),
+        "cpu": cpu and {"run_ns": cpu.run_ns, "wait_ns": cpu.wait_ns},
         "reason": describe_python_end(),
         "names": names[:NAMES_MAX],
         "distinct": len(names),

@@ -28,6 +28,7 @@ from traceable.annotation.ranges import annotate
 from traceable.capture.windows import publisher, windows
 from traceable.errors import UsageError
 from traceable.protocol import environment
+from traceable.protocol.cpu_times import read_thread_times
 from traceable.protocol.process_record import TIMES_SUFFIX, open_new_file, record
 from traceable.protocol.windows import Spec, Window
 
@@ -66,9 +67,6 @@ _NEVER = 1 << 63
 _BYTES = 8 * VALUES_PER_STEP
 _READ_INTERVAL_NS = 10_000_000
 """How often the waiting time of the thread is read: that takes 6 us, between two steps."""
-
-_SCHEDSTAT = "/proc/thread-self/schedstat"
-"""Three numbers of this thread: time on a CPU in ns, time waiting for one in ns, number of time slices."""
 
 
 # ---- what the program calls
@@ -496,16 +494,11 @@ class StepTimes:
         self._thread = self._thread or get_ident()
         if self._thread != get_ident():
             return -1
-        try:
-            # Opened each time: after a program has closed all descriptors, ours could be one of its own.
-            descriptor = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return int(os.read(descriptor, 100).split()[1])
-            finally:
-                os.close(descriptor)
-        except (OSError, ValueError, IndexError):
+        times = read_thread_times()
+        if times is None:
             self._next_read_ns = _NEVER
             return -1
+        return times.wait_ns
 
     def _grow_file(self, index: int) -> None:
         """Extend the file to the chunk that contains `index`, and map that chunk."""

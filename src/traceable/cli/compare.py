@@ -1,5 +1,8 @@
 """Compare recordings: what became slower or faster, whether that is noise, and what explains it.
 
+    traceable compare BASELINE CANDIDATE [MORE ...]
+    traceable compare --baseline 'runs/base-*' --candidate 'runs/new-*'
+
 BASELINE and CANDIDATE are anything that `report` reads, or names of saved baselines. With more than one candidate each
 is compared with the baseline, and all of them are printed side by side.
 """
@@ -33,8 +36,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.fail_conditions import FailCondition
     from traceable.analysis.table import Table
-    from traceable.report.compare import ComparedCandidate, RangeFilter, Side
-    from traceable.report.row_filter import Row
+    from traceable.report.compare import ComparedCandidate, Side
+    from traceable.report.row_filter import Row, RowFilter
 
 LETTERS = string.ascii_uppercase
 """The names of the sides, and so their maximum number. A is the baseline."""
@@ -88,14 +91,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="the measured throughput of a side in tokens per second, as in A=1200; repeatable",
     )
-    group.add_argument("--range", metavar="NAME", dest="range_name", help="only ranges of this name and those inside")
+    group.add_argument(
+        "--range", metavar="NAME", dest="range_name", help="only ranges of this name, or DOMAIN:NAME, and those inside"
+    )
     verdicts = parser.add_argument_group("verdict")
     verdicts.add_argument(
         "--fail-on",
         metavar="CONDITION",
         action="append",
         default=[],
-        help=f"exit with {EXIT_REGRESSION} if this is so, and with {EXIT_UNKNOWN} if it can't be told: 'regression', "
+        help=f"exit with {EXIT_REGRESSION} if this is so, and with {EXIT_UNKNOWN} if it can't be decided: 'regression', "
         "'regression:5%%', 'forward.gpu_busy_p50 > +3%%', 'step.wall_p50 > 2ms'; repeatable",
     )
     verdicts.add_argument(
@@ -124,10 +129,10 @@ def run(arguments: argparse.Namespace) -> int:
     conditions = [parse_fail_condition(text) for text in arguments.fail_on]
     sides = _load_sides(paths, tokens, arguments)
     from traceable.analysis.compare import compare_overviews
-    from traceable.report.compare import RangeFilter, build_comparison, write_comparison
+    from traceable.report.compare import build_comparison, write_comparison
     from traceable.report.page import Page
 
-    choice = RangeFilter(parse_row_filter(arguments), arguments.range_name)
+    choice = parse_row_filter(arguments)
     candidates = [_compare_candidate(sides[0], side, conditions, choice, arguments) for side in sides[1:]]
     if arguments.strict:
         _check_comparable(candidates)
@@ -348,18 +353,17 @@ def _compare_candidate(
     baseline: Side,
     candidate: Side,
     conditions: Sequence[FailCondition],
-    choice: RangeFilter,
+    choice: RowFilter,
     arguments: argparse.Namespace,
 ) -> ComparedCandidate:
     """Return a candidate against the baseline.
 
     Raises:
-        MissingDataError: they have nothing in common.
-        UsageError: no range has the name of --range, or no column that of --sort, or a condition is about nothing that
-            there is.
+        MissingDataError: they have nothing in common, or no range has the name of --range.
+        UsageError: no column has the name of --sort, or a condition is about nothing that there is.
     """
     from traceable.analysis.comparability import compare_conditions
-    from traceable.analysis.compare import compare_snapshots
+    from traceable.analysis.compare import compare_snapshots, take_inside
     from traceable.analysis.fail_conditions import evaluate_fail_condition
     from traceable.analysis.kernel_families import load_families
     from traceable.analysis.table import Table
@@ -372,14 +376,10 @@ def _compare_candidate(
         unit=arguments.per,
         families=load_families(arguments.families),
     )
-    ranges, steps = (comparison.tables.get(name, Table({})) for name in ("ranges", "steps"))
     if arguments.range_name is not None:
-        ranges, steps = choice.take_inside(ranges), Table({})
-        if not len(ranges):
-            raise UsageError(
-                "range_not_found", f"no range has the name {arguments.range_name[:80]!r}", "leave --range out"
-            )
-    choice.rows.resolve(ranges)
+        comparison = take_inside(comparison, arguments.range_name)
+    ranges, steps = (comparison.tables.get(name, Table({})) for name in ("ranges", "steps"))
+    choice.resolve(ranges)
     facts = [[snapshot.facts["conditions"] for snapshot in side.snapshots] for side in (baseline, candidate)]
     results = [evaluate_fail_condition(condition, ranges, steps) for condition in conditions]
     return ComparedCandidate(candidate, comparison, compare_conditions(*facts), results)
@@ -404,13 +404,15 @@ def _check_comparable(candidates: Sequence[ComparedCandidate]) -> None:
 
 
 def _select_table(
-    candidates: Sequence[ComparedCandidate], overview: Table, choice: RangeFilter, arguments: argparse.Namespace
+    candidates: Sequence[ComparedCandidate], overview: Table, choice: RowFilter, arguments: argparse.Namespace
 ) -> tuple[list[Row], Sequence[str]]:
     """Return the rows and columns of the table that --table names, `ranges` by default, with the side of each row.
 
     Raises:
         UsageError: there is no such table.
     """
+    from traceable.report.compare import select_ranges
+
     name = "ranges" if arguments.table is None else arguments.table
     if name == "overview":
         return list(overview.rows()), overview.columns
@@ -421,8 +423,8 @@ def _select_table(
         tables = {**one.comparison.tables, "conditions": one.conditions}
         known.update(dict.fromkeys(tables))
         if name in tables:
-            table = choice.take_inside(tables[name])
-            selected = choice.select_ranges(table) if name == "ranges" else list(table.rows())
+            table = tables[name]
+            selected = select_ranges(table, choice) if name == "ranges" else list(table.rows())
             rows += [{"side": one.side.letter, **row} for row in selected]
             columns.update(dict.fromkeys(("side", *table.columns)))
     if name not in known:

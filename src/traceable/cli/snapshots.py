@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from traceable.cli.selection import (
@@ -52,6 +53,8 @@ def load_snapshots(
         MissingDataError: one of them has no such part, or no such steps.
     """
     rules = resolve_name_rules(arguments)
+    from concurrent.futures import ThreadPoolExecutor
+
     from traceable.cli.progress import Progress
     from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
     from traceable.recording import load, normalize_names
@@ -66,15 +69,15 @@ def load_snapshots(
         ]
         if rules is not None:
             normalize_names(recordings, rules, arguments.expand or ())
-        # A recording and what is computed from it go as soon as its snapshot is there.
-        return [
-            _take_snapshot(recordings.pop(0), path, number, arguments)
-            for path, number in zip(paths, tokens, strict=True)
-        ]
+        # Two at a time: most of the work is in numpy, which releases the GIL. A recording and what is computed of it
+        # go as soon as its snapshot is there.
+        with ThreadPoolExecutor(2) as workers:
+            taken = (recordings.pop(0) for _ in paths)
+            return list(workers.map(partial(_take_snapshot, arguments), taken, paths, tokens))
 
 
 def _take_snapshot(
-    recording: Recording, path: Path, tokens: int | str | None, arguments: argparse.Namespace
+    arguments: argparse.Namespace, recording: Recording, path: Path, tokens: int | str | None
 ) -> Snapshot:
     from traceable.analysis.kernel_families import load_families
     from traceable.analysis.snapshot import take_snapshot

@@ -15,6 +15,7 @@ from typing import Any
 
 from traceable.errors import Message
 from traceable.protocol import untrusted
+from traceable.protocol.cpu_times import CpuTimes
 from traceable.protocol.nvtx import WINDOW_DOMAIN
 from traceable.protocol.process_counts import ENTRIES_MAX, ENTRY_BYTES, MAGIC, OTHER_ENTRY, STEPS_AT, TEXT_AT
 from traceable.protocol.process_record import COUNTS_SUFFIX, RECORD_SUFFIX, SCHEMA, TIMES_SUFFIX
@@ -77,6 +78,7 @@ class ProcessRecord:
         has_listener: an NVTX injection library or torch's profiler was configured for it.
         end: how Python exited; None if it did not (a signal, os._exit, exec).
         end_wall_ns: when.
+        cpu: how long its threads ran and waited for a CPU until then; None if not known.
         names: of the ranges that it created, at most 100.
         distinct_names: how many distinct names there were.
         nvtx: version of the nvtx package that it imported; None if it did not.
@@ -101,6 +103,7 @@ class ProcessRecord:
     has_listener: bool = False
     end: str | None = None
     end_wall_ns: int | None = None
+    cpu: CpuTimes | None = None
     names: tuple[str, ...] = ()
     distinct_names: int = 0
     nvtx: str | None = None
@@ -190,6 +193,7 @@ def _parse_record(path: Path, number: int, content: Mapping[str, Any]) -> Proces
         has_listener=start.get("listener", False),
         end=end.get("reason"),
         end_wall_ns=end.get("wall_ns"),
+        cpu=CpuTimes(**end["cpu"]) if end.get("cpu") else None,
         names=tuple(end.get("names", ())),
         distinct_names=end.get("distinct", 0),
         nvtx=end.get("nvtx"),

@@ -521,6 +521,7 @@ PROCESS = {
     "start": {"wall_ns!": COUNT, "disabled!": FLAG, "level!": COUNT, "listener!": FLAG},
     "end": {
         "wall_ns!": COUNT,
+        "cpu": {"run_ns!": COUNT, "wait_ns!": COUNT},
         "reason!": TEXT,
         "names!": [TEXT],
         "distinct!": COUNT,

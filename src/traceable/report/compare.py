@@ -31,12 +31,12 @@ BASELINE, CANDIDATE = "baseline", "candidate"
 
 _CONDITIONS = 4
 _RANGES = 6
-_EXPLAINED = 2
+_EXPLAINED = 3
 _CAUSES = 3
 _TOTALS = {"families": 2, "kernels": 2, "api": 1, "copies": 1, "gaps": 2}
 _FINDINGS = 3
 _SENTENCES = 4
-"""How many rows of each are printed without --top: all of them and what is around them are fewer than 60 lines."""
+"""How many rows of each are printed without --top, so that all of it is about 60 lines."""
 
 _KIND = {"families": "family", "kernels": "kernel", "api": "API", "copies": "copy", "gaps": "gap"}
 _NAME = {"families": "family", "kernels": "name", "api": "name", "copies": "operation", "gaps": "cause"}
@@ -44,6 +44,7 @@ _STEP_METRIC = "wall_p50"
 _SAVING = "potential_saving"
 _MAIN_METRICS = ("cpu_p50", "gpu_busy_p50")
 _WORDS = {SLOWER: "slower", FASTER: "faster"}
+_WITHIN = "within x %: no difference, none larger than that; not enough data: there may be one of any size"
 
 
 @dataclass(frozen=True)
@@ -95,46 +96,25 @@ class ComparedCandidate:
     results: Sequence[ConditionResult]
 
 
-@dataclass(frozen=True)
-class RangeFilter:
-    """Which ranges are shown.
+def select_ranges(table: Table, choice: RowFilter, top: int | None = None) -> list[Row]:
+    """Return the rows of the table `ranges` to show, in order: without a column to sort by, those that differ most, as
+    a tree.
 
-    Attributes:
-        rows: by name and domain, how many, and in which order; without `sort` the largest differences, as a tree.
-        inside: only ranges of this name and those inside; None for all.
+    Args:
+        table: of a comparison.
+        choice: which rows.
+        top: how many if the choice does not have a number; None for all.
+
+    Raises:
+        UsageError: the table has no column to sort by.
     """
-
-    rows: RowFilter
-    inside: str | None = None
-
-    def take_inside(self, table: Table) -> Table:
-        """Return the rows of a table whose `path` lies inside.
-
-        Args:
-            table: any of a comparison; one without paths has no rows that lie inside.
-        """
-        if self.inside is None:
-            return table
-        paths = table.column("path") if "path" in table.columns else [()] * len(table)
-        return table.take([place for place, path in enumerate(paths) if self.inside in (path or ())])
-
-    def select_ranges(self, table: Table, top: int | None = None) -> list[Row]:
-        """Return the rows of the table `ranges` to show, in order.
-
-        Args:
-            table: what `take_inside` returned.
-            top: how many if the filter does not have a number; None for all.
-
-        Raises:
-            UsageError: the table has no column to sort by.
-        """
-        choice = self.rows.resolve(table)
-        number = (top if choice.top is None else choice.top) or len(table)
-        rows = list(table.take(choice.match_indices(table)).rows())
-        if choice.sort is not None:
-            return replace(choice, top=number).select_rows(table)
-        largest = sorted(range(len(rows)), key=lambda place: rank_by_impact(rows[place]), reverse=True)[:number]
-        return [rows[place] for place in sorted(largest)]
+    choice = choice.resolve(table)
+    number = (top if choice.top is None else choice.top) or len(table)
+    if choice.sort is not None:
+        return replace(choice, top=number).select_rows(table)
+    rows = list(table.take(choice.match_indices(table)).rows())
+    largest = sorted(range(len(rows)), key=lambda place: rank_by_impact(rows[place]), reverse=True)[:number]
+    return [rows[place] for place in sorted(largest)]
 
 
 def rank_by_impact(row: Row) -> tuple[bool, float]:
@@ -154,7 +134,7 @@ def build_comparison(
     sides: Sequence[Side],
     candidates: Sequence[ComparedCandidate],
     overview: Table,
-    choice: RangeFilter,
+    choice: RowFilter,
     *,
     match_kernels: str,
     unit: str,
@@ -188,9 +168,7 @@ def build_comparison(
                 "fail_on": [_result_to_dict(result) for result in one.results],
                 "conditions": list(one.conditions.rows()),
                 "tables": {
-                    name: choice.select_ranges(choice.take_inside(table))
-                    if name == "ranges"
-                    else list(choice.take_inside(table).rows())
+                    name: select_ranges(table, choice) if name == "ranges" else list(table.rows())
                     for name, table in one.comparison.tables.items()
                 },
                 "notes": [note.as_dict for note in one.comparison.notes],
@@ -217,7 +195,7 @@ def write_comparison(
     sides: Sequence[Side],
     candidates: Sequence[ComparedCandidate],
     overview: Table,
-    choice: RangeFilter,
+    choice: RowFilter,
     *,
     unit: str,
     has_overview: bool,
@@ -275,7 +253,7 @@ def _write_conditions(page: Page, conditions: Table) -> None:
     _write_more(page, len(rows) - len(shown), "conditions")
 
 
-def _write_verdicts(page: Page, one: ComparedCandidate, choice: RangeFilter) -> None:
+def _write_verdicts(page: Page, one: ComparedCandidate, choice: RowFilter) -> None:
     page.write_line()
     page.write_heading("verdict")
     for result in one.results:
@@ -284,7 +262,7 @@ def _write_verdicts(page: Page, one: ComparedCandidate, choice: RangeFilter) -> 
         page.write_paragraph([], sentence)
 
 
-def describe_verdicts(comparison: Comparison, choice: RangeFilter) -> list[str]:
+def describe_verdicts(comparison: Comparison, choice: RowFilter) -> list[str]:
     """Return the verdict in sentences: on the steps, then what is slower or faster, the most time first, and the rest.
 
     Args:
@@ -295,12 +273,12 @@ def describe_verdicts(comparison: Comparison, choice: RangeFilter) -> list[str]:
     sentences = [one.sentence for one in judged if one.is_main]
     others = [one for one in judged if not one.is_main]
     differing = sorted((one for one in others if one.verdict in _WORDS), key=lambda one: one.impact_ns, reverse=True)
-    number = _SENTENCES if choice.rows.top is None else choice.rows.top or len(differing)
+    number = _SENTENCES if choice.top is None else choice.top or len(differing)
     sentences += [one.sentence for one in differing[:number]]
     if rest := differing[number:]:
         numbers = [(sum(one.verdict == code for one in rest), word) for code, word in _WORDS.items()]
-        words = " and ".join(f"{count} {word}" for count, word in numbers if count)
-        sentences.append(f"of the other measures {words}: --top 0")
+        words = " and ".join(f"{format_count(count)} {word}" for count, word in numbers if count)
+        sentences.append(f"{words} in other measures: --top 0 lists them")
     bounds = sorted(one.bound_share for one in others if one.verdict == NO_DIFFERENCE and one.bound_share is not None)
     if bounds:
         measures = format_count(len(bounds), "other measure")
@@ -325,13 +303,13 @@ class _Judged:
     is_main: bool
 
 
-def _list_judged(comparison: Comparison, choice: RangeFilter) -> list[_Judged]:
+def _list_judged(comparison: Comparison, choice: RowFilter) -> list[_Judged]:
     """Return the measures that both sides have. Where a range is the steps, its times are theirs, and not repeated."""
     judged = []
     of_steps: set[tuple[object, ...]] = set()
     for name in ("steps", "ranges"):
-        table = choice.take_inside(comparison.tables.get(name, Table({})))
-        kept = choice.rows.match_indices(table) if name == "ranges" else slice(None)
+        table = comparison.tables.get(name, Table({}))
+        kept = choice.match_indices(table) if name == "ranges" else slice(None)
         for row in table.take(kept).rows():
             subject = "the step" if name == "steps" else " / ".join(map(escape_name, row["path"]))
             values = {metric: _get_judged_values(row, metric) for metric in list_judged_metrics(table, row)}
@@ -371,8 +349,8 @@ def _describe_verdict(subject: str, metric: str, row: Row) -> str:
     return f"{subject} is {format_percent(abs(row[f'{metric}_ratio'] - 1))} {_WORDS[verdict]} ({interval})"
 
 
-def _write_tables(page: Page, comparison: Comparison, choice: RangeFilter, unit: str) -> None:
-    tables = {name: choice.take_inside(table) for name, table in comparison.tables.items()}
+def _write_tables(page: Page, comparison: Comparison, choice: RowFilter, unit: str) -> None:
+    tables = comparison.tables
     if "ranges" in tables:
         _write_ranges(page, tables["ranges"], choice)
     if "explanation" in tables:
@@ -381,30 +359,25 @@ def _write_tables(page: Page, comparison: Comparison, choice: RangeFilter, unit:
     _write_findings(page, tables.get("findings", Table({})), choice)
 
 
-def _write_ranges(page: Page, table: Table, choice: RangeFilter) -> None:
-    rows = choice.select_ranges(table, _RANGES)
+def _write_ranges(page: Page, table: Table, choice: RowFilter) -> None:
+    rows = select_ranges(table, choice, _RANGES)
     page.write_line()
-    page.write_heading("ranges with the largest differences" if choice.rows.sort is None else "ranges")
+    page.write_heading("ranges with the largest differences" if choice.sort is None else "ranges")
     if not rows:
         page.write_line(NO_RANGE_MATCHES.printed)
         return
     columns = [
-        Cells("range", format_range_labels(rows, choice.rows.sort is None), is_text=True),
+        Cells("range", format_range_labels(rows, choice.sort is None), is_text=True),
         Cells("instances", [_format_pair(row, "count") for row in rows], rank=5),
     ]
     for place, metric in enumerate(_MAIN_METRICS):
         if any(row[f"{side}_{metric}_ns"] is not None for row in rows for side in (BASELINE, CANDIDATE)):
-            columns += [_make_time_cells(rows, metric, 2 + place), _make_change_cells(rows, metric, place)]
+            columns += [
+                Cells(format_heading(metric), [_format_times(row, f"{metric}_") for row in rows], rank=2 + place),
+                _make_change_cells(rows, metric, place),
+            ]
     page.write_table(columns)
     _write_more(page, len(table) - len(rows), "ranges", "ranges")
-
-
-def _make_time_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
-    """Return a metric of both sides, in one column: a heading of each would have to repeat the metric."""
-    baseline, candidate = ([_format_time(row[f"{side}_{metric}_ns"]) for row in rows] for side in (BASELINE, CANDIDATE))
-    width = max(map(len, candidate))
-    lines = [f"{first} -> {second.rjust(width)}" for first, second in zip(baseline, candidate, strict=True)]
-    return Cells(format_heading(metric), lines, rank=rank)
 
 
 def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
@@ -415,28 +388,36 @@ def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
         f"{change.rjust(width)}  {_format_verdict(row, metric) if row['state'] == BOTH else ''}".rstrip()
         for change, row in zip(changes, rows, strict=True)
     ]
-    return Cells(f"{format_heading(metric)} change", lines, is_text=True, rank=rank, whole=True)
+    is_bounded = any(row[f"{metric}_bound_share"] is not None for row in rows)
+    return Cells(
+        f"{format_heading(metric)} change",
+        lines,
+        is_text=True,
+        rank=rank,
+        whole=True,
+        marks=[_WITHIN] if is_bounded else (),
+    )
 
 
-def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFilter, unit: str) -> None:
+def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RowFilter, unit: str) -> None:
     """Print what the largest differences consist of: that of the steps, then those of the ranges."""
     groups: dict[tuple[tuple[str, ...], str], list[Row]] = {}
     for row in tables["explanation"].rows():
         groups.setdefault((tuple(row["path"]), row["of"]), []).append(row)
     ranges = (
-        {tuple(row["path"]) for row in choice.select_ranges(tables["ranges"], _RANGES)} if "ranges" in tables else ()
+        {tuple(row["path"]) for row in select_ranges(tables["ranges"], choice, _RANGES)} if "ranges" in tables else ()
     )
     shown = [key for key in groups if not key[0] or key[0] in ranges]
     shown.sort(key=lambda key: (bool(key[0]), -max(abs(row["difference_ns"]) for row in groups[key])))
     # Where the steps are a range, its CPU time has the causes of the steps.
     causes_of = {key: [(row["cause"], row["name"], row["difference_ns"]) for row in groups[key]] for key in shown}
     shown = [key for place, key in enumerate(shown) if causes_of[key] not in [causes_of[one] for one in shown[:place]]]
-    number = _EXPLAINED if choice.rows.top is None else choice.rows.top or len(shown)
+    number = _EXPLAINED if choice.top is None else choice.top or len(shown)
     labels, rows = [], []
     for key in shown[:number]:
         path, of = key
         causes = sorted(groups[key], key=lambda row: -abs(row["difference_ns"]))[:_CAUSES]
-        label = " ".join((" / ".join(map(escape_name, path)), format_heading(of))).strip()
+        label = f"{' / '.join(map(escape_name, path))} {format_heading(of)}".strip()
         labels += [label, *[""] * (len(causes) - 1)]
         rows += causes
     if not rows:
@@ -444,11 +425,13 @@ def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RangeFil
     page.write_line()
     page.write_heading(f"what explains the largest differences{'' if unit == INSTANCE else f', per {unit}'}")
     columns = [format_column(column, rows) for column in _CAUSE_COLUMNS if is_worth_showing(column, rows)]
+    # Both sides are next to each other in one column: without the other, a time explains nothing.
+    columns.insert(-2, Cells(f"{BASELINE} -> {CANDIDATE}", [_format_times(row, "") for row in rows], rank=3))
     page.write_table([Cells("difference of", labels, is_text=True), *columns])
     _write_more(page, len(tables["explanation"]) - len(rows), "causes", "explanation")
 
 
-def _write_totals(page: Page, tables: Mapping[str, Table], choice: RangeFilter, unit: str) -> None:
+def _write_totals(page: Page, tables: Mapping[str, Table], choice: RowFilter, unit: str) -> None:
     """Print the kernels, families, calls, copies and gaps whose time differs most: of all, or of a step or token."""
     of_unit = "" if unit == INSTANCE else "_per_unit"
     total, count = f"total{of_unit}", f"count{of_unit}"
@@ -457,7 +440,7 @@ def _write_totals(page: Page, tables: Mapping[str, Table], choice: RangeFilter, 
     for name, default in _TOTALS.items():
         table = tables.get(name, Table({}))
         ranked = sorted(table.rows(), key=lambda row: -abs(_get_difference(row, total)))
-        number = default if choice.rows.top is None else choice.rows.top or len(ranked)
+        number = default if choice.top is None else choice.top or len(ranked)
         rows += [{**row, "of": _KIND[name], "label": row[_NAME[name]]} for row in ranked[:number]]
         if len(ranked) > number:
             hidden.append(name)
@@ -484,10 +467,10 @@ def _write_totals(page: Page, tables: Mapping[str, Table], choice: RangeFilter, 
         page.write_line(f"more: --top 0 shows all; --csv --table NAME for {', '.join(hidden)}")
 
 
-def _write_findings(page: Page, table: Table, choice: RangeFilter) -> None:
+def _write_findings(page: Page, table: Table, choice: RowFilter) -> None:
     """Print the findings that were added, are gone, or whose potential saving differs most."""
     ranked = sorted(table.rows(), key=lambda row: (row["state"] == BOTH, -abs(_get_difference(row, _SAVING))))
-    number = _FINDINGS if choice.rows.top is None else choice.rows.top or len(ranked)
+    number = _FINDINGS if choice.top is None else choice.top or len(ranked)
     rows = ranked[:number]
     if not rows:
         return
@@ -514,6 +497,12 @@ def _format_pair(row: Row, name: str) -> str:
     values = [row[f"{side}_{name}"] for side in (BASELINE, CANDIDATE)]
     texts = [ABSENT if value is None else format_number(value) for value in values]
     return texts[0] if texts[0] == texts[1] else " -> ".join(texts)
+
+
+def _format_times(row: Row, metric: str) -> str:
+    """Return a time of both sides; neither where neither has it."""
+    times = [row[f"{side}_{metric}ns"] for side in (BASELINE, CANDIDATE)]
+    return ABSENT if times == [None, None] else " -> ".join(map(_format_time, times))
 
 
 def _format_time(ns: float | None) -> str:
@@ -562,9 +551,7 @@ _CONDITION_COLUMNS = (
 _CAUSE_COLUMNS = (
     Column("cause", whole=True),
     Column("name", rank=1),
-    Column("baseline_ns", BASELINE, 3),
-    Column("candidate_ns", CANDIDATE, 3),
-    Column("difference_ns", "difference"),
+    Column("difference_ns", "difference", write=_format_difference),
     Column("share", "share", 2, write=format_percent),
 )
 """Of a table `explanation`; all a unit."""

@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONDITION",
         action="append",
         default=[],
-        help=f"exit with {EXIT_REGRESSION} if this is so, and with {EXIT_UNKNOWN} if it can't be decided: 'regression', "
+        help=f"exit with {EXIT_REGRESSION} if so, and with {EXIT_UNKNOWN} if it can't be decided: 'regression', "
         "'regression:5%%', 'forward.gpu_busy_p50 > +3%%', 'step.wall_p50 > 2ms'; repeatable",
     )
     verdicts.add_argument(

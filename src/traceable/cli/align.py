@@ -5,7 +5,7 @@
 REFERENCE is the recording of the full model, CANDIDATE that of the mock. The kernels of one steady step, range or layer
 of both are aligned, and a checklist is measured: names, latency, missing and extra kernels, shapes, order.
 
-Exit code: 0 if all checks pass, 1 if one fails, 2 if one can't be told or the recordings can't be compared. See
+Exit code: 0 if all checks pass, 1 if one fails, 2 if one can't be decided or the recordings can't be compared. See
 `traceable help align`.
 """
 

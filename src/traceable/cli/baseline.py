@@ -4,9 +4,8 @@
     traceable baseline list
     traceable baseline show NAME
 
-NAME is kept as traceable-baselines/NAME.json; with a `/`, or ending in .json, it is a path. Several runs of the same
-program bring their differences into a comparison.
-traceable help baselines
+The file is traceable-baselines/NAME.json; with a `/`, or ending in .json, NAME is its path. Several runs of the same
+program add the differences between runs to a comparison. See `traceable help baselines`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     save = actions.add_parser("save", help="save recordings as a baseline", allow_abbrev=False)
     save.add_argument("name", metavar="NAME", help="its name, or the path of its file")
     save.add_argument(
-        "paths", metavar="RUN", nargs="+", type=Path, help="what `report` reads; several runs of the same"
+        "paths",
+        metavar="RUN",
+        nargs="+",
+        type=Path,
+        help="a recording that `report` reads; several are runs of one program",
     )
     save.add_argument("--force", action="store_true", help="replace an earlier baseline of this name")
     save.add_argument(
@@ -42,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_snapshot_arguments(save)
     actions.add_parser("list", help="list the baselines in traceable-baselines", allow_abbrev=False)
-    show = actions.add_parser("show", help="print what a baseline holds", allow_abbrev=False)
+    show = actions.add_parser("show", help="print the content of a baseline", allow_abbrev=False)
     show.add_argument("name", metavar="NAME", help="its name, or the path of its file")
 
 

@@ -1,5 +1,8 @@
 """Compare recordings: what became slower or faster, whether that is noise, and what explains it.
 
+    traceable compare BASELINE CANDIDATE [MORE ...]
+    traceable compare --baseline 'runs/base-*' --candidate 'runs/new-*'
+
 BASELINE and CANDIDATE are anything that `report` reads, or names of saved baselines. With more than one candidate each
 is compared with the baseline, and all of them are printed side by side.
 """
@@ -97,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONDITION",
         action="append",
         default=[],
-        help=f"exit with {EXIT_REGRESSION} if this is so, and with {EXIT_UNKNOWN} if it can't be told: 'regression', "
+        help=f"exit with {EXIT_REGRESSION} if so, and with {EXIT_UNKNOWN} if it can't be decided: 'regression', "
         "'regression:5%%', 'forward.gpu_busy_p50 > +3%%', 'step.wall_p50 > 2ms'; repeatable",
     )
     verdicts.add_argument(
@@ -225,7 +228,7 @@ def _find_recordings(word: str) -> list[Path]:
     with contextlib.suppress(ValueError, OSError):  # a pattern that Python does not have; a name that is too long
         if word and pattern.exists():
             return [pattern]
-        if matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))):
+        if word and (matches := sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))):
             return matches
     from traceable.baseline_files import find_baseline_path
 

@@ -53,12 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
                 "arguments_invalid", "--report takes no names of checks", "type `traceable doctor --report PATH`"
             )
         return diagnosis.report_diagnosis(arguments.report, as_json=arguments.json)
-    try:
-        with Progress() as progress:
-            progress("checking this machine")
-            findings = doctor.run_checks(arguments.output or run_dir.PARENT, arguments.checks)
-    except KeyboardInterrupt:
-        return 130
+    with Progress() as progress:
+        progress("checking this machine")
+        findings = doctor.run_checks(arguments.output or run_dir.PARENT, arguments.checks)
     severity = find_worst_severity(findings)
     if arguments.json:
         content = {"schema": SCHEMA, "severity": severity, "findings": [finding.as_dict for finding in findings]}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from traceable.cli.console import log, print_line
@@ -13,6 +17,9 @@ from traceable.errors import Message, TraceableError, UsageError
 
 _REQUIRED = frozenset({"numpy", "nvtx", "psutil", "rich", "tomli", "wrapt"})
 """The packages that traceable depends on."""
+
+EXIT_FAULT = 2
+"""The exit code of a fault in traceable itself, after its traceback."""
 
 COMMANDS = {
     "run": "run a program under a collector and print its profile",
@@ -60,6 +67,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:  # closed, as by `>&-`: what nobody reads is no error
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as this process lives
     try:
         parser = _build_parser(words)
         arguments = parser.parse_args(words)
@@ -70,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _REQUIRED:
-            raise
+            traceback.print_exc()
+            return EXIT_FAULT
         missing = UsageError(
             "package_not_installed",
             f"the package {package} is not installed for {sys.executable}",
@@ -82,6 +92,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`| head`): what a program is expected to do is to stop quietly.
         sys.stderr.close()
         return 141
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            traceback.print_exc()
+            return EXIT_FAULT
+        full = UsageError("output_not_written", f"can't write the output: {error.strerror}", "free some space")
+        log(full.message)
+        sys.stdout = None  # else Python tries to write the rest when it exits
+        return full.exit_code
+    except Exception:  # noqa: BLE001 - Python would exit with 1, which is a verdict of `compare` and `align`
+        traceback.print_exc()
+        return EXIT_FAULT
 
 
 def _build_parser(words: list[str]) -> argparse.ArgumentParser:

@@ -37,7 +37,7 @@ SAMPLES_VIEW = View(
     "samples",
     "the samples of a baseline",
     columns=(
-        Column("path", "range", write=lambda path: " > ".join(map(escape_name, path)) or "(steps)"),
+        Column("path", "range", write=lambda path: " / ".join(map(escape_name, path)) or "(steps)"),
         Column("domain", rank=7, only_if_any=True),
         Column("samples", rank=1),
         Column("wall_p50_ns", "wall p50", 2, only_if_any=True),

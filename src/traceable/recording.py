@@ -245,9 +245,10 @@ def _load_ranks(directory: Path, parts: Sequence[Path], progress: ProgressCallba
     """
     from traceable.protocol import run_dir
     from traceable.protocol.capture_request import load_capture_request
-    from traceable.trace.join import join_traces
+    from traceable.trace.join import check_gpu_numbers, join_traces
 
-    traces: list[tuple[str, Trace]] = []
+    traces: dict[Path, Trace] = {}
+    hosts: set[str] = set()
     results: list[CaptureResult] = []
     complete: list[Completeness] = []
     notes: list[Message] = []
@@ -264,12 +265,15 @@ def _load_ranks(directory: Path, parts: Sequence[Path], progress: ProgressCallba
             complete.append(evaluate_completeness(part, run_dir.load_manifest(part), None))
             continue
         complete.append(rank.completeness)
-        traces.append((str((run_dir.load_manifest(part).get("host") or {}).get("name")), rank.trace))
+        traces[part] = rank.trace
+        hosts.add(str((run_dir.load_manifest(part).get("host") or {}).get("name")))
         results += [rank.windows] if rank.windows is not None else []
     if not traces:
         raise errors[0]
-    _check_hosts(directory, traces)
-    whole = join_traces([trace for _, trace in traces])
+    if len(hosts) > 1:
+        _check_hosts(directory, len(hosts), list(traces.values()))
+    check_gpu_numbers([(str(part), trace) for part, trace in traces.items()])
+    whole = join_traces(list(traces.values()))
     source = dataclasses.replace(whole.source, path=str(directory), notes=(*whole.source.notes, *notes))
     recording = Recording(dataclasses.replace(whole, source=source), progress)
     recording.windows = merge_capture_results(results) if results else None
@@ -292,13 +296,11 @@ def _load_sides(
     return recording
 
 
-def _check_hosts(directory: Path, traces: Sequence[tuple[str, Trace]]) -> None:
-    if len({host for host, _ in traces}) < 2:
-        return
-    global_ids = [one.global_id for _, trace in traces for one in trace.processes]
-    has_gpu = any(len(trace.kernels) or len(trace.copies) or len(trace.memsets) for _, trace in traces)
+def _check_hosts(directory: Path, hosts: int, traces: Sequence[Trace]) -> None:
+    """Raise `TraceError` for ranks of several hosts whose processes or GPUs may have the same numbers."""
+    global_ids = [one.global_id for trace in traces for one in trace.processes]
+    has_gpu = any(len(trace.kernels) or len(trace.copies) or len(trace.memsets) for trace in traces)
     if has_gpu or len(set(global_ids)) < len(global_ids):
-        hosts = len({host for host, _ in traces})
         raise TraceError(
             "ranks_of_several_hosts",
             f"{directory} contains ranks of {hosts} hosts, whose GPUs and processes have the same numbers",

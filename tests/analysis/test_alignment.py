@@ -309,7 +309,7 @@ def test_layers_are_known_from_ranges() -> None:
 
 
 def test_ranges_of_steps_and_requests_are_no_layers() -> None:
-    for word in ("step ", "request-", "iteration_", "micro_batch.", "expert."):
+    for word in ("step ", "request-", "iteration_", "micro_batch.", "expert.", "decode bs=", "op_id = "):
         sequence = sequence_of("aabbcc", [(f"{word}{i // 2}",) for i in range(6)])
         assert find_layers(sequence).code == LAYERS_INFERRED
 
@@ -339,6 +339,26 @@ def test_the_updates_of_an_optimizer_are_no_layers() -> None:
     update = ["mul", "addcmul", "sqrt", "addcdiv"]
     layers = find_layers(sequence_of([*layer * 4, *update * 40]))
     assert layers.stop.tolist() == [4, 8, 12, 16]
+
+
+def test_the_number_of_a_layer_is_that_of_its_range() -> None:
+    """A rank of a pipeline has layers 16 to 19; a number that no integer holds is none."""
+    paths = [(f"layer_idx={16 + i}",) for i in range(4) for _ in range(2)]
+    sequence = sequence_of("ab" * 4 + "x", [*paths, (f"layer_idx={10**30}",)])
+    layers = find_layers(sequence)
+    assert (layers.code, layers.number.tolist()) == (LAYERS_FROM_RANGES, [16, 17, 18, 19])
+    assert select_layer(sequence, layers, 17).kernel.tolist() == [2, 3]
+    with pytest.raises(MissingDataError):
+        select_layer(sequence, layers, 1)
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [["add", "mul", "copy"] * 10, ["norm", "sgemm_a", "gelu", "sgemm_b"] * 2, ["sgemm_qkv", "bias"] * 2 + ["out"]],
+    ids=["without a matrix product", "twice", "within a layer"],
+)
+def test_what_repeats_by_chance_is_not_a_layer(kernels: list[str]) -> None:
+    assert len(find_layers(sequence_of(kernels))) == 0
 
 
 def test_nothing_that_repeats_has_no_layers() -> None:
@@ -455,15 +475,12 @@ def test_layers_of_a_real_transformer(captures: Path) -> None:
     assert set(np.diff(begins).tolist()) == set((layers.stop - layers.first).tolist()) == {57}
     assert (np.searchsorted(layers.first, begins, "right") == np.arange(1, 33)).all()
     assert not layers.differing.any()
-    layer = collect_sequence(context, layer=5, match="exact", families=FAMILIES)
+    layer = select_layer(step, layers, 5)
     assert len(layer) == 57
     whole = align_sequences(step, layer)
     check_invariants(whole)
     assert count_states(whole) == {"missing": len(step) - 57}
     assert "layers_inferred" in {note.code for note in layer.notes}
-    with pytest.raises(UsageError) as conflict:
-        collect_sequence(context, range_name="benchmark_loop", step=1, match="exact", families=FAMILIES)
-    assert conflict.value.code == "selections_conflict"
 
 
 def test_layers_of_a_real_training(captures: Path) -> None:

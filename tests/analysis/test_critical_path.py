@@ -19,10 +19,9 @@ from tests.example_count import scale_examples
 from tests.report.sample_export import export
 
 from traceable.analysis.context import Context
-from traceable.analysis.critical_path import critical_path
+from traceable.analysis.critical_path import KINDS, PathSegments, critical_path, trace_paths
 from traceable.analysis.fields import parse_field_conditions, select_by_fields
 from traceable.analysis.step_detection import BOUNDARY, RANGE, Steps, detect_steps
-from traceable.analysis.step_paths import KINDS, PathSegments, trace_paths
 from traceable.cli.main import main
 from traceable.errors import MissingDataError
 from traceable.recording import Recording, load

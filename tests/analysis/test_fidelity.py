@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +27,20 @@ from tests.analysis.sample_models import (
     Work,
     write_model,
 )
+from tests.example_count import scale_examples
 
 from traceable.analysis.alignment import STATES
 from traceable.analysis.excerpts import MAX_INSTANCES, Excerpt
 from traceable.analysis.fidelity import (
     CAUSES,
+    UNCLEAR,
     AlignedPart,
     ExpectedShare,
     Selection,
+    TimePair,
     Tolerance,
     align_parts,
+    judge_times,
     load_expected_shares,
     parse_share_bounds,
     split_difference,
@@ -330,6 +336,20 @@ def test_a_difference_within_the_noise_is_neither_passed_nor_failed(tmp_path, ji
     assert list_states(part)["kernel_latency"] == state
 
 
+def test_a_direction_that_the_samples_contradict_is_unclear():
+    """The medians of each kernel, summed, are larger by a tenth; those of the instances are less by a tenth."""
+    steady = np.arange(40)
+    (verdict,) = judge_times([TimePair(1_000_000, 1_100_000, 1, (1_000_000 + steady, 900_000 + steady))], 0.02)
+    assert verdict.code == UNCLEAR
+
+
+def test_a_kernel_that_took_no_time_is_slower(tmp_path):
+    part = align_models(tmp_path, edit({GELU: [replace(GELU, duration_ns=0)]}), (LAYER,) * 4)
+    assert list_states(part)["kernel_latency"] == "failed"
+    rows = {row["kernel"]: row for row in part.fidelity.tables["kernels"].rows()}
+    assert (rows[GELU.name]["ratio"], rows[GELU.name]["reasons"]) == (None, ["slower"])
+
+
 def test_times_of_a_throttled_gpu_are_excluded(tmp_path):
     def slow(step: int, place: int, work: Work) -> Work:
         return replace(work, duration_ns=3 * work.duration_ns) if step < 3 else work
@@ -368,7 +388,7 @@ works = st.builds(
 layers = st.lists(works, min_size=2, max_size=6).filter(lambda some: sum(one.name is not None for one in some) > 1)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scale_examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(reference=layers, candidate=layers, jitter=st.integers(0, 300))
 def test_every_nanosecond_has_one_cause(tmp_path_factory, reference, candidate, jitter):
     folder = tmp_path_factory.mktemp("models")
@@ -537,6 +557,22 @@ def test_a_real_pair_is_explained_to_the_nanosecond(captures):
     assert count_states(part) == {"equal": 119}
     slower = [row["kernel"] for row in fidelity.tables["kernels"].rows() if "slower" in row["reasons"]]
     assert any("ncclDevKernel_SendRecv" in name for name in slower)
+
+
+def test_instances_of_a_range_are_those_of_one_process(captures):
+    """The median is that of the kernels of this process: a range of one kernel, which is 34 times in the recording."""
+    path = captures / "nsys" / "h100x2-torchrun-before.sqlite"
+    context = load(path).context
+    selections = (Selection("flash_attn::_flash_attn_forward"),) * 2
+    part = align_parts(context, context, selections, match="exact", families=FAMILIES)
+    (device,) = part.reference.devices
+    with closing(sqlite3.connect(path)) as connection:
+        query = """SELECT end - start FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = demangledName
+            WHERE value LIKE '%flash_fwd_kernel<%' AND globalPid >> 24 & 0xffffff = ?"""
+        times = sorted(time for (time,) in connection.execute(query, (device.pid,)))
+    # One was launched before the recording began.
+    assert part.reference.instances == len(times) - 1 == 33
+    assert part.fidelity.reference_ns in times[15:18]
 
 
 # ---- expected shares

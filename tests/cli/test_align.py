@@ -69,6 +69,8 @@ def align(models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         (("phases.sqlite", "phases.sqlite", "--phase"), 0),
         (("phases.sqlite", "decode.sqlite", "--where", "phase=decode"), 0),
         (("full.sqlite", "slow.sqlite", "--within", "200"), 0),
+        (("full.sqlite", "full.sqlite", "--step-range", "step", "--step", "1"), 0),
+        (("full.sqlite", "full.sqlite", "--step-kernel", "*256_tn"), 0),
         (("full.sqlite", "slow.sqlite"), 1),
         (("full.sqlite", "short.sqlite"), 1),
         (("full.sqlite", "full.sqlite", "--expect-shares", "wrong.toml"), 1),
@@ -90,6 +92,8 @@ def test_the_exit_code_is_the_verdict(align, words, code):
         (("full.sqlite", "other.sqlite"), "no_common_kernels"),
         (("full.sqlite", "full.sqlite", "--reference-range", "absent"), "range_not_found"),
         (("full.sqlite", "full.sqlite", "--step", "99"), "no_such_step"),
+        (("full.sqlite", "full.sqlite", "--step-range", "absent"), "range_not_found"),
+        (("full.sqlite", "full.sqlite", "--step-kernel", "absent"), "no_kernel_matches"),
         (("full.sqlite", "full.sqlite", "--layer", "99"), "no_such_layer"),
         (("full.sqlite", "full.sqlite", "--phase"), "field_not_found"),
         (("phases.sqlite", "decode.sqlite", "--phase"), "phases_differ"),
@@ -101,6 +105,13 @@ def test_the_exit_code_is_the_verdict(align, words, code):
         (("full.sqlite", "full.sqlite", "--table", "checks"), "table_needs_csv"),
         (("full.sqlite", "full.sqlite", "--csv", "--table", "absent"), "no_such_table"),
         (("full.sqlite", "full.sqlite", "--step", "1", "--reference-range", "step"), "selections_conflict"),
+        (
+            (
+                *("full.sqlite", "full.sqlite", "--step-range", "step"),
+                *("--reference-range", "layers.1", "--candidate-range", "layers.2"),
+            ),
+            "selections_conflict",
+        ),
         (("full.sqlite",), "arguments_invalid"),
     ],
 )
@@ -109,6 +120,27 @@ def test_what_can_not_be_compared_is_one_line(align, words, code):
     assert (ended, output) == (2, "")
     assert errors.count("\n") == 1
     assert f"[{code}]" in errors
+
+
+def test_the_recording_without_the_selected_part_is_named(align):
+    for words, recording in (
+        (("phases.sqlite", "full.sqlite"), "candidate"),
+        (("full.sqlite", "phases.sqlite"), "reference"),
+    ):
+        _, _, errors = align(*words, "--where", "phase=decode")
+        assert errors.startswith(f"traceable: {recording}: ")
+
+
+def test_the_process_and_the_gpu_are_told(align, captures):
+    pair = [str(captures / "nsys" / f"h100x2-torchrun-{word}.sqlite") for word in ("before", "after")]
+    _, output, _ = align(*pair, "--json")
+    (part,) = json.loads(output)["parts"]
+    assert part["reference"]["devices"] == [{"pid": 145, "rank": None, "gpu": 1}]
+    assert part["candidate"]["devices"] == [{"pid": 149, "rank": None, "gpu": 1}]
+    assert part["notes"] == []
+    other = str(captures / "nsys" / "a100-transformer-forward.sqlite")
+    _, output, _ = align(pair[0], other, "--json", "--match-kernels", "family")
+    assert "other_ranks_compared" in [note["code"] for note in json.loads(output)["parts"][0]["notes"]]
 
 
 def test_a_graph_that_was_recorded_as_one_operation_is_rejected(align, captures, models):
@@ -180,6 +212,14 @@ def test_the_table_for_a_review_is_markdown(align):
         lines[start + 2]
         == "| ampere_bf16_s16816gemm_bf16_256x128_tn | 640.0 us (4x) | 320.0 us (4x) | 2.000 | no: slower |"
     )
+
+
+def test_a_score_with_a_residual_is_not_printed_as_1(align, models):
+    layer = tuple(replace(one, duration_ns=one.duration_ns + (one is MLP)) for one in LAYER)
+    write_model(models / "nearly.sqlite", (layer,) * 4)
+    for candidate, score in (("full.sqlite", "1.0000"), ("nearly.sqlite", "0.9999")):
+        _, output, _ = align("full.sqlite", candidate)
+        assert f"fidelity score: {score} " in output
 
 
 def test_top_limits_the_table(align):

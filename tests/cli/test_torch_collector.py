@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from tests.printed_messages import message, messages
 from tests.skips import skip_unless_ci
 
 import traceable
+from traceable.errors import TraceableError
 from traceable.trace import Trace
 from traceable.trace.model import NULL
 
@@ -396,6 +398,55 @@ if __name__ == "__main__":
     assert ran.done.returncode == 0, ran.done.stderr
     assert ran.counts == {"parent": 2, "child": 1, "spawn": 1}
     assert len({process.pid for process in ran.trace.processes}) == len(ran.files) == 3
+
+
+def test_ranks_are_processes_of_their_own_and_share_no_gpu(run: Runner) -> None:
+    program = """
+import os, threading
+import torch, traceable
+
+def work():
+    with traceable.annotate("thread"): torch.ones(2)
+
+for n in traceable.steps(range(3)):
+    with traceable.annotate("work"):
+        torch.ones(2)
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+"""
+    for rank in ("0", "1"):
+        ran = run(program, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2")
+        assert ran.done.returncode == 0, ran.done.stderr
+    whole = traceable.load(ran.directory)
+    assert [one.rank for one in whole.trace.processes] == [0, 1]
+    assert len({thread.global_id for thread in whole.trace.threads}) == len(whole.trace.threads)
+    counts = {tuple(row["path"]): row["count"] for row in whole.ranges().rows()}
+    assert {path: count for path, count in counts.items() if "step.wait" not in path} == {
+        ("step",): 6,
+        ("step", "work"): 6,
+        ("thread",): 6,
+    }
+    traces = sorted(ran.directory.glob("*/torch/*.json.gz"))
+
+    def add_kernel(file: Path, device: int) -> None:
+        document = json.loads(gzip.decompress(file.read_bytes()))
+        known = {"device": device, "context": 1, "stream": 7, "correlation": 1}
+        times = {"ts": document["traceEvents"][-1]["ts"], "dur": 1}
+        document["traceEvents"].append(
+            {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, **times, "args": known}
+        )
+        file.write_bytes(gzip.compress(json.dumps(document).encode()))
+
+    add_kernel(traces[0], 0)
+    recorded = traces[1].read_bytes()
+    add_kernel(traces[1], 1)
+    assert sorted(traceable.load(ran.directory).trace.kernels.device.tolist()) == [0, 1]
+    traces[1].write_bytes(recorded)
+    add_kernel(traces[1], 0)
+    with pytest.raises(TraceableError) as error:
+        traceable.load(ran.directory)
+    assert error.value.code == "gpu_numbers_conflict"
 
 
 def test_a_worker_that_was_forked_before_torch_was_imported_is_recorded(run: Runner) -> None:

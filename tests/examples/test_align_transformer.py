@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ SMALL = ("--steps", "2", "--width", "16", "--heads", "2", "--length", "4", "--de
 
 
 def test_each_layer_has_a_range_with_attention_and_mlp_in_it(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
+    # Not imported: that takes seconds here, and again in the program.
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
     if find_recorder_library() is None:
         pytest.skip("the embedded recorder was not built")
     program = str(REPOSITORY / "examples" / "align_transformer.py")

@@ -12,7 +12,6 @@ among the others, by that start.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -31,10 +30,16 @@ from traceable.analysis.kernels import require_kernels
 from traceable.analysis.labels import extract_base_name
 from traceable.analysis.name_patterns import fold_numbers
 from traceable.analysis.operations import GRAPH, KERNEL
-from traceable.analysis.step_detection import is_in_spans, map_threads_to_processes, select_range_instances
-from traceable.analysis.steps import find_median_step, find_warm_up_spans, infer_steps, steps
+from traceable.analysis.step_detection import (
+    detect_steps,
+    is_in_spans,
+    map_threads_to_processes,
+    select_range_instances,
+)
+from traceable.analysis.steps import collect_step_operations, find_median_step, find_warm_up_spans, steps
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import GEOMETRY, NULL, Bool, Float64, Int8, Int64, expand_slices, find_distinct
+from traceable.units import format_count
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -101,7 +106,8 @@ def collect_sequence(
     *,
     range_name: str | None = None,
     step: int | Literal["median"] | None = None,
-    layer: int | None = None,
+    step_range: str | None = None,
+    step_kernel: str | None = None,
     match: str,
     families: Iterable[Family],
 ) -> KernelSequence:
@@ -114,35 +120,24 @@ def collect_sequence(
             there are no others), and whose number of kernels is the most common one.
         step: the number of a step among all steps, from 0; `median`: the steady step of the lower median wall time
             (`analysis.steps`). None for all of the recording.
-        layer: a layer of that, from 0 (`find_layers`). With neither a range nor a step, of the median step or, where
-            that has no layers, of all of the recording.
+        step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
         match: how kernels of two recordings are matched; one of `KERNEL_MATCHES`.
         families: as `load_families` returns them.
 
     Raises:
-        MissingDataError: there are no kernels, or none such; or no such step or layer.
-        UsageError: both a range and a step are given.
+        MissingDataError: there are no kernels, or none such; or no such step.
     """
     require_kernels(context)
-    if range_name is not None and step is not None:
-        raise UsageError(
-            "selections_conflict", "kernels of a range or of a step are aligned, not of both", "give one of the two"
-        )
-    families = tuple(families)
-    if layer is not None and range_name is None and step is None:
-        with contextlib.suppress(MissingDataError):
-            return collect_sequence(context, step="median", layer=layer, match=match, families=families)
     notes: list[Message] = []
     depth = 0
     if range_name is not None:
         operations, depth = _select_instance(context, range_name, notes)
     elif step is not None:
-        operations, depth = _select_step(context, step, notes)
+        operations, depth = _select_step(context, step, step_range, step_kernel, notes)
     else:
         selected = context.mask_operations(None)
         operations = np.arange(len(context.gpu)) if selected is None else np.flatnonzero(selected)
-    sequence = _build_sequence(context, operations, depth, match, families, notes)
-    return sequence if layer is None else select_layer(sequence, find_layers(sequence), layer)
+    return _build_sequence(context, operations, depth, match, tuple(families), notes)
 
 
 def _select_instance(context: Context, range_name: str, notes: list[Message]) -> tuple[Int64, int]:
@@ -195,10 +190,13 @@ def is_in_warm_up(context: Context, instances: Int64) -> Bool:
     return inside
 
 
-def _select_step(context: Context, step: int | str, notes: list[Message]) -> tuple[Int64, int]:
+def _select_step(
+    context: Context, step: int | str, step_range: str | None, step_kernel: str | None, notes: list[Message]
+) -> tuple[Int64, int]:
     """Return the operations of a step, and how many names the path of its range has; 0 where it is not a range."""
-    table = steps(context)
-    every, work = infer_steps(context)
+    table = steps(context, range_name=step_range, step_kernel=step_kernel)
+    every = detect_steps(context, step_range, step_kernel)
+    work = collect_step_operations(context, every)
     numbers = table.values["step"]
     if step == "median":
         steady = table.values["steady"]
@@ -310,8 +308,8 @@ class Layers:
     """Where the layers of a sequence are, as equally long columns in its order. There may be none.
 
     Attributes:
-        number: of each layer, from 0. That of ranges is the place of the number in their names among all of them; the
-            same comes again where a layer does, in the backward pass or the next step.
+        number: of each layer: that in the name of its ranges, which comes again where the layer does, in the backward
+            pass or the next step; of inferred ones from 0.
         first, stop: its kernels are those from `first` until `stop` of the sequence.
         differing: how many kernels have to be removed from it and inserted into it to make it the typical layer, the
             most common sequence of keys (of equals the first); 0 where it repeats exactly.
@@ -333,12 +331,13 @@ class Layers:
 LAYERS_FROM_RANGES, LAYERS_INFERRED = "layers_from_ranges", "layers_inferred"
 
 _NOT_LAYERS = re.compile(
-    r"(?i)(step|iter|iteration|epoch|batch|request|req|token|rank|gpu|device|stream|thread|sample|chunk|expert|head"
-    r"|worker|run|trial)s?[\W_]*$"
+    r"(?i)(?:(?:step|iter|iteration|epoch|batch|request|req|token|rank|gpu|device|stream|thread|sample|chunk|expert|head"
+    r"|worker|run|trial|frame|round|bucket|group|shard|job|task|prompt|seq|sequence|tick|call)s?[\W_]*"
+    r"|(?<!\w)(?!\w*(?:layer|block))\w+\s*=\s*)$"
 )
-"""What stands before a number that is not that of a layer."""
+"""What is before a number that is not that of a layer; a field (`bs=4`) unless it is called layer or block."""
 
-_FIRST_NUMBER = re.compile(r"(?<![0-9A-Za-z])(\d+)(?![0-9A-Za-z])")
+_FIRST_NUMBER = re.compile(r"(?<![0-9A-Za-z])(\d{1,9})(?![0-9A-Za-z])")
 """A number of its own in the name of a range: that of `layers.5.mlp` or `block_7`, not that of `conv1d`."""
 
 _MOST_LAGS = 32
@@ -360,6 +359,9 @@ _MIN_LAYER_SHARE = 0.5
 """Least share that layers have: of the kernels from the first to the last of numbered ranges, that are in them; and of
 the time of the kernels that layers are made of, what repeats."""
 
+_MIN_REPETITIONS = 3
+"""How many times what is inferred to be a layer repeats at least: twice, too much does by chance."""
+
 _MIN_ALIKE = 0.75
 """Least share of the kernels that a layer has in common with the typical one."""
 
@@ -373,7 +375,8 @@ def find_layers(sequence: KernelSequence) -> Layers:
     one number, with the kernels between them.
 
     Repetition: the length after which matrix products, convolutions and attention repeat for the most GPU time, at
-    least half of what all of them take (of sequences without any, all kernels). A layer begins where the repetition
+    least half of what all of them take, and _MIN_REPETITIONS times; without any of them there are no layers. It may be
+    several layers of the model, if they differ in turns. A layer begins where the repetition
     does; which of the kernels of a repetition is the first one is not known if the kernel before the first
     layer is that at its end. Layers before and after the exact repetition, with kernels that differ, follow as long as
     they have _MIN_ALIKE of their kernels in common with it.
@@ -388,7 +391,9 @@ def find_layers(sequence: KernelSequence) -> Layers:
         return _build_layers(keys, of_kernel[first], first, stop, name, LAYERS_FROM_RANGES)
     is_typical = np.isin(sequence.families, list(_LAYER_FAMILIES))[sequence.label]
     duration_ns = sequence.end_ns - sequence.start_ns
-    first, stop = _find_repetition(keys, duration_ns * is_typical if is_typical.any() else duration_ns)
+    first, stop = _find_repetition(keys, duration_ns * is_typical)
+    if len(first) < _MIN_REPETITIONS:
+        first, stop = first[:0], stop[:0]
     return _build_layers(keys, np.arange(len(first)), first, stop, None, LAYERS_INFERRED)
 
 
@@ -407,7 +412,7 @@ def _build_layers(keys: Int64, number: Int64, first: Int64, stop: Int64, name: s
 
 
 def _find_numbered_ranges(sequence: KernelSequence) -> tuple[Int64, str | None]:
-    """Return the number of the layer of each kernel, from 0, -1 for none; and the name of the ranges, None for none."""
+    """Return the number of the layer of each kernel, -1 for none; and the name of the ranges, None for none."""
     number_of: dict[tuple[tuple[str, ...], str], dict[int, int]] = {}
     count = np.bincount(sequence.region[sequence.region >= 0], minlength=len(sequence.paths))
     for path in np.flatnonzero(count).tolist():
@@ -426,9 +431,8 @@ def _find_numbered_ranges(sequence: KernelSequence) -> tuple[Int64, str | None]:
     of_path = np.full(len(sequence.paths) + 1, -1, np.int64)
     if best is None:
         return of_path[sequence.region], None
-    places = {number: place for place, number in enumerate(sorted(set(number_of[best].values())))}
     for path, number_of_layer in number_of[best].items():
-        of_path[path] = places[number_of_layer]
+        of_path[path] = number_of_layer
     return of_path[sequence.region], f"{best[1]}*"
 
 
@@ -454,7 +458,7 @@ def _find_repetition(keys: Int64, weight: Int64) -> tuple[Int64, Int64]:
         bounds = [len(before) - part]
         while (length := _match_template(template, keys[bounds[-1] : bounds[-1] + longest])) is not None:
             bounds.append(bounds[-1] + length)
-    if elapsed[bounds[-1]] - elapsed[bounds[0]] < _MIN_LAYER_SHARE * elapsed[-1]:
+    if elapsed[bounds[-1]] - elapsed[bounds[0]] < max(1, _MIN_LAYER_SHARE * elapsed[-1]):
         bounds = [0]
     return np.array(bounds[:-1], np.int64), np.array(bounds[1:], np.int64)
 
@@ -525,8 +529,11 @@ def select_layer(sequence: KernelSequence, layers: Layers, number: int) -> Kerne
         )
     rows = np.flatnonzero(layers.number == number)
     if not len(rows):
+        known = find_distinct(layers.number)
         raise MissingDataError(
-            "no_such_layer", f"no layer {number} among {int(layers.number.max()) + 1} layers", "give a number from 0 on"
+            "no_such_layer",
+            f"no layer {number} among {format_count(len(known), 'layer')}",
+            f"give a number from {known[0]} to {known[-1]}",
         )
     sizes = (layers.stop - layers.first)[rows]
     typical = rows[sizes == np.argmax(np.bincount(sizes))]
@@ -534,7 +541,7 @@ def select_layer(sequence: KernelSequence, layers: Layers, number: int) -> Kerne
     time = (elapsed[layers.stop] - elapsed[layers.first])[typical]
     one = int(typical[np.argsort(time, kind="stable")[(len(typical) - 1) // 2]])
     layer = sequence.take_slice(int(layers.first[one]), int(layers.stop[one]))
-    notes = [_describe_layers(layers)]
+    notes = [describe_layers(layers, len(sequence))]
     if len(rows) > 1:
         text = f"layer {number} comes {len(rows)} times; the one of the median GPU time is aligned"
         notes.append(Message("median_instance_selected", text))
@@ -543,14 +550,16 @@ def select_layer(sequence: KernelSequence, layers: Layers, number: int) -> Kerne
     return replace(layer, notes=(*layer.notes, *notes))
 
 
-def _describe_layers(layers: Layers) -> Message:
-    number = int(layers.number.max()) + 1
+def describe_layers(layers: Layers, kernels: int) -> Message:
+    """Return where the layers are known from, and of inferred ones which part of how many kernels they are."""
+    number = format_count(len(find_distinct(layers.number)), "layer")
     if layers.code == LAYERS_FROM_RANGES:
-        return Message("layers_from_ranges", f"{number} layers, the ranges {layers.name!r}")
-    differing = int(np.count_nonzero(layers.differing))
+        return Message(layers.code, f"{number}, the ranges {layers.name!r}")
     length = int(np.median(layers.stop - layers.first))
-    text = f"{number} layers were inferred: {length} kernels repeat, in {differing} of them not exactly"
-    return Message("layers_inferred", text)
+    text = f"{number} inferred: {length} kernels repeat, {layers.first[0]} to {layers.stop[-1]} of {kernels}"
+    if differing := int(np.count_nonzero(layers.differing)):
+        text += f", in {differing} layers not exactly"
+    return Message(layers.code, text)
 
 
 def _drop_names_around(sequence: KernelSequence, name: str) -> KernelSequence:

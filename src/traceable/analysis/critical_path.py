@@ -1,22 +1,51 @@
 """The view critical_path: which chain of launches, kernels, copies and waits made the steps as long as they were.
 
-`step_paths` follows the path of each steady step. Here its segments are summed by range, kind, operation, step or the
-value of a field, and the path of the median step is listed. docs/critical-path.md explains the path and its limits.
+`trace_paths` follows the path of each steady step. `critical_path` sums its segments by range, kind, operation, step or
+the value of a field, and lists the path of the median step. docs/critical-path.md explains the path and its limits.
+
+The path is the one chain of work, without a pause, that ends when the step ends. It is followed backwards from there.
+At each moment it is in one place, so that its segments add up to the step exactly:
+
+- On a thread it goes back along the thread's own code and calls. Where a call waited for the GPU (`analysis.sync`), it
+  goes to the operation that ended last of those waited for.
+- From an operation it goes to what held that back, of the two that are known the one that was over last: the operation
+  before it in its stream (STREAM), or its launch call (LAUNCH), and on along the thread that made it. A synchronous
+  copy, whose launch call waits, can begin as soon as that call does.
+- An operation that began more than LAUNCH_LATENCY_NS after both, or whose stream was told after the operation before it
+  to wait for an event (cudaStreamWaitEvent), was held back by something else: of the operations of other streams of its
+  process the one that ended last, within that time before it began and after both (DEPENDENCY). That is inferred, for
+  no recording has which operation an event or a place on the GPU was waited for.
+- While the step's own thread makes no call and enters and leaves no range, another thread works for it if it is active
+  for at least half of that time and launches into a stream that the step's thread launches into as well, as the thread
+  of autograd does (HANDOVER). That is inferred too.
+- On another thread it goes back to when that began to work for the step's own, or else in the step, and on from there
+  along the step's own thread.
+
+What is reached through an inferred link is inferred until the chain is back on the step's own thread. That is the
+thread of the step's range; of a step between two operations of the GPU the one that launches most in its process.
 """
 
 from __future__ import annotations
 
+import re
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from traceable.analysis.columns import get_grouping_field
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, find_nccl_kernels
 from traceable.analysis.fields import inherit_field_values
 from traceable.analysis.gpus import find_streams
-from traceable.analysis.grouping import number_groups, sort_groups, sum_groups
+from traceable.analysis.grouping import find_first_match, find_most_common, number_groups, sort_groups, sum_groups
+from traceable.analysis.instances import find_innermost
+from traceable.analysis.interval_index import argsort_index, sort_events
+from traceable.analysis.intervals import Lanes, Union, build_lanes, merge_by_lane
 from traceable.analysis.labels import (
     OPERATION_NAMES,
     get_operation_name,
@@ -25,13 +54,43 @@ from traceable.analysis.labels import (
     number_ranges,
     strip_call_version,
 )
-from traceable.analysis.step_detection import BOUNDARY, RANGE, Steps
-from traceable.analysis.step_paths import BOUNDS, KINDS, UNKNOWN, WAIT, PathSegments, trace_paths
+from traceable.analysis.name_patterns import match_names
+from traceable.analysis.step_detection import BOUNDARY, RANGE, Steps, map_threads_to_processes
 from traceable.analysis.steps import find_median_step, find_steady_steps, number_steps
+from traceable.analysis.sync import Waits, attribute_waits, find_waiting_calls
 from traceable.analysis.table import Table, compute_ratios, pack_objects
 from traceable.errors import Message, MissingDataError
-from traceable.trace.model import NULL, Bool, Float64, Int64, NDArray, Trace, find_distinct
+from traceable.trace.model import (
+    NULL,
+    PUSH_POP,
+    Bool,
+    Float64,
+    Int8,
+    Int64,
+    NDArray,
+    Trace,
+    expand_slices,
+    find_distinct,
+)
 from traceable.units import format_duration, format_percent
+
+KINDS = (
+    *("kernel", "copy", "memset", "graph", "nccl", "gpu_gap", "launch_latency"),
+    *("launch", "wait_overhead", "api", "cpu", "unknown"),
+)
+"""What a segment is. The first have the numbers of the kinds of `analysis.operations`."""
+
+NCCL, GPU_GAP, LAUNCH_LATENCY, IN_LAUNCH, WAIT_OVERHEAD, API, CPU, UNKNOWN = range(4, len(KINDS))
+
+BOUNDS = ("program", "wait", "launch", "stream", "dependency", "handover", "none")
+"""Why a segment did not begin earlier."""
+
+PROGRAM, WAIT, LAUNCH, STREAM, DEPENDENCY, HANDOVER, NOTHING = range(len(BOUNDS))
+
+LAUNCH_LATENCY_NS = 20_000
+"""The time within which the GPU begins an operation that it has and that nothing holds back, as in `analysis.gaps`."""
+
+_STREAM_WAITS = re.compile(r"cu(da)?StreamWaitEvent")
 
 
 def critical_path(
@@ -344,3 +403,607 @@ def _make_notes(paths: _Paths, every: PathSegments) -> tuple[Message, ...]:
             )
         )
     return tuple(notes)
+
+
+# ---- the paths
+
+
+@dataclass(frozen=True)
+class PathSegments:
+    """The paths of some steps, as equally long columns by step and time; the segments of a step follow one another.
+
+    Attributes:
+        step: index into `Steps`.
+        start_ns, end_ns: never empty.
+        kind: index into KINDS.
+        instance: the innermost range that it belongs to; -1 for none.
+        operation: the GPU operation that ran, or that had yet to begin; -1 for a segment on a thread.
+        call: the API call, an index into `Trace.calls`; -1 for none.
+        thread: where it is, an index into `Trace.threads`; -1 on the GPU.
+        bound: index into BOUNDS.
+        inferred: whether it is on the path by an inferred link, or nothing explains it.
+    """
+
+    step: Int64
+    start_ns: Int64
+    end_ns: Int64
+    kind: Int8
+    instance: Int64
+    operation: Int64
+    call: Int64
+    thread: Int64
+    bound: Int8
+    inferred: Bool
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def duration_ns(self) -> Int64:
+        """How long each lasts."""
+        return self.end_ns - self.start_ns
+
+    def take(self, selected: Bool | Int64) -> PathSegments:
+        """Return some of the segments."""
+        return PathSegments(**{column.name: getattr(self, column.name)[selected] for column in fields(self)})
+
+
+def trace_paths(
+    context: Context, steps: Steps, selected: Int64, launch_latency_ns: int = LAUNCH_LATENCY_NS
+) -> PathSegments:
+    """Return the critical paths of some steps.
+
+    Args:
+        selected: indices into `steps`.
+        launch_latency_ns: the time within which the GPU begins an operation that nothing holds back.
+    """
+    waits = find_waiting_calls(context)
+    links = _link_operations(context, waits, launch_latency_ns)
+    host = _Host(context, links, waits)
+    walk = _Walk(links, host)
+    homes, places = _find_ends(context, steps, selected, links)
+    for step, home, place in zip(selected.tolist(), homes.tolist(), places.tolist(), strict=True):
+        end = _Position(int(steps.end_ns[step]), place, home, False)
+        walk.follow_step(step, int(steps.start_ns[step]), end)
+    parts = [
+        _make_run_segments(links, walk.runs),
+        _make_delay_segments(links, walk.delays),
+        _make_thread_segments(context, host, walk.stretches),
+    ]
+    segments = PathSegments(
+        **{one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(PathSegments)}
+    )
+    some = np.flatnonzero(segments.end_ns > segments.start_ns)
+    segments = segments.take(some[np.lexsort((segments.start_ns[some], segments.step[some]))])
+    on_gpu = np.flatnonzero(segments.operation >= 0)
+    segments.instance[on_gpu] = context.innermost[segments.operation[on_gpu]]
+    return segments
+
+
+# ---- what holds each operation back
+
+
+@dataclass(frozen=True)
+class _Links:
+    """What held each GPU operation back, as equally long columns by stream and end: a place is an index into these.
+
+    Attributes:
+        operation: index into the GPU operations; place: of each operation, the inverse.
+        start_ns, end_ns, kind: of the operation; `kind` is an index into KINDS.
+        bound: LAUNCH, STREAM, DEPENDENCY or NOTHING.
+        before: the place of the operation that held it back; -1 where that is the launch call or nothing.
+        launch_ns: when its launch call returned, or it began in that; NULL where the call was not recorded.
+        thread: that made the launch call; -1 for none.
+        is_late: whether it began later than that explains.
+        head: the first place of the run that it is in: operations of one stream, each of which but the first was held
+            back by the one at the place before, and not longer than explained.
+    """
+
+    operation: Int64
+    place: Int64
+    start_ns: Int64
+    end_ns: Int64
+    kind: Int8
+    bound: Int8
+    before: Int64
+    launch_ns: Int64
+    thread: Int64
+    is_late: Bool
+    head: Int64
+
+
+def _link_operations(context: Context, waits: Waits, launch_latency_ns: int) -> _Links:
+    gpu, streams = context.gpu, find_streams(context)
+    by_end = gpu.by_start[np.argsort(gpu.end_ns[gpu.by_start], kind="stable")]
+    lanes = build_lanes(streams.stream_of_operation, len(streams), by_end)
+    operation, place = lanes.order, _find_places(lanes.order)
+    start, end = gpu.start_ns[operation], gpu.end_ns[operation]
+    before = _find_before_in_stream(start, end, lanes)
+    ended = np.append(end, NULL)[before]
+    launch_ns, released, thread = _find_releases(context, waits, operation)
+    bound = np.where(released > ended, LAUNCH, np.where(before >= 0, STREAM, NOTHING)).astype(np.int8)
+    before[bound == LAUNCH] = -1
+    over = np.maximum(ended, released)
+    is_late = (bound == NOTHING) | (start > over + launch_latency_ns)
+    candidates = np.flatnonzero(is_late | _find_told_to_wait(context, lanes))
+    other = _find_dependencies(context, operation[candidates], over[candidates], by_end, launch_latency_ns)
+    found = candidates[other >= 0]
+    before[found], bound[found], is_late[found] = place[other[other >= 0]], DEPENDENCY, False
+    every = np.arange(len(operation))
+    is_first = is_late | (bound != STREAM) | (before != every - 1)
+    kind = gpu.kind.copy()
+    kind[find_nccl_kernels(context)] = NCCL
+    return _Links(
+        operation=operation,
+        place=place,
+        start_ns=start,
+        end_ns=end,
+        kind=kind[operation],
+        bound=bound,
+        before=before,
+        launch_ns=launch_ns,
+        thread=thread,
+        is_late=is_late,
+        head=np.maximum.accumulate(np.where(is_first, every, 0)),
+    )
+
+
+def _find_before_in_stream(start_ns: Int64, end_ns: Int64, lanes: Lanes) -> Int64:
+    """Return, for each place, that of the last operation of its stream to end before it begins; -1 for none."""
+    before = np.full(len(start_ns), -1, np.int64)
+    for here in lanes.iter_lane_slices():
+        last = np.searchsorted(end_ns[here], start_ns[here], "right") - 1
+        # Of those without length that end as it begins, only what stands before it: no two wait for one another.
+        last = np.minimum(last, np.arange(len(last)) - 1)
+        before[here] = np.where(last >= 0, last + here.start, -1)
+    return before
+
+
+def _find_releases(context: Context, waits: Waits, operation: Int64) -> tuple[Int64, Int64, Int64]:
+    """Return `launch_ns` of `_Links`, since when each operation could begin as far as its launch goes, and `thread`."""
+    launches = context.launches
+    calls, call = launches.calls, launches.call_of[operation]
+    known = np.flatnonzero(call >= 0)
+    launch_ns, released, thread = (np.full(len(call), value, np.int64) for value in (NULL, NULL, -1))
+    begun = context.gpu.start_ns[operation[known]]
+    launch_ns[known] = np.minimum(calls.end_ns[call[known]], begun)
+    thread[known] = calls.thread[call[known]]
+    waits_itself = np.zeros(len(context.gpu), np.bool_)
+    waits_itself[waits.own_operation[waits.own_operation >= 0]] = True
+    early = np.minimum(calls.start_ns[call[known]], begun)
+    released[known] = np.where(waits_itself[operation[known]], early, launch_ns[known])
+    return launch_ns, released, thread
+
+
+def _find_places(order: Int64) -> Int64:
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return place
+
+
+def _find_told_to_wait(context: Context, lanes: Lanes) -> Bool:
+    """Return at which places the stream was told to wait for an event since the launch of the one before.
+
+    Args:
+        lanes: the operations by stream and end.
+    """
+    trace, launches, streams = context.trace, context.launches, find_streams(context)
+    told = np.zeros(len(lanes.order), np.bool_)
+    names = match_names(trace, _STREAM_WAITS, trace.calls.name)
+    call = np.flatnonzero(names[trace.calls.name])
+    process = map_threads_to_processes(trace)[trace.calls.thread[call]]
+    records = trace.synchronizations
+    record = find_first_match(process, trace.calls.correlation[call], records.process, records.correlation)
+    call, process, record = call[record >= 0], process[record >= 0], record[record >= 0]
+    for stream, lane in enumerate(lanes.iter_lane_slices()):
+        here = (process == streams.process[stream]) & (records.stream[record] == streams.stream[stream])
+        here &= records.context[record] == streams.context[stream]
+        when = trace.calls.start_ns[call[here]]
+        launched = launches.call_of[lanes.order[lane]]
+        rows = np.flatnonzero(launched >= 0)
+        if not len(when) or not len(rows):
+            continue
+        launch_ns = launches.calls.start_ns[launched[rows]]
+        before = np.searchsorted(when, launch_ns, "left")
+        told[lane.start + rows] = before > np.append(0, before[:-1])
+    return told
+
+
+def _find_dependencies(context: Context, operation: Int64, over_ns: Int64, by_end: Int64, within_ns: int) -> Int64:
+    """Return the operation of another stream of its process that each waited for; -1 for none.
+
+    Args:
+        over_ns, within_ns: it ended after `over_ns`, and at most `within_ns` before the operation began.
+        by_end: all operations by their end.
+    """
+    gpu, stream = context.gpu, find_streams(context).stream_of_operation
+    end = gpu.end_ns[by_end]
+    found = np.full(len(operation), -1, np.int64)
+    begin = gpu.start_ns[operation]
+    at = np.minimum(np.searchsorted(end, begin, "right"), _find_places(by_end)[operation]) - 1
+    waiting = np.arange(len(operation))
+    while len(waiting):
+        ended = end[at[waiting]]
+        near = (at[waiting] >= 0) & (ended > over_ns[waiting]) & (begin[waiting] - ended <= within_ns)
+        waiting = waiting[near]
+        one, other = operation[waiting], by_end[at[waiting]]
+        fits = (gpu.process[one] == gpu.process[other]) & (stream[one] != stream[other])
+        found[waiting[fits]] = other[fits]
+        waiting = waiting[~fits]
+        at[waiting] -= 1
+    return found
+
+
+# ---- what the threads did
+
+
+@dataclass(frozen=True)
+class _Handovers:
+    """When other threads worked for one, by time."""
+
+    first_ns: list[int]
+    last_ns: list[int]
+    thread: list[int]
+
+
+class _Host:
+    """The calls, waits and ranges of the threads, and which thread worked for which.
+
+    Attributes:
+        call, call_start_ns, call_end_ns: the outermost calls by thread and start; a call begins no earlier than the one
+            before it ended.
+        call_kind: IN_LAUNCH for one that launches, or has a call in it that does; else WAIT_OVERHEAD for one that
+            waits; else API.
+        call_bounds: those of thread i are from `call_bounds[i]` until `call_bounds[i + 1]`.
+        wait_end_ns, wait_place, wait_call, wait_is_inferred: of each thread, the waits during which an operation ran
+            that was waited for: their ends, the place of the last one, the call, and whether which one is inferred.
+    """
+
+    def __init__(self, context: Context, links: _Links, waits: Waits) -> None:
+        self.context, self.waits = context, waits
+        trace = context.trace
+        self._find_outermost_calls()
+        pieces = attribute_waits(context, self.waits)
+        last = np.lexsort((links.place[pieces.operation], pieces.start_ns + pieces.duration_ns, pieces.wait))
+        last = last[np.flatnonzero(np.diff(pieces.wait[last], append=-1))]
+        wait = pieces.wait[last]
+        streams = find_streams(context)
+        several = np.bincount(streams.process, minlength=len(trace.processes)) > 1
+        inferred = self.waits.one_stream[wait] & several[self.waits.process[wait]]
+        bounds = np.searchsorted(trace.calls.thread[self.waits.call[wait]], np.arange(len(trace.threads) + 1)).tolist()
+        self.wait_end_ns = [self.waits.end_ns[wait[low:high]].tolist() for low, high in pairwise(bounds)]
+        place = links.place[pieces.operation[last]]
+        self.wait_place = [place[low:high].tolist() for low, high in pairwise(bounds)]
+        self.wait_call = [self.waits.call[wait[low:high]].tolist() for low, high in pairwise(bounds)]
+        self.wait_is_inferred = [inferred[low:high].tolist() for low, high in pairwise(bounds)]
+        self._edges: dict[int, Int64] = {}
+        self._handovers: dict[int, _Handovers] = {}
+
+    def _find_outermost_calls(self) -> None:
+        trace = self.context.trace
+        calls = trace.calls
+        kinds = np.full(len(calls), API, np.int8)
+        kinds[self.waits.call] = WAIT_OVERHEAD
+        # Where the trace was cut, launch calls outside of its time come after its own.
+        launching = self.context.launches.call
+        kinds[launching[launching < len(calls)]] = IN_LAUNCH
+        rows = argsort_index(calls.thread)
+        bounds = np.searchsorted(calls.thread[rows], np.arange(len(trace.threads) + 1))
+        before = np.full(len(rows), NULL, np.int64)
+        for low, high in pairwise(bounds.tolist()):
+            before[low + 1 : high] = np.maximum.accumulate(calls.end_ns[rows[low : max(low, high - 1)]])
+        is_outer = calls.end_ns[rows] > before
+        outer = np.flatnonzero(is_outer)
+        self.call = rows[outer]
+        self.call_start_ns = np.maximum(calls.start_ns[self.call], before[outer])
+        self.call_end_ns = calls.end_ns[self.call]
+        # The kinds are in the order of what counts most.
+        self.call_kind = np.minimum.reduceat(kinds[rows], outer) if len(outer) else kinds[:0]
+        self.call_bounds = np.searchsorted(outer, bounds)
+
+    @cached_property
+    def activity(self) -> Union:
+        """When each thread was in a call or a range; the lanes are the threads."""
+        segments, threads = self.context.instances.segments, len(self.context.trace.threads)
+        thread = np.append(np.repeat(np.arange(threads, dtype=np.int32), np.diff(self.call_bounds)), segments.thread)
+        start = np.append(self.call_start_ns, segments.start_ns)
+        end = np.append(self.call_end_ns, segments.end_ns)
+        return merge_by_lane(start, end, build_lanes(thread, threads, np.argsort(start, kind="stable")))
+
+    def get_edges(self, thread: int) -> Int64:
+        """Return when a thread begins or ends a call or a range, in order."""
+        if thread not in self._edges:
+            calls = slice(*self.call_bounds[thread : thread + 2].tolist())
+            times = self.call_start_ns[calls], self.call_end_ns[calls], self.list_range_edges(thread)
+            self._edges[thread] = find_distinct(np.concatenate(times))
+        return self._edges[thread]
+
+    def list_range_edges(self, thread: int) -> Int64:
+        """Return when a thread begins or ends a range; none for no thread."""
+        segments = self.context.instances.segments
+        own = segments.thread == thread
+        return np.append(segments.start_ns[own], segments.end_ns[own])
+
+    def find_calls_at(self, thread: int, at_ns: Int64) -> Int64:
+        """Return the outermost call of a thread that each moment is in, as an index into `call`; -1 for none."""
+        low, high = self.call_bounds[thread : thread + 2].tolist()
+        last = low + np.searchsorted(self.call_start_ns[low:high], at_ns, "right") - 1
+        is_inside = last >= low
+        is_inside[is_inside] = self.call_end_ns[last[is_inside]] > at_ns[is_inside]
+        return np.where(is_inside, last, -1)
+
+    def get_handovers(self, home: int) -> _Handovers:
+        """Return when other threads worked for one."""
+        if home not in self._handovers:
+            self._handovers[home] = self._find_handovers(home)
+        return self._handovers[home]
+
+    def _find_handovers(self, home: int) -> _Handovers:
+        launches = self.context.launches
+        stream = find_streams(self.context).stream_of_operation[launches.operation]
+        thread = launches.thread
+        mine = thread == home
+        others = np.flatnonzero(~mine & np.isin(stream, find_distinct(stream[mine])))
+        if not len(others):
+            return _Handovers([], [], [])
+        edges = self.get_edges(home)
+        quiet = np.searchsorted(edges, launches.start_ns[others], "right") - 1
+        inside = (quiet >= 0) & (quiet < len(edges) - 1)
+        others, quiet = others[inside], quiet[inside]
+        inside = (launches.end_ns[others] <= edges[quiet + 1]) & (launches.end_ns[others] > edges[quiet])
+        inside &= self.find_calls_at(home, edges[quiet]) < 0
+        others, quiet = others[inside], quiet[inside]
+        time, first = number_groups(quiet)
+        worker = find_most_common(time, thread[others], len(first))[1]
+        begin, until = edges[quiet[first]], edges[quiet[first] + 1]
+        handovers = _Handovers([], [], [])
+        for since, limit, one in zip(begin.tolist(), until.tolist(), worker.tolist(), strict=True):
+            starts, ends = self.activity.get_lane(one)
+            since_ns = max(since, int(starts[np.searchsorted(ends, since, "right")]))
+            until_ns = min(limit, int(ends[np.searchsorted(starts, limit, "left") - 1]))
+            if 2 * (until_ns - since_ns) >= limit - since > 0:
+                handovers.first_ns.append(since_ns)
+                handovers.last_ns.append(until_ns)
+                handovers.thread.append(one)
+        return handovers
+
+    def find_begin(self, home: int, thread: int, at_ns: int, since_ns: int) -> int:
+        """Return when another thread began to work for the step's own.
+
+        Args:
+            at_ns: when it did; since_ns: the begin of the step.
+        """
+        handovers = self.get_handovers(home)
+        last = bisect_left(handovers.first_ns, at_ns) - 1
+        if last >= 0 and handovers.thread[last] == thread and at_ns <= handovers.last_ns[last]:
+            return max(since_ns, handovers.first_ns[last])
+        starts, ends = self.activity.get_lane(thread)
+        first = int(np.searchsorted(ends, since_ns, "right"))
+        return at_ns if first == len(starts) else min(at_ns, max(since_ns, int(starts[first])))
+
+
+def _find_ends(context: Context, steps: Steps, selected: Int64, links: _Links) -> tuple[Int64, Int64]:
+    """Return of each step its own thread, and the place of the operation that ends it; -1 for none."""
+    instances, lane = context.instances, steps.lane[selected]
+    if steps.kind == RANGE:
+        return instances.thread[steps.instance[selected]].astype(np.int64), np.full(len(selected), -1)
+    process_of_thread = map_threads_to_processes(context.trace)
+    if steps.kind == BOUNDARY:
+        gpu, thread = context.gpu, context.launches.thread
+        launches_most = find_most_common(process_of_thread[thread], thread, len(context.trace.processes))[1]
+        # One number for both: devices have 32 bits.
+        on = (gpu.process.astype(np.int64) << 32) + gpu.device
+        of_lane = (steps.process << 32) + steps.device
+        ending = find_first_match(of_lane[lane], steps.end_ns[selected], on, gpu.end_ns)
+        return np.maximum(launches_most[steps.process[lane]], -1), np.append(links.place, -1)[ending]
+    rows = np.flatnonzero((instances.style == PUSH_POP) & instances.entered)
+    rows = rows[np.lexsort((-instances.end_ns[rows], instances.start_ns[rows]))]
+    process = process_of_thread[instances.thread[rows]]
+    first = find_first_match(steps.process[lane], steps.start_ns[selected], process, instances.start_ns[rows])
+    return np.append(instances.thread[rows], -1)[first].astype(np.int64), np.full(len(selected), -1)
+
+
+# ---- the chain
+
+
+class _Rows:
+    """Rows of integers that grow, in 8 bytes each."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.values = array("q")
+
+    def add(self, *row: int) -> None:
+        """Add a row."""
+        self.values.extend(row)
+
+    def unpack(self) -> list[Int64]:
+        """Return the columns."""
+        return list(np.array(self.values, np.int64).reshape(-1, self.columns).T)
+
+
+class _Position(NamedTuple):
+    """Where a path is, and from there goes on into the past.
+
+    Attributes:
+        at_ns: when.
+        place: of the operation; -1 on a thread.
+        thread: where it is, or else would be; -1 for none.
+        is_inferred: whether it is here by an inferred link.
+    """
+
+    at_ns: int
+    place: int
+    thread: int
+    is_inferred: bool
+
+
+class _Walk:
+    """Follows steps backwards, and collects where their paths were.
+
+    Attributes:
+        runs: step, its begin, first and last place of operations one after another in their stream, until when,
+            inferred.
+        delays: step, start, end, place of the operation that had yet to begin (-1 for nothing known), kind, bound,
+            inferred.
+        stretches: step, thread, start, end, bound, inferred, the call that waits (-1 for none), the step's thread.
+    """
+
+    def __init__(self, links: _Links, host: _Host) -> None:
+        # A number of a memoryview is one of Python's, and takes a quarter of the time of one of an array.
+        self.links = {one.name: memoryview(getattr(links, one.name)) for one in fields(links)}
+        self.host = host
+        self.runs, self.delays, self.stretches = _Rows(6), _Rows(7), _Rows(8)
+
+    def follow_step(self, step: int, since_ns: int, end: _Position) -> None:
+        """Follow one step from its end, which names its own thread, to its begin."""
+        self.step, self.since_ns, self.home = step, since_ns, end.thread
+        now = end
+        while now.at_ns > since_ns and (now.place >= 0 or now.thread >= 0):
+            now = self._follow_operations(now) if now.place >= 0 else self._follow_thread(now)
+        if now.at_ns > since_ns:
+            self.delays.add(step, since_ns, now.at_ns, -1, UNKNOWN, NOTHING, True)
+
+    def _follow_operations(self, now: _Position) -> _Position:
+        """Follow a stream back to the begin of an operation that something else held back, and return what did."""
+        links, step, since_ns = self.links, self.step, self.since_ns
+        at, place, thread, inferred = now
+        head = links["head"][place]
+        low = bisect_right(links["end_ns"], since_ns, head, place + 1)
+        self.runs.add(step, since_ns, low, place, at, inferred)
+        if low > head:
+            return _Position(since_ns, -1, -1, inferred)
+        at = min(at, links["start_ns"][head])
+        bound, before = links["bound"][head], links["before"][head]
+        if bound == NOTHING:
+            return _Position(at, -1, -1, inferred)
+        begin = max(since_ns, min(at, links["launch_ns"][head] if bound == LAUNCH else links["end_ns"][before]))
+        is_late = bool(links["is_late"][head])
+        inferred = inferred or is_late or bound == DEPENDENCY
+        kind = UNKNOWN if is_late else LAUNCH_LATENCY if bound == LAUNCH else GPU_GAP
+        self.delays.add(step, begin, at, head, kind, bound, inferred)
+        if bound != LAUNCH:
+            return _Position(begin, before, thread, inferred)
+        thread = links["thread"][head]
+        return _Position(begin, -1, thread, inferred and thread != self.home)
+
+    def _follow_thread(self, now: _Position) -> _Position:
+        """Follow a thread back to where it waited or began to work, and return for what or whom."""
+        host, home, step, since_ns = self.host, self.home, self.step, self.since_ns
+        at, _, thread, inferred = now
+        begin, next_thread, bound = since_ns, thread, PROGRAM
+        if thread != home >= 0:
+            begin, next_thread = host.find_begin(home, thread, at, since_ns), home
+            bound = HANDOVER if begin > since_ns else PROGRAM
+        ends = host.wait_end_ns[thread]
+        wait = bisect_right(ends, at) - 1
+        if wait >= 0 and ends[wait] > begin:
+            begin, bound = ends[wait], WAIT
+        if thread == home:
+            handovers = host.get_handovers(home)
+            last = bisect_right(handovers.last_ns, at) - 1
+            if last >= 0 and handovers.last_ns[last] > begin:
+                begin, next_thread, bound = handovers.last_ns[last], handovers.thread[last], HANDOVER
+        if bound != WAIT:
+            self.stretches.add(step, thread, begin, at, bound, inferred, -1, home)
+            return _Position(begin, -1, next_thread, next_thread != home)
+        place = host.wait_place[thread][wait]
+        ended = max(since_ns, min(begin, self.links["end_ns"][place]))
+        self.stretches.add(step, thread, begin, at, PROGRAM if ended < begin else WAIT, inferred, -1, home)
+        self.stretches.add(step, thread, ended, begin, WAIT, inferred, host.wait_call[thread][wait], home)
+        return _Position(ended, place, thread, inferred or host.wait_is_inferred[thread][wait])
+
+
+def _make_run_segments(links: _Links, rows: _Rows) -> PathSegments:
+    """Return the operations of the runs, and the gaps between them."""
+    step, since, low, last, until, inferred = rows.unpack()
+    number = last - low + 1
+    place = expand_slices(low, number)
+    run = np.repeat(np.arange(len(step)), number)
+    step, since, until, inferred = step[run], since[run], until[run], inferred[run]
+    inner = np.flatnonzero(links.head[place] < place)
+    start = np.append(links.start_ns[place], links.end_ns[place[inner] - 1])
+    end = np.append(links.end_ns[place], links.start_ns[place[inner]])
+    every = np.append(np.arange(len(place)), inner)
+    return PathSegments(
+        step=step[every],
+        start_ns=np.maximum(start, since[every]),
+        end_ns=np.minimum(end, until[every]),
+        kind=np.append(links.kind[place], np.full(len(inner), GPU_GAP, np.int8)),
+        instance=np.full(len(every), -1, np.int64),
+        operation=links.operation[place[every]],
+        call=np.full(len(every), -1, np.int64),
+        thread=np.full(len(every), -1, np.int64),
+        bound=links.bound[place[every]],
+        inferred=inferred[every] > 0,
+    )
+
+
+def _make_delay_segments(links: _Links, rows: _Rows) -> PathSegments:
+    step, start, end, place, kind, bound, inferred = rows.unpack()
+    return PathSegments(
+        step=step,
+        start_ns=start,
+        end_ns=end,
+        kind=kind.astype(np.int8),
+        instance=np.full(len(step), -1, np.int64),
+        operation=np.append(links.operation, -1)[place],
+        call=np.full(len(step), -1, np.int64),
+        thread=np.full(len(step), -1, np.int64),
+        bound=bound.astype(np.int8),
+        inferred=inferred > 0,
+    )
+
+
+def _make_thread_segments(context: Context, host: _Host, rows: _Rows) -> PathSegments:
+    """Return the stretches of threads, cut where a call or a range begins or ends."""
+    step, thread, start, end, bound, inferred, wait, home = rows.unpack()
+    some = np.flatnonzero(end > start)
+    parts: list[tuple[Int64, Int64, Int64, Int64]] = []
+    place, first_of_place = number_groups(thread[some], home[some])
+    for number, row in enumerate(some[first_of_place].tolist()):
+        here = some[place == number]
+        one, owner = int(thread[row]), int(home[row])
+        edges = host.get_edges(one)
+        if one != owner:
+            # Where it has no range of its own, it is in that of the step's thread.
+            edges = find_distinct(np.append(edges, host.list_range_edges(owner)))
+        first = np.searchsorted(edges, start[here], "right")
+        inner = np.searchsorted(edges, end[here], "left") - first
+        stretch = np.repeat(here, inner + 1)
+        # Each stretch begins at its start and then at each edge in it, and so on until its end.
+        is_first = np.append(True, stretch[1:] != stretch[:-1])
+        begin = start[stretch]
+        begin[~is_first] = edges[expand_slices(first, inner)]
+        is_last = np.append(is_first[1:], True)
+        until = end[stretch]
+        until[~is_last] = begin[1:][~is_last[:-1]]
+        parts.append((stretch, begin, until, host.find_calls_at(one, begin)))
+    nothing = np.empty(0, np.int64)
+    stretch, begin, until, outer = (np.concatenate(column) for column in zip((nothing,) * 4, *parts, strict=True))
+    call = np.append(host.call, -1)[outer]
+    kind = np.append(host.call_kind, np.int8(CPU))[outer]
+    waits = np.flatnonzero(wait[stretch] >= 0)
+    call[waits], kind[waits] = wait[stretch[waits]], WAIT_OVERHEAD
+    instance = _find_ranges(context, thread[stretch], begin, until)
+    # A thread without ranges of its own works for that of the step.
+    others = np.flatnonzero((instance < 0) & (home[stretch] >= 0) & (home[stretch] != thread[stretch]))
+    instance[others] = _find_ranges(context, home[stretch[others]], begin[others], until[others])
+    return PathSegments(
+        step=step[stretch],
+        start_ns=begin,
+        end_ns=until,
+        kind=kind,
+        instance=instance,
+        operation=np.full(len(stretch), -1, np.int64),
+        call=call,
+        thread=thread[stretch],
+        bound=np.where(begin == start[stretch], bound[stretch], PROGRAM).astype(np.int8),
+        inferred=inferred[stretch] > 0,
+    )
+
+
+def _find_ranges(context: Context, thread: Int64, start: Int64, end: Int64) -> Int64:
+    """Return the innermost range around each part of a thread; -1 for none."""
+    every = np.arange(len(thread))
+    return find_innermost(context.instances, sort_events(thread.astype(np.int32), start, end, every, every))

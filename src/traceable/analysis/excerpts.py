@@ -29,8 +29,8 @@ from traceable.analysis.gpus import find_gpus, group_by_lane
 from traceable.analysis.kernel_families import Family
 from traceable.analysis.kernel_names import make_kernel_keys
 from traceable.analysis.operations import GRAPH, KERNEL
-from traceable.analysis.step_detection import select_range_instances
-from traceable.analysis.steps import infer_steps, steps
+from traceable.analysis.step_detection import detect_steps, map_threads_to_processes, select_range_instances
+from traceable.analysis.steps import collect_step_operations, steps
 from traceable.errors import Message, MissingDataError
 from traceable.trace.model import Int64, find_distinct
 from traceable.units import format_count
@@ -61,6 +61,20 @@ class Typical:
         return int(sum(part[kernels].sum() for part in parts))
 
 
+@dataclass(frozen=True)
+class ProcessDevice:
+    """A GPU that a process used.
+
+    Attributes:
+        pid, rank: of the process; `rank` None where it has none.
+        gpu: number of the GPU; None where it was not recorded.
+    """
+
+    pid: int
+    rank: int | None
+    gpu: int | None
+
+
 @dataclass(frozen=True, eq=False)
 class Excerpt:
     """What is compared of one recording: a sequence of kernels, and the times of several instances that ran it.
@@ -70,6 +84,7 @@ class Excerpt:
         duration_ns, exposed_ns: (instances, kernels), see the module.
         idle_ns, copy_ns, other_ns: (instances, kernels + 1): before each kernel, and after the last one.
         fields: by range and field the value that all instances have; without fields whose value changes.
+        devices: where the kernels of the sequence ran, in their order.
         notes: on the instances.
     """
 
@@ -80,6 +95,7 @@ class Excerpt:
     copy_ns: Int64
     other_ns: Int64
     fields: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    devices: tuple[ProcessDevice, ...] = ()
     notes: tuple[Message, ...] = ()
 
     def __len__(self) -> int:
@@ -157,6 +173,8 @@ def build_excerpt(
     *,
     range_name: str | None = None,
     step: int | None = None,
+    step_range: str | None = None,
+    step_kernel: str | None = None,
     match: str,
     families: Sequence[Family],
     excluded_ns: Int64 | None = None,
@@ -168,6 +186,7 @@ def build_excerpt(
     Args:
         range_name, match, families: see `alignment.collect_sequence`.
         step: the number of a step.
+        step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
         excluded_ns: (n, 2): starts and ends of times, disjoint, whose instances are left out: those of a throttled GPU.
 
     Raises:
@@ -177,15 +196,21 @@ def build_excerpt(
         raise _make_graph_error(len(context.trace.graph_launches))
     if range_name is not None:
         sequence = collect_sequence(context, range_name=range_name, match=match, families=families)
-        runs = _list_range_runs(context, range_name)
+        runs = _list_range_runs(context, range_name, int(context.gpu.process[sequence.kernel[0]]))
     elif step is not None:
-        sequence = collect_sequence(context, step=step, match=match, families=families)
+        sequence = collect_sequence(
+            context, step=step, step_range=step_range, step_kernel=step_kernel, match=match, families=families
+        )
         runs = []
     else:
         try:
-            sequence = collect_sequence(context, step="median", match=match, families=families)
-            runs = _list_step_runs(context, sequence)
+            sequence = collect_sequence(
+                context, step="median", step_range=step_range, step_kernel=step_kernel, match=match, families=families
+            )
+            runs = _list_step_runs(context, sequence, step_range, step_kernel)
         except MissingDataError as error:
+            if step_range is not None or step_kernel is not None:
+                raise
             sequence = collect_sequence(context, match=match, families=families)
             note = Message(
                 "all_kernels_compared", f"all kernels of the recording are compared, because {error.problem}"
@@ -214,10 +239,11 @@ def _make_graph_error(launches: int) -> MissingDataError:
     )
 
 
-def _list_range_runs(context: Context, range_name: str) -> list[Int64]:
-    """Return the operations of each whole instance of a range outside of warm-ups, in the order of time."""
+def _list_range_runs(context: Context, range_name: str, process: int) -> list[Int64]:
+    """Return the operations of each whole instance of a range of a process outside of warm-ups, by time."""
     ranges = context.instances
     selected = select_range_instances(context, range_name) & ~ranges.clipped
+    selected &= map_threads_to_processes(context.trace)[ranges.thread] == process
     selected &= ~is_in_warm_up(context, np.arange(len(ranges)))
     return [
         part
@@ -231,13 +257,16 @@ def _split_by_instance(instance: Int64, operation: Int64) -> list[Int64]:
     return [part for part in parts if len(part)]
 
 
-def _list_step_runs(context: Context, sequence: KernelSequence) -> list[Int64]:
+def _list_step_runs(
+    context: Context, sequence: KernelSequence, step_range: str | None, step_kernel: str | None
+) -> list[Int64]:
     """Return the operations of each steady step of the process, and GPU, of the step that the sequence is."""
-    every, work = infer_steps(context)
+    every = detect_steps(context, step_range, step_kernel)
+    work = collect_step_operations(context, every)
     rows = np.arange(len(every))
     if context.selection is not None:
         rows = np.flatnonzero(context.selection.instances[every.instance])
-    rows = rows[steps(context).values["steady"]]
+    rows = rows[steps(context, range_name=step_range, step_kernel=step_kernel).values["steady"]]
     own = work.step[np.flatnonzero(work.operation == sequence.kernel[0])[:1]]
     rows = rows[np.isin(every.lane[rows], every.lane[own])]
     return [work.operation[work.bounds[row] : work.bounds[row + 1]] for row in rows.tolist()]
@@ -274,7 +303,18 @@ def _measure_runs(
     return Excerpt(
         *(sequence, duration, exposed, idle, copies, others),
         fields=_find_constant_fields(context, np.concatenate([kernels for kernels, _ in runs])),
+        devices=_list_devices(context, sequence.kernel),
         notes=(*sequence.notes, *notes),
+    )
+
+
+def _list_devices(context: Context, kernels: Int64) -> tuple[ProcessDevice, ...]:
+    used, processes = find_gpus(context), context.trace.processes
+    places = zip(context.gpu.process[kernels].tolist(), used.index_of(kernels).tolist(), strict=True)
+    numbers = [None if number < 0 else number for number in used.number]
+    return tuple(
+        ProcessDevice(processes[process].pid, processes[process].rank, numbers[gpu])
+        for process, gpu in dict.fromkeys(places)
     )
 
 

@@ -31,6 +31,7 @@ from traceable.analysis.alignment import (
     Pairs,
     align_sequences,
     carry_bounds,
+    describe_layers,
     find_closest_layer,
     find_layers,
     select_layer,
@@ -248,7 +249,8 @@ def judge_times(times: Sequence[TimePair], within: float) -> list[TimeVerdict]:
     judged = judge_changes([change for _, change in changes])
     for (place, change), verdict in zip(changes, judged, strict=True):
         if change.p_value is not None:
-            code = verdicts[place].code if verdict.code in (SLOWER, FASTER) else UNCLEAR
+            # The medians of each place, summed, and the median of the sums may differ in opposite directions.
+            code = verdict.code if verdict.code == verdicts[place].code else UNCLEAR
             verdicts[place] = TimeVerdict(code, change.low_share, change.high_share)
     return verdicts
 
@@ -562,17 +564,15 @@ def _check_none(name: str, number: int, message: Message) -> Check:
 
 def _check_kernel_latency(kernels: Table, within: float) -> Check:
     """Return the check of the rows of kernels, by the largest change of those that count; its value is that change."""
-    slow = [
-        (abs(ratio - 1), ratio, name, reasons)
-        for ratio, name, reasons in zip(*map(kernels.column, ("ratio", "kernel", "reasons")), strict=True)
-        if ratio is not None
-    ]
+    rows = list(zip(*map(kernels.column, ("ratio", "kernel", "reasons")), strict=True))
+    slow = [row for row in rows if row[0] is not None or {SLOWER, FASTER, UNCLEAR} & set(row[2])]
     if not slow:
         return Check("kernel_latency", UNKNOWN, None, within, Message("no_kernel_times", "no kernel is in both"))
-    failed = [one for one in slow if {SLOWER, FASTER} & set(one[3])]
-    unclear = [one for one in slow if UNCLEAR in one[3]]
+    failed = [row for row in slow if {SLOWER, FASTER} & set(row[2])]
+    unclear = [row for row in slow if UNCLEAR in row[2]]
     state = FAILED if failed else UNKNOWN if unclear else PASSED
-    change, ratio, name, _ = max(failed or unclear or slow, key=lambda one: one[0])
+    # Without a ratio the kernel took no time in the reference.
+    ratio, name, _ = max(failed or unclear or slow, key=lambda row: np.inf if row[0] is None else abs(row[0] - 1))
     if failed:
         text = f"{len(failed)} of {len(slow)} kernels differ by more than {format_percent(within)}, the most "
         text += extract_base_name(name or "one without a name")
@@ -580,7 +580,8 @@ def _check_kernel_latency(kernels: Table, within: float) -> Check:
         text = f"{len(unclear)} of {len(slow)} kernels differ by more than {format_percent(within)}, within the noise"
     else:
         text = f"all of {len(slow)} kernels within {format_percent(within)}"
-    text += f" (x{ratio:.3f})" if failed or unclear else ""
+    text += f" (x{ratio:.3f})" if (failed or unclear) and ratio is not None else ""
+    change = None if ratio is None else abs(ratio - 1)
     return Check("kernel_latency", state, change, within, Message("kernel_latency", text))
 
 
@@ -737,6 +738,7 @@ class Selection:
     Attributes:
         range_name: instances of this range; None for steps.
         step: the step of this number; None for all steady ones.
+        step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
         layer: the layer of this number, from 0; None for all.
         may_be_layer: compare all of it if it has no such layers: it may be a layer itself.
         excluded_ns: (n, 2): starts and ends of times whose instances are left out; None for none.
@@ -744,6 +746,8 @@ class Selection:
 
     range_name: str | None = None
     step: int | None = None
+    step_range: str | None = None
+    step_kernel: str | None = None
     layer: int | None = None
     may_be_layer: bool = False
     excluded_ns: Int64 | None = None
@@ -801,11 +805,11 @@ def align_parts(
         UsageError: rapidfuzz is not installed, or an expected share matches nothing.
     """
     tolerance = tolerance or Tolerance()
-    with _name_recording("reference"):
+    with name_recording("reference"):
         ours = _select_excerpt(reference, selections[0], match, families)
         if selections[0].layer is not None:
             ours = _take_layer(ours, find_layers(ours.sequence), selections[0].layer)
-    with _name_recording("candidate"):
+    with name_recording("candidate"):
         theirs = _select_excerpt(candidate, selections[1], match, families)
         if selections[1].layer is not None:
             theirs = _take_candidate_layer(theirs, selections[1].layer, selections[1].may_be_layer, len(ours))
@@ -824,13 +828,33 @@ def align_parts(
         layers = find_layers(ours.sequence)
         if int((layers.stop - layers.first).sum()) > MIN_LAYERS_SHARE * len(ours):
             tables["layers"] = tabulate_layers(layers, alignment, ours, theirs)
+            note = describe_layers(layers, len(ours))
+            ours = replace(ours, notes=(*ours.notes, note))
             hints += _suggest_layer(layers, alignment)
     tables["hints"] = tabulate_hints(hints)
-    return AlignedPart(ours, theirs, replace(fidelity, tables=tables), alignment.notes)
+    notes = (*alignment.notes, *_compare_devices(ours, theirs))
+    return AlignedPart(ours, theirs, replace(fidelity, tables=tables), notes)
+
+
+def _compare_devices(reference: Excerpt, candidate: Excerpt) -> list[Message]:
+    """Return the note that other ranks, or of processes without ranks other GPUs, are compared."""
+    ours, theirs = ([device.rank for device in one.devices] for one in (reference, candidate))
+    word, option = "rank", "--ranks"
+    if None in (*ours, *theirs):
+        ours, theirs = ([device.gpu for device in one.devices] for one in (reference, candidate))
+        word, option = "GPU", "--device"
+    if None in (*ours, *theirs) or set(ours) == set(theirs):
+        return []
+    text = f"{word} {_join(theirs)} is compared with {word} {_join(ours)} of the reference: select one with {option}"
+    return [Message("other_ranks_compared", text)]
+
+
+def _join(numbers: Iterable[object]) -> str:
+    return ", ".join(map(str, dict.fromkeys(numbers)))
 
 
 @contextmanager
-def _name_recording(word: str) -> Iterator[None]:
+def name_recording(word: str) -> Iterator[None]:
     """Put the word for a recording before the reason why it can't be compared."""
     try:
         yield
@@ -843,6 +867,8 @@ def _select_excerpt(context: Context, selection: Selection, match: str, families
         context,
         range_name=selection.range_name,
         step=selection.step,
+        step_range=selection.step_range,
+        step_kernel=selection.step_kernel,
         match=match,
         families=families,
         excluded_ns=selection.excluded_ns,

@@ -118,9 +118,13 @@ def _get_parallel_size(ratio: Fraction) -> int | None:
 
 
 def _format_ratio(ratio: Fraction) -> str:
-    return (
-        f"{ratio.numerator}/{ratio.denominator}" if ratio.denominator <= max(PARALLEL_SIZES) else f"{float(ratio):.3f}"
-    )
+    """Return a ratio as text.
+
+    Examples:
+        >>> _format_ratio(Fraction(2)), _format_ratio(Fraction(1, 8)), _format_ratio(Fraction(100, 33))
+        ('2', '1/8', '3.030')
+    """
+    return str(ratio) if ratio.denominator <= max(PARALLEL_SIZES) else f"{float(ratio):.3f}"
 
 
 def _find_other_dtypes(pairs: Pairs, reference: Excerpt, candidate: Excerpt) -> Iterator[Message]:

@@ -23,7 +23,13 @@ from traceable.cli.options import (
     has_table_output,
     parse_non_negative_int,
 )
-from traceable.cli.selection import add_filter_arguments, add_name_arguments, resolve_name_rules, select_requested_part
+from traceable.cli.selection import (
+    add_filter_arguments,
+    add_name_arguments,
+    add_step_arguments,
+    resolve_name_rules,
+    select_requested_part,
+)
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.report import OUTPUTS, Content
 
@@ -47,7 +53,7 @@ EXIT_CODES = {"passed": 0, "failed": 1, "unknown": 2}
 
 _REQUEST = (
     *("reference_range", "candidate_range", "layer", "reference_layer", "candidate_layer"),
-    *("step", "match_kernels", "min_score"),
+    *("step", "step_range", "step_kernel", "match_kernels", "min_score"),
 )
 """The options that the document has as they are."""
 
@@ -73,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part.add_argument(
         "--step", metavar="N", type=parse_non_negative_int, help="step N of both (default: the steady steps)"
     )
+    add_step_arguments(part)
     part.add_argument(
         "--phase", action="store_true", help="each phase apart (context, generation), by the field phase of the steps"
     )
@@ -106,7 +113,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read the torch.profiler traces of a directory as one recording even if they were made far apart",
     )
     add_filter_arguments(parser)
-    parser.set_defaults(step_range=None, step_kernel=None)
     group = parser.add_argument_group("output")
     output = group.add_mutually_exclusive_group()
     for name, help_line in OUTPUTS.items():
@@ -149,6 +155,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("table_needs_csv", "--table has no effect without --csv", "add --csv")
     if arguments.step is not None and (arguments.reference_range or arguments.candidate_range):
         raise UsageError("selections_conflict", "--step and ranges select different parts", "give one of the two")
+    for option, value in (("--step-range", arguments.step_range), ("--step-kernel", arguments.step_kernel)):
+        if value is not None and arguments.reference_range and arguments.candidate_range and not arguments.steady:
+            raise UsageError("selections_conflict", f"{option} has no effect on ranges", "leave one of them out")
     from traceable.analysis.fidelity import load_expected_shares
 
     expected = () if arguments.expect_shares is None else load_expected_shares(arguments.expect_shares)
@@ -189,7 +198,7 @@ def _align_recordings(
         progress: as of `traceable.load`.
     """
     from traceable.analysis.comparability import compare_conditions
-    from traceable.analysis.fidelity import Selection
+    from traceable.analysis.fidelity import Selection, name_recording
     from traceable.conditions import load_throttled_intervals, read_conditions
     from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
     from traceable.recording import load, normalize_names
@@ -211,16 +220,26 @@ def _align_recordings(
     )
     throttled = [load_throttled_intervals(whole, path) for whole, path in zip(wholes, paths, strict=True)]
     ranges = (arguments.reference_range, arguments.candidate_range)
-    parts = [select_requested_part(whole, arguments) for whole in wholes]
-    recordings = [
-        part if name is None else part.with_names_matching(name) for part, name in zip(parts, ranges, strict=True)
-    ]
+    recordings = []
+    for word, whole, name in zip(("reference", "candidate"), wholes, ranges, strict=True):
+        with name_recording(word):
+            part = select_requested_part(whole, arguments)
+        for pattern in filter(None, (name, arguments.step_range)):
+            part = part.with_names_matching(pattern)
+        recordings.append(part)
     layers = [
         arguments.layer if layer is None else layer for layer in (arguments.reference_layer, arguments.candidate_layer)
     ]
+    step = {"step": arguments.step, "step_range": arguments.step_range, "step_kernel": arguments.step_kernel}
     selections = (
-        Selection(ranges[0], arguments.step, layers[0], excluded_ns=throttled[0]),
-        Selection(ranges[1], arguments.step, layers[1], arguments.candidate_layer is None, throttled[1]),
+        Selection(**step, range_name=ranges[0], layer=layers[0], excluded_ns=throttled[0]),
+        Selection(
+            **step,
+            range_name=ranges[1],
+            layer=layers[1],
+            may_be_layer=arguments.candidate_layer is None,
+            excluded_ns=throttled[1],
+        ),
     )
     aligned = _align_phases(recordings, selections, tolerance, arguments)
     return AlignedRecordings(build_header(recordings[0]), build_header(recordings[1]), conditions, aligned)

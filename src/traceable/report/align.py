@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from traceable.analysis.comparability import NOTE
@@ -109,6 +110,7 @@ def _build_excerpt(excerpt: Excerpt) -> dict[str, Any]:
     return {
         "kernels": len(excerpt),
         "instances": excerpt.instances,
+        "devices": [asdict(device) for device in excerpt.devices],
         "notes": [note.as_dict for note in excerpt.notes],
     }
 
@@ -143,7 +145,7 @@ def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
     fidelity, tables = part.fidelity, part.fidelity.tables
     for word, excerpt in (("reference", part.reference), ("candidate", part.candidate)):
         kernels, instances = format_count(len(excerpt), "kernel"), format_count(excerpt.instances, "instance")
-        page.write_line(f"{word}: {kernels} in {instances}")
+        page.write_line(f"{word}: {kernels} in {instances}, {_format_devices(excerpt)}")
         for note in excerpt.notes:
             page.write_paragraph(["  "], format_line(note))
     for note in part.notes:
@@ -155,7 +157,8 @@ def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
         label = _LABELS[row["check"]].ljust(width)
         page.write_paragraph([f"{_TICKS[row['state']]} {label}"], f"{row['text']} [{row['code']}]")
     page.write_line()
-    score = "unknown" if fidelity.score is None else f"{fidelity.score:.4f}"
+    # Rounded down: 1.0000 has no residual.
+    score = "unknown" if fidelity.score is None else f"{math.floor(fidelity.score * 10_000) / 10_000:.4f}"
     times = f"{format_duration(fidelity.candidate_ns)} instead of {format_duration(fidelity.reference_ns)}"
     page.write_line(f"fidelity score: {score} ({times})")
     _write_residual(page, list(tables["residual"].rows()))
@@ -173,6 +176,15 @@ def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
         page.write_line("possible reasons, inferred from names and grids:")
         for row in hints:
             page.write_paragraph(["  "], f"{row['text']} [{row['hint']}]")
+
+
+def _format_devices(excerpt: Excerpt) -> str:
+    """Return where the kernels ran: the processes, by rank where they have one, and the GPUs."""
+    processes = dict.fromkeys(
+        f"process {device.pid}" if device.rank is None else f"rank {device.rank}" for device in excerpt.devices
+    )
+    gpus = dict.fromkeys("unknown GPU" if device.gpu is None else f"GPU {device.gpu}" for device in excerpt.devices)
+    return ", ".join((*processes, *gpus))
 
 
 def _write_residual(page: Page, rows: Sequence[Row]) -> None:
@@ -237,7 +249,7 @@ def _write_layers(page: Page, rows: Sequence[Row]) -> None:
     rows = rows[:_LAYERS]
     page.write_table(
         [
-            Cells("layer of the reference", [f"{row['name'] or 'layer'} {row['layer']}" for row in rows], is_text=True),
+            Cells("layer of the reference", [_format_layer(row) for row in rows], is_text=True),
             Cells("kernels", [format_count(row["kernels"]) for row in rows], rank=2),
             Cells("matched", [format_count(row["matched"]) for row in rows], rank=3),
             Cells("reference", [_format_time(row["reference_ns"], 1) for row in rows]),
@@ -247,6 +259,12 @@ def _write_layers(page: Page, rows: Sequence[Row]) -> None:
     )
     if more > 0:
         page.write_line(f"and {more} more: --json has all, and --csv --table layers")
+
+
+def _format_layer(row: Row) -> str:
+    if row["name"] is None:
+        return f"layer {row['layer']} (inferred)"
+    return escape_name(row["name"].removesuffix("*") + str(row["layer"]))
 
 
 def _format_ratio(ratio: float | None) -> str:

@@ -373,11 +373,26 @@ def _write_ranges(page: Page, table: Table, choice: RowFilter) -> None:
     for place, metric in enumerate(_MAIN_METRICS):
         if any(row[f"{side}_{metric}_ns"] is not None for row in rows for side in (BASELINE, CANDIDATE)):
             columns += [
-                Cells(format_heading(metric), [_format_times(row, f"{metric}_") for row in rows], rank=2 + place),
+                _make_time_cells(format_heading(metric), rows, f"_{metric}", 2 + place),
                 _make_change_cells(rows, metric, place),
             ]
     page.write_table(columns)
     _write_more(page, len(table) - len(rows), "ranges", "ranges")
+
+
+def _make_time_cells(heading: str, rows: Sequence[Row], metric: str, rank: int) -> Cells:
+    """Return a time of both sides, in one column: a heading of each would have to repeat the metric.
+
+    Args:
+        metric: what is between the side and the unit in the names of its columns: `_cpu_p50`, or nothing.
+    """
+    times = [[row[f"{side}{metric}_ns"] for side in (BASELINE, CANDIDATE)] for row in rows]
+    width = max(len(_format_time(candidate)) for _, candidate in times)
+    lines = [
+        ABSENT if one == [None, None] else f"{_format_time(one[0])} -> {_format_time(one[1]).rjust(width)}"
+        for one in times
+    ]
+    return Cells(heading, lines, rank=rank)
 
 
 def _make_change_cells(rows: Sequence[Row], metric: str, rank: int) -> Cells:
@@ -417,7 +432,7 @@ def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RowFilte
     for key in shown[:number]:
         path, of = key
         causes = sorted(groups[key], key=lambda row: -abs(row["difference_ns"]))[:_CAUSES]
-        label = f"{' / '.join(map(escape_name, path))} {format_heading(of)}".strip()
+        label = " ".join((" / ".join(map(escape_name, path)), format_heading(of))).strip()
         labels += [label, *[""] * (len(causes) - 1)]
         rows += causes
     if not rows:
@@ -426,7 +441,7 @@ def _write_explanation(page: Page, tables: Mapping[str, Table], choice: RowFilte
     page.write_heading(f"what explains the largest differences{'' if unit == INSTANCE else f', per {unit}'}")
     columns = [format_column(column, rows) for column in _CAUSE_COLUMNS if is_worth_showing(column, rows)]
     # Both sides are next to each other in one column: without the other, a time explains nothing.
-    columns.insert(-2, Cells(f"{BASELINE} -> {CANDIDATE}", [_format_times(row, "") for row in rows], rank=3))
+    columns.insert(-2, _make_time_cells(f"{BASELINE} -> {CANDIDATE}", rows, "", 3))
     page.write_table([Cells("difference of", labels, is_text=True), *columns])
     _write_more(page, len(tables["explanation"]) - len(rows), "causes", "explanation")
 
@@ -497,12 +512,6 @@ def _format_pair(row: Row, name: str) -> str:
     values = [row[f"{side}_{name}"] for side in (BASELINE, CANDIDATE)]
     texts = [ABSENT if value is None else format_number(value) for value in values]
     return texts[0] if texts[0] == texts[1] else " -> ".join(texts)
-
-
-def _format_times(row: Row, metric: str) -> str:
-    """Return a time of both sides; neither where neither has it."""
-    times = [row[f"{side}_{metric}ns"] for side in (BASELINE, CANDIDATE)]
-    return ABSENT if times == [None, None] else " -> ".join(map(_format_time, times))
 
 
 def _format_time(ns: float | None) -> str:

@@ -141,6 +141,11 @@ def check_gpu_numbers(sides: Sequence[tuple[str, Trace]]) -> None:
             continue
         numbers: dict[tuple[str, int], object] = {("gpu", one.number): one.bus for one in trace.devices if one.bus}
         numbers |= {("uuid", one.number): one.uuid for one in trace.devices if one.uuid}
+        ranks = {process.rank for process in trace.processes}
+        if None not in ranks:
+            # Two ranks use no GPU together (NCCL rejects that): what does not tell its GPU has one of its own.
+            known_numbers = {one.number for one in trace.devices if one.bus or one.uuid}
+            numbers |= {("rank", number): ranks for number in _list_used_gpus(trace) - known_numbers}
         for process in trace.processes:
             of_process = {cuda: gpu for (pid, cuda), gpu in trace.cuda_devices.items() if pid == process.pid}
             numbers["pid", process.pid] = of_process
@@ -153,6 +158,11 @@ def check_gpu_numbers(sides: Sequence[tuple[str, Trace]]) -> None:
                     "one number stands for two",
                     "report on each alone",
                 )
+
+
+def _list_used_gpus(trace: Trace) -> set[int]:
+    numbers = find_distinct(np.concatenate([one.device for one in (trace.kernels, trace.copies, trace.memsets)]))
+    return {number for number in numbers.tolist() if number >= 0}
 
 
 def has_gpu_work(trace: Trace) -> bool:

@@ -12,6 +12,7 @@ each file is determined here too.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections import Counter
@@ -131,10 +132,9 @@ def load(*paths: Path, allow_unrelated: bool = False) -> Trace:
     files = sorted(map(read_file, traces), key=lambda file: (file.rank is None, file.rank or 0, str(file.path)))
     _check_distinct(files)
     gpus = number_gpus(files)
-    ids = _GlobalIds()
     # A file without events has no time, and nothing to join.
     recorded = [file for file in files if file.begin_ns is not None] or files[:1]
-    parts = [build_trace(file, gpus[file.path], ids) for file in recorded]
+    parts = [build_trace(file, gpus[file.path]) for file in recorded]
     whole = join_traces(parts)
     if not allow_unrelated:
         check_related(_list_spans(recorded, parts))
@@ -200,32 +200,26 @@ def _describe_files(files: Sequence[File], gpus: Mapping[Path, Mapping[int, int]
         yield Message("events_without_time", f"{untimed} events without a valid time and duration are excluded")
 
 
-class _GlobalIds:
-    """The global ids of processes and threads: several files of one process have the same ones."""
+def _make_global_id(number: int, *key: Any) -> int:
+    """Return the global id of a process or thread: that of the same key in any file, and of no other.
 
-    def __init__(self) -> None:
-        self._processes: dict[tuple[Any, ...], int] = {}
-        self._threads: dict[tuple[int, Any], int] = {}
-
-    def assign_process(self, key: tuple[Any, ...]) -> int:
-        """Return the id of a process, by its `File.process_key`."""
-        return self._processes.setdefault(key, (len(self._processes) + 1) << 24)
-
-    def assign_thread(self, process: int, tid: Any) -> int:
-        """Return the id of a thread of the process with this id."""
-        return self._threads.setdefault((process, tid), process | (len(self._threads) + 1))
+    Args:
+        number: its number in the system, by which the ids are ordered.
+        key: all that distinguishes it.
+    """
+    digest = hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=5).digest()
+    return (number % (1 << 24)) << 40 | int.from_bytes(digest, "big")
 
 
-def build_trace(file: File, gpus: Mapping[int, int] | None = None, ids: _GlobalIds | None = None) -> Trace:
+def build_trace(file: File, gpus: Mapping[int, int] | None = None) -> Trace:
     """Return one file as a trace, whose time 0 is the begin of its recording.
 
     Args:
         file: the file.
         gpus: the number of the GPU behind each of its CUDA devices; by default the same.
-        ids: assigns global ids, which several files share; by default the file has its own.
     """
     gpus = gpus or {}
-    tables = _TraceTables(file, gpus, ids or _GlobalIds())
+    tables = _TraceTables(file, gpus)
     begin_ns, end_ns, wall_ns = file.begin_ns or 0, file.events.end_ns, file.wall_offset_ns
     return Trace(
         source=model.Source(
@@ -258,8 +252,8 @@ class _TraceTables:
         processes, threads: in the order of their numbers; the numbers of threads are those of the file.
     """
 
-    def __init__(self, file: File, gpus: Mapping[int, int], ids: _GlobalIds) -> None:
-        self._file, self._ids = file, ids
+    def __init__(self, file: File, gpus: Mapping[int, int]) -> None:
+        self._file = file
         self._number_of_pid: dict[Any, int] = {}
         self.processes: list[model.Process] = []
         self.threads = [self._make_thread(*key) for key in file.events.threads]
@@ -307,7 +301,7 @@ class _TraceTables:
             if rank is not None:
                 name = f"rank {rank} ({name})" if name else f"rank {rank}"
             self._number_of_pid[pid] = len(self.processes)
-            global_id = self._ids.assign_process(self._file.process_key(pid))
+            global_id = _make_global_id(parse_id(pid), *self._file.process_key(pid))
             self.processes.append(model.Process(global_id, parse_id(pid), name, rank))
         return self._number_of_pid[pid]
 
@@ -315,7 +309,7 @@ class _TraceTables:
         number = self._number_process(pid)
         stated = escape_text(self._file.events.thread_names.get((pid, tid), ""))
         within = _THREAD_NAME.fullmatch(stated)
-        global_id = self._ids.assign_thread(self.processes[number].global_id, tid)
+        global_id = _make_global_id(parse_id(tid), *self._file.process_key(pid), tid)
         return model.Thread(global_id, parse_id(tid), number, within[1] if within else stated)
 
 

@@ -244,7 +244,7 @@ def _describe_gpus(recording: Recording, manifests: Sequence[Mapping[str, Any]])
     names = {device.name for device in recording.trace.devices if device.number in used and device.name}
 
     def find_median(measure: str) -> float | None:
-        values = [gpu[measure]["p50"] for gpu in gpus if gpu.get(measure)]
+        values = [gpu[measure]["p50"] for gpu in gpus if isinstance(gpu.get(measure), Mapping)]
         return statistics.median(values) if values else None
 
     def find_common(key: str) -> Any:

@@ -217,7 +217,7 @@ def _normalize_work(name: str, value: Any) -> int | float | str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"work[{name!r}] must be an int or a float, not {type(value).__name__}")
     if not 0 <= value <= _FLOAT_MAX:
-        raise ValueError(f"work[{name!r}] must be a number from 0, not {value}")
+        raise ValueError(f"work[{name!r}] must be a finite number from 0")
     return value if value < _INT64 else float(value)
 
 

@@ -58,8 +58,8 @@ REPORTS = (
 START_UP_KERNELS = 20_000
 """Size of the file that is always measured as well, in which starting up is most of the time."""
 
-REQUESTS = "requests"
-"""The view that the generated files have nothing for: `requests.py` measures it."""
+WITHOUT_DATA = ("requests", "rates")
+"""The views that the generated files have nothing for: `requests.py` measures the first."""
 
 _BLOCK = 1 << 22
 
@@ -206,7 +206,7 @@ def measure(kernels: int, path: Path, rounds: int, reports: Sequence[str], nsys:
     cold: list[Run] = []
     read_warm: list[float] = []
     read_cold: list[float] = []
-    views: dict[str, list[Run]] = {name: [] for name in VIEWS if name != REQUESTS}
+    views: dict[str, list[Run]] = {name: [] for name in VIEWS if name not in WITHOUT_DATA}
     shares: list[float | None] = []
     compiled = make_compile_environ(path.parent)
     read(path)

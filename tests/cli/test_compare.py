@@ -23,6 +23,7 @@ from markdown_it import MarkdownIt
 from tests.conftest import REPOSITORY
 from tests.printed_messages import message, messages
 from tests.report.sample_export import STEPS, export
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
 from traceable.cli.main import main
@@ -128,7 +129,7 @@ python -m traceable compare base short --fail-on regression --quiet 2>2.txt; ech
 def test_a_shell_script_fails_on_a_regression(tmp_path: Path) -> None:
     """Much faster passes, much slower fails, and five instances are too few to tell."""
     if find_recorder_library() is None:
-        pytest.skip("the embedded recorder was not built")
+        skip_unless_ci("the embedded recorder was not built")
     (tmp_path / "program.py").write_text(PROGRAM)
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
     variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import REPOSITORY
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
 from traceable.analysis.samples import RUN_SHARE
@@ -45,7 +46,7 @@ STEP = "profiled step +6.0 % (between +3.9 % and +8.1 %): median 1060 s, 1000 s 
 def run(tmp_path: Path) -> Run:
     """Run the command line with `--measure-overhead` and -o out in an empty directory, with nothing in its stdin."""
     if find_recorder_library() is None:
-        pytest.skip("the embedded recorder was not built")
+        skip_unless_ci("the embedded recorder was not built")
 
     def call(
         *words: str, collector: str = "recorder", verb: str = "run", **more: Any

@@ -7,8 +7,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 from tests.conftest import REPOSITORY
+from tests.skips import skip_unless_ci
 
 import traceable
 from traceable._native import find_recorder_library
@@ -19,9 +19,9 @@ SMALL = ("--steps", "2", "--width", "16", "--heads", "2", "--length", "4", "--de
 def test_each_layer_has_a_range_with_attention_and_mlp_in_it(tmp_path: Path) -> None:
     # Not imported: that takes seconds here, and again in the program.
     if find_spec("torch") is None:
-        pytest.skip("torch is not installed")
+        skip_unless_ci("torch is not installed")
     if find_recorder_library() is None:
-        pytest.skip("the embedded recorder was not built")
+        skip_unless_ci("the embedded recorder was not built")
     program = str(REPOSITORY / "examples" / "align_transformer.py")
     words = [sys.executable, "-m", "traceable", "run", "--collector", "recorder", "-o", str(tmp_path / "run"), program]
     subprocess.run([*words, "--layers", "2", *SMALL], check=True, capture_output=True)

@@ -8,7 +8,6 @@ docs/align.md has the formulas.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -46,6 +45,7 @@ from traceable.analysis.kernel_families import OTHER, Family
 from traceable.analysis.labels import extract_base_name
 from traceable.analysis.samples import FASTER, SLOWER, Change, compare_samples, judge_changes
 from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
+from traceable.analysis.toml_files import load_toml
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import Bool, Int64, NDArray
 from traceable.units import format_count, format_duration, format_percent
@@ -402,18 +402,9 @@ def load_expected_shares(path: Path) -> tuple[ExpectedShare, ...]:
     """Return the expected shares of a TOML file, in its order.
 
     Raises:
-        UsageError: the file can't be read, or holds anything but names with shares.
+        TraceableError: the file can't be read, or holds anything but names with shares.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError("file_unreadable", f"{path} can't be read: {error.strerror}", "name another file") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError("expected_shares_invalid", f"{path} is not TOML: {error}", _FORM) from None
+    document = load_toml(path, _FORM)
     if not document:
         raise UsageError("expected_shares_invalid", f"{path} has no expected share", _FORM)
     return tuple(_parse_share(path, name, value) for name, value in document.items())

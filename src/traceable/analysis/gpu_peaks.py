@@ -6,13 +6,13 @@ Which GPUs a trace has, and what ran on them, is not known here.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from traceable.analysis.toml_files import check_pattern, load_toml
 from traceable.errors import TraceableError
 
 _FORM = (
@@ -111,20 +111,7 @@ def _load_own_peaks() -> tuple[GpuPeak, ...]:
 
 
 def _load_file(path: Path, *, is_given: bool) -> tuple[GpuPeak, ...]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TraceableError(
-            "file_unreadable", f"{path}: {error.strerror or error}", "name a readable file of peaks"
-        ) from None
-    except UnicodeDecodeError:
-        raise TraceableError("file_not_utf8", f"{path}: not UTF-8 text", _FORM) from None
-    except tomllib.TOMLDecodeError as error:
-        raise TraceableError("toml_invalid", f"{path}: {error}", _FORM) from None
+    document = load_toml(path, _FORM)
     entries = document.pop("gpu", None)
     if document:
         raise TraceableError("unknown_key", f"{path}: unknown key {next(iter(document))!r}", _FORM)
@@ -151,7 +138,7 @@ def _parse_peak(entry: object, place: str, is_given: bool) -> GpuPeak:
             raise TraceableError("peak_rate_invalid", f"{place}: its {key} is not a number above 0", _FORM)
     return GpuPeak(
         name,
-        re.compile("|".join(_check_pattern(one, place) for one in devices), re.IGNORECASE),
+        re.compile("|".join(check_pattern(_MAKER.sub("", one), place) for one in devices), re.IGNORECASE),
         None if multiprocessors is None else int(multiprocessors),
         float(entry["gb_per_s"]) if "gb_per_s" in entry else None,
         {normalize_dtype(dtype): float(rate) for dtype, rate in rates.items()},
@@ -161,12 +148,3 @@ def _parse_peak(entry: object, place: str, is_given: bool) -> GpuPeak:
 
 def _is_positive(number: Any) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < float("inf")
-
-
-def _check_pattern(pattern: str, place: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        remedy = "correct the regular expression; a backslash before a special character takes it literally"
-        raise TraceableError("regex_invalid", f"{place}: {pattern!r}: {error}", remedy) from None
-    return f"(?:{_MAKER.sub('', pattern)})"

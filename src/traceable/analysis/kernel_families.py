@@ -7,12 +7,12 @@ trace holds is not known here.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from traceable.analysis.toml_files import check_pattern, load_toml
 from traceable.errors import TraceableError
 
 OTHER = "other"
@@ -67,20 +67,7 @@ def _load_own_families() -> tuple[Family, ...]:
 
 
 def _load_file(path: Path) -> tuple[Family, ...]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TraceableError(
-            "file_unreadable", f"{path}: {error.strerror or error}", "name a readable file of kernel families"
-        ) from None
-    except UnicodeDecodeError:
-        raise TraceableError("file_not_utf8", f"{path}: not UTF-8 text", _FORM) from None
-    except tomllib.TOMLDecodeError as error:
-        raise TraceableError("toml_invalid", f"{path}: {error}", _FORM) from None
+    document = load_toml(path, _FORM)
     entries = document.pop("family", None)
     if document:
         raise TraceableError("unknown_key", f"{path}: unknown key {next(iter(document))!r}", _FORM)
@@ -100,14 +87,5 @@ def _parse_family(entry: object, place: str) -> Family:
             "family_patterns_invalid", f"{place} ({name}): its patterns are not a list of texts", _FORM
         )
     return Family(
-        name, re.compile("|".join(_check_pattern(one, f"{place} ({name})") for one in patterns), re.IGNORECASE)
+        name, re.compile("|".join(check_pattern(one, f"{place} ({name})") for one in patterns), re.IGNORECASE)
     )
-
-
-def _check_pattern(pattern: str, place: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        remedy = "correct the regular expression; a backslash before a special character takes it literally"
-        raise TraceableError("regex_invalid", f"{place}: {pattern!r}: {error}", remedy) from None
-    return f"(?:{pattern})"

@@ -8,7 +8,6 @@ is per distinct name, never per range.
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from traceable.analysis.toml_files import load_toml
 from traceable.errors import MissingDataError, TraceableError
 from traceable.trace.model import Int32, Int64, Trace, find_distinct
 
@@ -387,20 +387,7 @@ def _load_own_rules() -> NameRules:
 
 
 def _load_rules(path: Path) -> tuple[tuple[NameRule, ...], int | None]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TraceableError(
-            "file_unreadable", f"{path}: {error.strerror or error}", "give a readable file of name rules"
-        ) from None
-    except UnicodeDecodeError:
-        raise TraceableError("file_not_utf8", f"{path}: not UTF-8 text", _FORM) from None
-    except tomllib.TOMLDecodeError as error:
-        raise TraceableError("toml_invalid", f"{path}: {error}", _FORM) from None
+    document = load_toml(path, _FORM)
     entries, fold_above = document.pop("rule", []), document.pop("fold_above", None)
     if document:
         raise TraceableError("unknown_key", f"{path}: unknown key {next(iter(document))!r}", _FORM)

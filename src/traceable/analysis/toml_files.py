@@ -1,0 +1,52 @@
+"""Reading the TOML files of data that traceable has, and that users put before it: rules, families, peaks, shares."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from traceable.errors import TraceableError
+
+
+def load_toml(path: Path, form: str) -> dict[str, Any]:
+    """Return the document in a file.
+
+    Args:
+        path: the file.
+        form: what it is to look like, as an instruction: the remedy of an error.
+
+    Raises:
+        TraceableError: it can't be read, or is not TOML.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TraceableError("file_unreadable", f"{path}: {error.strerror or error}", "name a readable file") from None
+    except UnicodeDecodeError:
+        raise TraceableError("file_not_utf8", f"{path}: not UTF-8 text", form) from None
+    except tomllib.TOMLDecodeError as error:
+        raise TraceableError("toml_invalid", f"{path}: {error}", form) from None
+
+
+def check_pattern(pattern: str, place: str) -> str:
+    """Return a regular expression of a file, as one that others can be joined to with `|`.
+
+    Args:
+        pattern: the expression.
+        place: where in which file it is, for the error.
+
+    Raises:
+        TraceableError: it is not valid.
+    """
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        remedy = "correct the regular expression; a backslash before a special character takes it literally"
+        raise TraceableError("regex_invalid", f"{place}: {pattern!r}: {error}", remedy) from None
+    return f"(?:{pattern})"

@@ -1,10 +1,12 @@
 """How often a comparison calls two runs of the same program different, and how often it finds a change that is there.
 
-    python benchmarks/compare_power.py [--pairs 200] [--changed-pairs 30] [--steps 100] [--quick] [--json]
+    python benchmarks/compare_power.py [--pairs 200] [--changed-pairs 60] [--steps 100] [--quick] [--json]
 
-Each run is `_compare_program.py` under `traceable run --collector recorder`, and each pair is one run a side, compared
-as `traceable compare` does: all ranges and the steps, with the verdicts of all rows judged together. How long the
-program waited for a CPU is printed with the results: it decides what single runs can show.
+Each run is `_compare_program.py` under `traceable run --collector recorder`, and runs are compared as `traceable
+compare` does: all ranges and the steps, with the verdicts of all rows judged together; one run a side, and the runs of
+`GROUP` pairs that follow each other (the first again after the last). How long the program waited for a CPU is printed
+with the results, and in how many pairs the comparison says that the runs differ as a whole: both decide what single
+runs can show.
 
 - A/A: pairs of runs of the same program, one after the other, two pairs at a time, while one process a core (`--load`)
   works and rests in turns of random length. Called different is a pair with any row that is slower or faster.
@@ -27,11 +29,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +52,9 @@ CHANGES = (3, 5, 10)
 CHANGED = "forward"
 AROUND = ("step",)
 """Rows that a change of `forward` concerns too."""
+
+GROUP = 3
+"""Runs a side, where several are compared."""
 
 RESAMPLINGS = 100
 
@@ -93,15 +100,31 @@ def record(folder: Path, steps: int, percent: int, seed: int) -> Snapshot:
     return take_snapshot(recording.context, label=str(seed), facts={"conditions": conditions})
 
 
-def find_changed_rows(baseline: Snapshot, candidate: Snapshot) -> dict[str, str]:
-    """Return the verdict on each row (range name or `step`) that is called slower or faster."""
+@dataclass(frozen=True)
+class Result:
+    """What a comparison says: the verdict on each row (range name or `step`) that is called slower or faster, and
+    whether the runs differ as a whole."""
+
+    changed: Mapping[str, str]
+    differs_as_a_whole: bool
+
+
+def compare(baseline: Sequence[Snapshot], candidate: Sequence[Snapshot]) -> Result:
+    """Compare two sides."""
     changed: dict[str, str] = {}
-    for table in compare_snapshots([baseline], [candidate]).tables.values():
+    comparison = compare_snapshots(baseline, candidate)
+    for table in comparison.tables.values():
         names = table.column("name") if "name" in table.columns else [AROUND[0]] * len(table)
         for column in (column for column in table.columns if column.endswith("_verdict")):
             verdicts = zip(names, table.column(column), strict=True)
             changed |= {name: verdict for name, verdict in verdicts if verdict in (SLOWER, FASTER)}
-    return changed
+    return Result(changed, any(note.code == "runs_differ_as_a_whole" for note in comparison.notes))
+
+
+def compare_all(pairs: Sequence[tuple[Snapshot, Snapshot]], runs: int) -> list[Result]:
+    """Compare with so many runs a side: those of as many pairs that follow each other, around the end."""
+    groups = [[pairs[(first + place) % len(pairs)] for place in range(runs)] for first in range(len(pairs))]
+    return [compare([pair[0] for pair in group], [pair[1] for pair in group]) for group in groups]
 
 
 def is_called_different_plainly(baseline: Snapshot, candidate: Snapshot, seed: int) -> bool:
@@ -123,53 +146,58 @@ def is_called_different_plainly(baseline: Snapshot, candidate: Snapshot, seed: i
     return bool(p_values) and min(p_values) * len(p_values) <= LEVEL
 
 
-def measure_same(folder: Path, pairs: int, steps: int) -> dict[str, float]:
+def measure_same(folder: Path, pairs: int, steps: int) -> dict[str, Any]:
     """Compare runs of the same program."""
 
-    def compare_pair(pair: int) -> tuple[float, bool, bool, float, list[Snapshot]]:
-        runs = [record(folder, steps, 0, 1_000_000 + 2 * pair + side) for side in range(2)]
-        spread = abs(_get_median(runs[1]) / _get_median(runs[0]) - 1)
-        plain = is_called_different_plainly(*runs, pair)
-        return os.getloadavg()[0], bool(find_changed_rows(*runs)), plain, spread, runs
+    def record_pair(pair: int) -> tuple[float, tuple[Snapshot, Snapshot]]:
+        first, second = (record(folder, steps, 0, 1_000_000 + 2 * pair + side) for side in range(2))
+        return os.getloadavg()[0], (first, second)
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        loads, different, plain, spreads, runs = zip(*pool.map(compare_pair, range(pairs)), strict=True)
+        loads, runs = zip(*pool.map(record_pair, range(pairs)), strict=True)
+    single = compare_all(runs, 1)
+    spreads = [abs(_get_median(after) / _get_median(before) - 1) for before, after in runs]
+    plain = [is_called_different_plainly(before, after, number) for number, (before, after) in enumerate(runs)]
     return {
         "pairs": pairs,
         "load": median(loads),
         **_describe_waits([run for pair in runs for run in pair]),
-        "different_share": sum(different) / pairs,
-        "plain_bootstrap_different_share": sum(plain) / pairs,
+        "different_share": _get_share(result.changed for result in single),
+        "group_different_share": _get_share(result.changed for result in compare_all(runs, GROUP)),
+        "differs_as_a_whole_share": _get_share(result.differs_as_a_whole for result in single),
+        "plain_bootstrap_different_share": _get_share(plain),
         "forward_p50_difference_p50_share": median(spreads),
         "forward_p50_difference_p90_share": float(np.quantile(spreads, 0.9)),
     }
 
 
-def measure_changed(folder: Path, pairs: int, steps: int) -> list[dict[str, float]]:
+def measure_changed(folder: Path, pairs: int, steps: int) -> list[dict[str, Any]]:
     """Compare a baseline with runs in which one range does more."""
-    results = [{"percent": percent, "pairs": pairs, "detected": 0, "other_rows": 0} for percent in CHANGES]
-    loads, runs = [], []
+    loads = []
+    runs: dict[int, list[tuple[Snapshot, Snapshot]]] = {percent: [] for percent in CHANGES}
     for pair in range(pairs):
         seed = 2_000_000 + 10 * pair
         baseline = record(folder, steps, 0, seed)
-        runs.append(baseline)
-        for number, result in enumerate(results, 1):
-            runs.append(record(folder, steps, result["percent"], seed + number))
-            changed = find_changed_rows(baseline, runs[-1])
-            result["detected"] += changed.get(CHANGED) == SLOWER
-            result["other_rows"] += bool(changed.keys() - {CHANGED, *AROUND})
+        for number, percent in enumerate(CHANGES, 1):
+            runs[percent].append((baseline, record(folder, steps, percent, seed + number)))
         loads.append(os.getloadavg()[0])
-    return [
-        {
-            "percent": result["percent"],
-            "pairs": pairs,
-            "load": median(loads),
-            **_describe_waits(runs),
-            "detected_share": result["detected"] / pairs,
-            "other_rows_share": result["other_rows"] / pairs,
-        }
-        for result in results
-    ]
+    every = [run for of_size in runs.values() for pair in of_size for run in pair]
+    results = []
+    for percent, of_size in runs.items():
+        result = {"percent": percent, "pairs": pairs, "load": median(loads), **_describe_waits(every)}
+        for word, compared in (("", compare_all(of_size, 1)), ("group_", compare_all(of_size, GROUP))):
+            result |= {
+                f"{word}detected_share": _get_share(one.changed.get(CHANGED) == SLOWER for one in compared),
+                f"{word}other_rows_share": _get_share(one.changed.keys() - {CHANGED, *AROUND} for one in compared),
+                f"{word}differs_as_a_whole_share": _get_share(one.differs_as_a_whole for one in compared),
+            }
+        results.append(result)
+    return results
+
+
+def _get_share(found: Iterable[object]) -> float:
+    of_all = [bool(one) for one in found]
+    return sum(of_all) / len(of_all)
 
 
 def _describe_waits(runs: Sequence[Snapshot]) -> dict[str, float]:
@@ -192,7 +220,7 @@ def main() -> int:
     """Run both and print two tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=200, help="pairs of runs of the same program")
-    parser.add_argument("--changed-pairs", type=int, default=30, help="pairs for each size of a change")
+    parser.add_argument("--changed-pairs", type=int, default=60, help="pairs for each size of a change")
     parser.add_argument("--steps", type=int, default=100, help="of each run")
     parser.add_argument("--load", type=int, default=os.cpu_count(), help="load processes during A/A (one a core)")
     parser.add_argument("--quick", action="store_true", help="8 pairs and 4 of each size")
@@ -204,7 +232,7 @@ def main() -> int:
         return 0
     if arguments.quick:
         arguments.pairs, arguments.changed_pairs = 8, 4
-    result: dict[str, object] = {"steps": arguments.steps, "load_processes": arguments.load}
+    result: dict[str, Any] = {"steps": arguments.steps, "load_processes": arguments.load}
     with tempfile.TemporaryDirectory() as name:
         if arguments.pairs:
             with keep_busy(arguments.load):
@@ -218,13 +246,18 @@ def main() -> int:
         print(f"{same['pairs']} pairs of the same program, {_format_conditions(same)}; the medians of `{CHANGED}`")
         print(f"differ by {same['forward_p50_difference_p50_share']:.1%} (median pair), ", end="")
         print(f"{same['forward_p50_difference_p90_share']:.1%} (p90)\n\n| called different | |\n| --- | ---: |")
-        print(f"| compare | {same['different_share']:.1%} |")
-        print(f"| control: ordinary bootstrap | {same['plain_bootstrap_different_share']:.1%} |\n")
+        print(f"| compare, one run a side | {same['different_share']:.1%} |")
+        print(f"| compare, {GROUP} runs a side | {same['group_different_share']:.1%} |")
+        print(f"| control: ordinary bootstrap, one run a side | {same['plain_bootstrap_different_share']:.1%} |\n")
+        print(f"Single runs that differ as a whole are told in {same['differs_as_a_whole_share']:.1%} of the pairs\n")
     if changed := result.get("changed"):
         print(f"{arguments.changed_pairs} pairs of each size, {_format_conditions(changed[0])}\n")
-        print(f"| more work in `{CHANGED}` | detected | another row called different |\n| ---: | ---: | ---: |")
-        for row in changed:
-            print(f"| {row['percent']} % | {row['detected_share']:.1%} | {row['other_rows_share']:.1%} |")
+        print(f"| more work in `{CHANGED}` | runs a side | detected | another row called different |", end="")
+        print(" told that the runs differ as a whole |\n| ---: | ---: | ---: | ---: | ---: |")
+        for number, word in ((1, ""), (GROUP, "group_")):
+            for row in changed:
+                shares = [row[f"{word}{name}_share"] for name in ("detected", "other_rows", "differs_as_a_whole")]
+                print(f"| {row['percent']} % | {number} | {' | '.join(f'{share:.1%}' for share in shares)} |")
     return 0
 
 

@@ -299,6 +299,60 @@ def test_an_unknown_unit_is_an_error():
     assert "second" not in UNITS
 
 
+def make_cpu_runs(
+    *, factors: list[float], names: tuple[str, ...] = ("a", "b", "c"), slow_until: int = 0
+) -> list[Snapshot]:
+    """Return runs of ranges with 100 samples each, which take 5 ms by the factor of the run; the first ones twice."""
+    plain = snap(make_ranges(*((name, 100 * place, 100 * place + 10) for place, name in enumerate(names))))
+    random = np.random.default_rng(1)
+    slow = np.where(np.arange(100) < slow_until, 2, 1)
+    return [
+        replace(
+            plain,
+            samples={
+                key: (5e6 * factor * slow * np.exp(random.normal(0, 0.01, 100))).astype(np.int64)
+                for key in plain.samples
+                if key.measure == "cpu"
+            },
+            facts={**plain.facts, "conditions": {"cpu_wait_share": 0.0}},
+        )
+        for factor in factors
+    ]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "codes"),
+    [
+        ({"factors": [1]}, {"factors": [1]}, set()),
+        ({"factors": [1]}, {"factors": [1.3]}, {"runs_differ_as_a_whole"}),
+        ({"factors": [1]}, {"factors": [1], "slow_until": 50}, {"slow_parts_left_out"}),
+        ({"factors": [1, 1, 1]}, {"factors": [1.3] * 3}, set()),
+        ({"factors": [1, 1, 1]}, {"factors": [1, 1.3, 1]}, {"runs_left_out"}),
+        ({"factors": [1], "names": ("a", "b")}, {"factors": [1.3], "names": ("a", "b")}, set()),
+    ],
+)
+def test_what_verdicts_leave_out_and_cannot_tell_is_noted(baseline: Row, candidate: Row, codes: set[str]) -> None:
+    comparison = compare_snapshots(make_cpu_runs(**baseline), make_cpu_runs(**candidate))
+    assert {note.code for note in comparison.notes} == codes
+
+
+def test_slow_parts_are_judged_where_waits_are_not_known():
+    runs = [make_cpu_runs(factors=[1], slow_until=slow)[0] for slow in (0, 50)]
+    comparison = compare_snapshots(*([with_facts(run, conditions={})] for run in runs))
+    assert comparison.notes == ()
+    assert {row["candidate_cpu_p50_ns"] > 6e6 for row in comparison.tables["ranges"].rows()} == {True}
+
+
+def test_a_range_that_waits_for_the_gpu_does_not_tell_how_fast_the_cpu_was():
+    runs = [make_cpu_runs(factors=[factor])[0] for factor in (1, 1.3)]
+    ranges = dict(runs[0].tables["ranges"].values)
+    ranges["cpu_total_ns"] = np.full_like(ranges["cpu_total_ns"], 100)
+    for wait, codes in ((11, set()), (10, {"runs_differ_as_a_whole"})):
+        waits = Table({**ranges, "sync_wait_total_ns": np.array([0, 0, wait])})
+        sides = ([replace(run, tables={**run.tables, "ranges": waits})] for run in runs)
+        assert {note.code for note in compare_snapshots(*sides).notes} == codes
+
+
 def with_facts(snapshot: Snapshot, **facts: Any) -> Snapshot:
     return replace(snapshot, facts={**snapshot.facts, **facts})
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.samples_oracle import adjust, estimate_variance
+from tests.analysis.samples_oracle import adjust, estimate_variance, find_calm
 
 from traceable.analysis.samples import (
     FASTER,
     NO_DIFFERENCE,
     NOT_ENOUGH_DATA,
+    PARTS,
     RUN_SHARE,
     SLOWER,
     Change,
@@ -22,6 +23,7 @@ from traceable.analysis.samples import (
     compute_t_p_value,
     compute_t_quantile,
     estimate_run,
+    find_common_course,
     judge_changes,
 )
 
@@ -199,6 +201,158 @@ def test_runs_that_differ_from_each_other_are_no_change():
         ]
         wrong += judge(compare_samples(runs[:3], runs[3:], 0.5)) != NO_DIFFERENCE
     assert wrong <= 10
+
+
+def make_runs(
+    random: np.random.Generator, ranges: int, *, slowdown: float = 0.0, until: float = 1.0
+) -> list[np.ndarray]:
+    """Return the times of some ranges of one run of 200 steps; all are slower in its first part."""
+    slow = np.arange(200) < 200 * until
+    return [
+        (5 * MS * np.exp(random.normal(0, 0.01, 200) + slow * (slowdown + random.normal(0, 0.05 * slowdown)))).astype(
+            np.int64
+        )
+        for _ in range(ranges)
+    ]
+
+
+def compare_rows(baseline: list[list[np.ndarray]], candidate: list[list[np.ndarray]], waits: float | None = 0.0):
+    """Return what the ranges of two sides have in common, and the verdicts; of each run the times of its ranges."""
+    rows = [tuple([run[place] for run in side] for side in (baseline, candidate)) for place in range(len(baseline[0]))]
+    course = find_common_course(rows)
+    changes = [compare_samples(*row, 0.5, wait_shares=(waits, waits), course=course) for row in rows]
+    return course, [verdict.code for verdict in judge_changes(changes)], changes
+
+
+def speed(run: list[np.ndarray], factor: float, place: int = 0) -> list[np.ndarray]:
+    """Return the run with one range whose times are multiplied."""
+    return [(times * factor).astype(np.int64) if at == place else times for at, times in enumerate(run)]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 10**9), min_size=20, max_size=90), min_size=3, max_size=5),
+    st.lists(st.integers(0, 3), min_size=PARTS, max_size=PARTS),
+)
+def test_calm_parts_are_those_found_slowly(ranges, slowness):
+    run = [
+        [time << slowness[min(at // (len(times) // PARTS), PARTS - 1)] for at, time in enumerate(times)]
+        for times in ranges
+    ]
+    course = find_common_course([([np.array(times)], [np.array(times)]) for times in run])
+    expected, calm = find_calm(run)
+    if sum(calm) < PARTS // 4:
+        assert course is None
+        return
+    assert course.shift == 0
+    for side in range(2):
+        assert course.slowness[side][0] == pytest.approx(expected)
+        assert course.calm[side][0].tolist() == calm
+        as_recorded, relative = course.take_calm(side, [np.array(run[0])])
+        size = len(run[0]) // PARTS
+        kept = [(at, time) for at, time in enumerate(run[0]) if calm[min(at // size, PARTS - 1)]]
+        assert as_recorded[0].tolist() == [time for _, time in kept]
+        assert relative[0].tolist() == pytest.approx(
+            [time / math.exp(expected[min(at // size, PARTS - 1)]) for at, time in kept]
+        )
+
+
+def test_a_change_is_found_in_a_run_that_was_slow_for_a_while():
+    random = np.random.default_rng(21)
+    before, after = make_runs(random, 5), speed(make_runs(random, 5, slowdown=0.5, until=0.6), 1.1)
+    course, codes, changes = compare_rows([before], [after])
+    assert course.calm[1][0].tolist() == [False] * 12 + [True] * 8
+    assert course.calm[0][0].all()
+    assert codes == [SLOWER, *[NO_DIFFERENCE] * 4]
+    assert (changes[0].baseline_count, changes[0].candidate_count) == (200, 80)
+    assert changes[0].change_share == pytest.approx(0.1, abs=0.02)
+    alone = compare_samples([before[0]], [after[0]], 0.5, wait_shares=(0.0, 0.0))
+    assert judge(alone) not in (SLOWER, FASTER)
+
+
+@pytest.mark.parametrize("waits", [0.0, None])
+def test_single_runs_that_differ_as_a_whole_are_not_told_from_a_slower_machine(waits):
+    random = np.random.default_rng(22)
+    before, after = make_runs(random, 5), make_runs(random, 5, slowdown=math.log(1.3))
+    course, codes, changes = compare_rows([before], [after], waits)
+    assert course.shift == pytest.approx(math.log(1.3), abs=0.02)
+    assert (course.is_alike, course.is_explained) == (False, False)
+    assert codes == [NOT_ENOUGH_DATA] * 5
+    assert all(one.low_share < 0 < 1 < one.high_share for one in changes)
+    _, codes, _ = compare_rows([before], [speed(after, 1.8)], waits)
+    assert codes == [SLOWER, *[NOT_ENOUGH_DATA] * 4]
+    tails = [
+        compare_samples([np.tile(one, 5)], [np.tile(other, 5)], 0.99, course=course)
+        for one, other in zip(before, after, strict=True)
+    ]
+    assert [verdict.code for verdict in judge_changes(tails)] == [NOT_ENOUGH_DATA] * 5
+
+
+def test_a_run_of_several_that_is_off_as_a_whole_is_left_out():
+    random = np.random.default_rng(23)
+    before = [make_runs(random, 5, slowdown=slowdown) for slowdown in (0.0, 0.4, 0.0)]
+    after = [speed(make_runs(random, 5), 1.1) for _ in range(3)]
+    course, codes, changes = compare_rows(before, after)
+    assert course.used == ([True, False, True], [True, True, True])
+    assert codes == [SLOWER, *[NO_DIFFERENCE] * 4]
+    assert (changes[0].baseline_count, changes[0].candidate_count) == (400, 600)
+
+
+def test_several_runs_tell_that_all_of_a_program_is_slower():
+    random = np.random.default_rng(24)
+    before, after = ([make_runs(random, 5, slowdown=slowdown) for _ in range(3)] for slowdown in (0.0, 0.2))
+    course, codes, _ = compare_rows(before, after)
+    assert (course.is_alike, course.is_explained) == (False, True)
+    assert codes == [SLOWER] * 5
+
+
+def test_what_is_common_is_not_known_of_few_or_short_ranges_or_unsteady_runs():
+    random = np.random.default_rng(25)
+    run = make_runs(random, 3)
+    rows = [([times], [times]) for times in run]
+    assert find_common_course(rows) is not None
+    assert find_common_course(rows[:2]) is None
+    assert find_common_course([*rows[:2], ([run[0]], [run[0][:19]])]) is None
+    growing = [(times * np.exp(np.arange(200) / 20)).astype(np.int64) for times in run]
+    assert find_common_course([([times], [other]) for times, other in zip(run, growing, strict=True)]) is None
+
+
+def test_runs_that_lack_a_range_are_told_from_those_that_have_it():
+    random = np.random.default_rng(26)
+    before, after = ([make_runs(random, 4) for _ in range(2)] for _ in range(2))
+    rows = [([run[place] for run in before], [run[place] for run in after]) for place in range(4)]
+    course = find_common_course(rows)
+    change = compare_samples([np.empty(0, np.int64), before[1][0]], rows[0][1], 0.5, course=course)
+    assert (change.baseline_count, change.candidate_count, judge(change)) == (200, 400, NO_DIFFERENCE)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("kind", ["autocorrelated", "drifting", "heavy", "delayed"])
+def test_noise_that_all_ranges_have_in_common_is_seldom_taken_for_a_change(kind, runs):
+    random = np.random.default_rng(27)
+
+    def make_run() -> list[np.ndarray]:
+        common = make_times(kind, random, 100) / (5 * MS) * math.exp(random.normal(0, 0.05))
+        return [(common * make_times("plain", random, 100)).astype(np.int64) for _ in range(5)]
+
+    found = [compare_rows([make_run() for _ in range(runs)], [make_run() for _ in range(runs)])[1] for _ in range(100)]
+    assert sum(any(code in (SLOWER, FASTER) for code in codes) for codes in found) <= 5
+
+
+@pytest.mark.parametrize(("runs", "percent", "least"), [(1, 10, 38), (3, 10, 38)])
+def test_small_changes_are_found_under_what_all_ranges_have_in_common(runs, percent, least):
+    random = np.random.default_rng(28)
+    found = wrong = 0
+    for _ in range(40):
+        sides = [[], []]
+        for side in sides:
+            for _ in range(runs):
+                common = make_times("autocorrelated", random, 100) / (5 * MS)
+                side.append([(common * make_times("plain", random, 100)).astype(np.int64) for _ in range(6)])
+        _, codes, _ = compare_rows(sides[0], [speed(run, 1 + percent / 100) for run in sides[1]])
+        found += codes[0] == SLOWER
+        wrong += any(code in (SLOWER, FASTER) for code in codes[1:])
+    assert found >= least
+    assert wrong <= 2
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=20, max_size=64), st.sampled_from([0.1, 0.25, 0.5]), st.integers(0, 3))

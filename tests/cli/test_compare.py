@@ -433,15 +433,16 @@ def test_a_saved_capture_has_the_rows_and_verdicts_of_the_capture(
         compare(one, after, "--json").document["candidates"][0]["tables"] for one in (tmp_path / "before.json", before)
     )
     assert set(saved) == set(live)
-    for name in set(live) - {"ranges", "explanation"}:
+    for name in set(live) - {"ranges", "steps", "explanation"}:
         assert saved[name] == live[name]
     rows = [{tuple(row["path"]): row for row in tables["ranges"]} for tables in (saved, live)]
     assert len(rows[0]) == len(saved["ranges"]) == len(live["ranges"])
-    # The order of merged samples is not known, on which intervals depend.
+    # The order of merged samples is not known, on which intervals depend, and what all ranges have in common.
     unlike = re.compile(r"_(low|high|detectable|bound)_share$|_p_value$")
-    for path, row in rows[1].items():
-        assert {key: one for key, one in rows[0][path].items() if not unlike.search(key)} == {
-            key: one for key, one in row.items() if not unlike.search(key)
+    pairs = [(rows[0][path], row) for path, row in rows[1].items()]
+    for ours, theirs in (*pairs, (saved["steps"][0], live["steps"][0])):
+        assert {key: one for key, one in ours.items() if not unlike.search(key)} == {
+            key: one for key, one in theirs.items() if not unlike.search(key)
         }
     causes = [{json.dumps(row, sort_keys=True) for row in tables["explanation"]} for tables in (saved, live)]
     assert causes[0] == causes[1]

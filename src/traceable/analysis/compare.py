@@ -7,6 +7,7 @@ has the definition of every column.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from traceable.analysis.comparability import WHOLE_RUN
 from traceable.analysis.kernel_families import Family, load_families
 from traceable.analysis.kernel_names import EXACT, make_kernel_keys
 from traceable.analysis.operations import DIRECTIONS
-from traceable.analysis.samples import Change, compare_samples, judge_changes
+from traceable.analysis.samples import Change, compare_samples, find_common_course, judge_changes
 from traceable.analysis.snapshot import (
     CPU,
     EXCLUSIONS,
@@ -36,6 +37,7 @@ from traceable.analysis.snapshot import (
     SampleKey,
     Snapshot,
 )
+from traceable.analysis.steps import WAIT
 from traceable.analysis.table import Table, compute_ratios, pack_objects
 from traceable.errors import Message, MissingDataError, UsageError
 from traceable.trace.model import NULL, Int64, NDArray
@@ -91,7 +93,12 @@ _STEP_COLUMNS = (
 )
 
 _DELAYED_BY_WAITS = ("cpu", "gpu_span", "wall")
-"""Measures of times that waiting for a CPU makes longer, by about as much."""
+"""Measures of times that waiting for a CPU makes longer, by about as much; likewise a CPU that is slower."""
+
+_MAX_SYNC_SHARE = 0.1
+"""A range that waits for the GPU for more of its CPU time does not tell how fast the CPU was."""
+
+_NO_SAMPLES = np.empty(0, np.int64)
 
 _EXPLAINED = {
     CPU: _SAMPLED_TOTALS["cpu"],
@@ -209,7 +216,7 @@ def compare_snapshots(
             for name, table in tables.items()
             if table is not None
         },
-        _make_notes(sides, unit, match_kernels),
+        (*_make_notes(sides, unit, match_kernels), *tests.describe_course()),
     )
 
 
@@ -381,8 +388,8 @@ class _Side:
         return total if total is None or len(self.runs) == 1 else total / len(self.runs)
 
     def collect_samples(self, key: SampleKey) -> list[Int64]:
-        """Return the samples of each run that has some."""
-        return [one.samples[key] for one in self.runs if key in one.samples]
+        """Return the samples of each run; of a run that has none an empty array."""
+        return [one.samples.get(key, _NO_SAMPLES) for one in self.runs]
 
     @cached_property
     def cpu_wait_share(self) -> float | None:
@@ -533,18 +540,49 @@ class _Tests:
     def __init__(self, sides: Sequence[_Side], seed: int) -> None:
         self._sides, self._seed = sides, seed
         self._changes: dict[str, dict[str, list[Change]]] = {}
+        self.course = find_common_course(
+            [(sides[0].collect_samples(key), sides[1].collect_samples(key)) for key in _find_cpu_keys(sides)]
+        )
 
     def compare(self, table: str, path: tuple[str, ...], domain: str | None, style: str, measure: str) -> _Values:
         """Compare the samples of the next row of a table; return their quantiles on both sides, by name."""
         key = SampleKey(path, domain, style, measure)
         baseline, candidate = (side.collect_samples(key) for side in self._sides)
-        first, second = (side.cpu_wait_share if measure in _DELAYED_BY_WAITS else None for side in self._sides)
+        is_delayed = measure in _DELAYED_BY_WAITS
+        first, second = (side.cpu_wait_share if is_delayed else None for side in self._sides)
+        course = self.course if is_delayed else None
         quantiles: _Values = {}
         for word, quantile in QUANTILES.items():
-            change = compare_samples(baseline, candidate, quantile, wait_shares=(first, second), seed=self._seed)
+            change = compare_samples(
+                baseline, candidate, quantile, wait_shares=(first, second), course=course, seed=self._seed
+            )
             self._changes.setdefault(table, {}).setdefault(f"{measure}_{word}", []).append(change)
             quantiles[f"{measure}_{word}_ns"] = change.baseline, change.candidate
         return quantiles
+
+    def describe_course(self) -> Iterator[Message]:
+        """Yield what the verdicts on CPU times leave out, and whether two runs differ as a whole."""
+        course = self.course
+        if course is None:
+            return
+        words = [side.word for side in self._sides]
+        if not course.is_explained:
+            text = "the CPU times of all ranges of the candidate are"
+            text += f" {math.exp(course.shift):.2f} times those of the baseline (median); with one run a side it is not"
+            text += " known whether the program or the machine was slower: compare several"
+            yield Message("runs_differ_as_a_whole", text)
+        parts = [1 - float(np.mean(calm)) for calm in course.calm]
+        is_single = all(len(side.runs) == 1 for side in self._sides)
+        if any(parts) and not (is_single and None in [side.cpu_wait_share for side in self._sides]):
+            told = [f"{share:.0%} of the {word}" for share, word in zip(parts, words, strict=True) if share]
+            text = f"medians of CPU times and verdicts on them leave out {' and '.join(told)}"
+            yield Message("slow_parts_left_out", f"{text}, in which all ranges were slower")
+        for word, used in zip(words, course.used, strict=True):
+            if left_out := len(used) - sum(used):
+                text = (
+                    f"medians of CPU times and verdicts on them leave out {left_out} of {len(used)} runs of the {word}"
+                )
+                yield Message("runs_left_out", f"{text}: as a whole, it is slower or faster than the others")
 
     def judge(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return by table the columns on the verdicts."""
@@ -565,6 +603,30 @@ class _Tests:
                     }
                 )
         return columns
+
+
+def _find_cpu_keys(sides: Sequence[_Side]) -> list[SampleKey]:
+    """Return the CPU times of the ranges, of both sides, in which no other range is and that hardly wait for a GPU."""
+    every = {key for side in sides for run in side.runs for key in run.samples if key.measure == "cpu"}
+    around = {(key.path[:depth], key.domain) for key in every for depth in range(1, len(key.path))}
+    waiting = {
+        key
+        for side in sides
+        for key, row in side.sum_rows(
+            "ranges", ("path", "domain", "style"), ("cpu_total_ns", "sync_wait_total_ns")
+        ).items()
+        if (row["sync_wait_total_ns"] or 0) > _MAX_SYNC_SHARE * (row["cpu_total_ns"] or 0)
+    }
+    return sorted(
+        (
+            key
+            for key in every
+            if (key.path, key.domain) not in around
+            and (key.path, key.domain, key.style) not in waiting
+            and key.path[-1] != WAIT
+        ),
+        key=lambda key: (key.path, key.domain or "", key.style),
+    )
 
 
 def _compare_ranges(sides: Sequence[_Side], units: Sequence[_Units], tests: _Tests) -> Table | None:

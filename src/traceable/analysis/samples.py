@@ -15,6 +15,10 @@ it (docs/compare-noise.md has the rates that were measured):
   instances, and a quantile of the faster ones decides alone: it is much more stable from run to run. The others only
   have to have changed in the same direction.
 - With several runs a side, what runs differ by is measured instead.
+- A machine may be slower for a while, or for a whole run, without any wait that can be seen (another virtual machine on
+  the core, clocks): then all ranges are. `find_common_course` finds such parts of a run, which are left out, and
+  divides out what all ranges of the rest have in common; it leaves out a run of several that is off as a whole; and
+  where two single runs differ as a whole, nobody can tell why.
 - Where many rows are judged together, their p-values are adjusted by Holm's method.
 
 All is done on the logarithms of the times, so that differences are ratios.
@@ -51,6 +55,27 @@ PRIOR_FREEDOM = 1
 """Where there are several runs: how many degrees of freedom the variances of single runs are worth among them. With
 more, three runs a side that differ by 5 % were called different in 15 % of synthetic pairs rather than in 8 %."""
 
+PARTS = 20
+"""Into how many parts a run is split, to find those in which all of it was slower. With 100 steps a part has five."""
+
+MIN_ROWS = 3
+"""How many ranges tell how fast a run was as a whole: a change of one of them is not one of the median of all."""
+
+CALM_SHARE = 0.05
+"""By how much all times of a part of a run, or of one run of several, may be longer without being left out."""
+
+_CALM_QUANTILE = 0.15
+"""Which of the parts of a run the others are held against: at least so many are taken to be undisturbed."""
+
+_MIN_CALM = PARTS // 4
+"""Fewer parts than these are no steady program."""
+
+SHIFT_SHARE = 0.03
+"""By how much two sides may differ as a whole, so that single ranges can still be judged relative to it."""
+
+MAX_FACTOR = 2
+"""By how much a machine may slow a run without a trace: two threads on one core take twice as long at worst."""
+
 MAX_BOUND_SHARE = 1.0
 """Data that could not have shown that a time doubled is not enough."""
 
@@ -64,6 +89,9 @@ SLOWER, FASTER, NO_DIFFERENCE, NOT_ENOUGH_DATA = "slower", "faster", "no_differe
 
 _COMPANIONS = {0.5: (0.25, 0.1), 0.99: (0.5,)}
 """Which other quantiles must have changed as well for one to have changed between two single runs."""
+
+_FAST = 0.25
+"""With several runs a side, medians differ also where this quantile does: it is less noisy."""
 
 REPLICATES = 200
 _GRID = 64
@@ -101,6 +129,51 @@ class Change:
     candidate_count: int
 
 
+@dataclass(frozen=True, eq=False)
+class CommonCourse:
+    """What the times of all ranges of two sides have in common, with one or several runs each.
+
+    Attributes:
+        slowness: of each side by run, by how much longer all times of each part are than in the calm parts, as
+            logarithms; of shape (PARTS,).
+        calm: likewise, which parts are calm.
+        used: of each side, which runs are judged: not those that are off as a whole.
+        shift: by how much longer the candidate's times are as a whole, as a logarithm.
+    """
+
+    slowness: tuple[Sequence[Float64], Sequence[Float64]]
+    calm: tuple[Sequence[NDArray[np.bool_]], Sequence[NDArray[np.bool_]]]
+    used: tuple[Sequence[bool], Sequence[bool]]
+    shift: float
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether the sides hardly differ as a whole."""
+        return abs(self.shift) <= math.log1p(SHIFT_SHARE)
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether runs tell what the sides differ by as a whole: two single ones that differ do not."""
+        return self.is_alike or len(self.used[0]) + len(self.used[1]) > 2
+
+    def take_calm(self, side: int, runs: Sequence[Int64]) -> tuple[list[Int64], list[Float64]]:
+        """Return the times in the calm parts of each run that is judged, and the same without what is common to all.
+
+        Args:
+            side: 0 for the baseline, 1 for the candidate.
+            runs: of each run the times of a range; some may be empty.
+        """
+        as_recorded, relative = [], []
+        for run, slowness, calm, is_used in zip(
+            runs, self.slowness[side], self.calm[side], self.used[side], strict=True
+        ):
+            if is_used and len(run):
+                part = np.minimum(np.arange(len(run)) // max(len(run) // PARTS, 1), PARTS - 1)
+                as_recorded.append(run[calm[part]])
+                relative.append(as_recorded[-1] / np.exp(slowness[part[calm[part]]]))
+        return as_recorded, relative
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a change amounts to among all that are judged with it.
@@ -122,45 +195,133 @@ def compare_samples(
     quantile: float,
     *,
     wait_shares: tuple[float | None, float | None] = (None, None),
+    course: CommonCourse | None = None,
     seed: int = 0,
 ) -> Change:
     """Compare a quantile of the times of two sides.
 
     Args:
-        baseline, candidate: of each run its times in ns, in their order.
+        baseline, candidate: of each run its times in ns, in their order; some may be empty.
         quantile: 0.5 for the median, 0.99 for the p99.
         wait_shares: of each side for which part of the time the program waited for a CPU; None if not known. Only for
             times that waiting makes longer by about as much. It concerns medians of one run a side: the tail of the
             times may consist of waits.
+        course: what these times and others have in common; likewise only for times that a slower machine makes longer.
         seed: of the bootstrap.
     """
-    sides = [[run for run in runs if len(run)] for runs in (baseline, candidate)]
+    sides: list[list[Any]] = [[run for run in runs if len(run)] for runs in (baseline, candidate)]
+    is_single = len(sides[0]) == len(sides[1]) == 1
+    is_waiting_known = quantile == 0.5 and None not in wait_shares
+    compared, shifts = sides, [0.0]
+    if course is not None and quantile == 0.5:
+        if course.is_alike or is_single:
+            shifts.append(course.shift)
+        if is_waiting_known or not is_single:
+            taken = [course.take_calm(side, runs) for side, runs in enumerate((baseline, candidate))]
+            sides, compared = ([one[place] for one in taken] for place in range(2))
+    not_known = 0.0 if course is None or course.is_explained else abs(course.shift)
     counts = [sum(map(len, runs)) for runs in sides]
     before, after = (_average([float(np.quantile(run, quantile)) for run in runs]) for runs in sides)
     change = after / before - 1 if before and after is not None else None
     low = high = p_value = detectable = None
     if all(counts) and all(is_enough(len(run), quantile) for runs in sides for run in runs):
-        is_single = len(sides[0]) == len(sides[1]) == 1
-        companions = _COMPANIONS.get(quantile, ()) if is_single else ()
+        companions = _COMPANIONS.get(quantile, ()) if is_single else (_FAST,) if quantile == 0.5 else ()
         # A time of 0 has no logarithm, and 1 ns is what clocks can tell from it.
         estimates = [
             [estimate_run(np.maximum(run, 1), (*companions, quantile), seed + side) for run in runs]
-            for side, runs in enumerate(sides)
+            for side, runs in enumerate(compared)
         ]
-        before_wait, after_wait = wait_shares
+        band = math.log1p(RUN_SHARE) + not_known
         if not is_single:
-            low, high, p_value, detectable = _combine_runs(estimates)
-        elif quantile == 0.5 and before_wait is not None and after_wait is not None:
-            own = math.log1p(RUN_SHARE + RESOLUTION_NS / max(before or 0, 1))
-            bands = own + explain_by_wait(before_wait), own + explain_by_wait(after_wait)
-            low, high, p_value, detectable = _combine_pair(estimates[0][0], estimates[1][0], bands, 1)
+            low, high, p_value, detectable = _combine_runs(estimates, shifts)
         else:
-            spread = max(float(np.ptp(run.value)) for runs in estimates for run in runs)
-            bands = (math.log1p(RUN_SHARE) + spread,) * 2
-            low, high, p_value, detectable = _combine_pair(estimates[0][0], estimates[1][0], bands, len(companions) + 1)
+            deciding, bands = 1, [band + explain_by_wait(share) for share in wait_shares if share is not None]
+            if is_waiting_known:
+                bands = [one + math.log1p(RESOLUTION_NS / max(before or 0, 1)) for one in bands]
+            else:
+                deciding = len(companions) + 1
+                bands = [band + max(float(np.ptp(run.value)) for runs in estimates for run in runs)] * 2
+            low, high, p_value, detectable = _combine_pair(estimates[0][0], estimates[1][0], bands, shifts, deciding)
+        if not_known:
+            low, high = (1 + low) / MAX_FACTOR - 1, (1 + high) * MAX_FACTOR - 1
+        if change is not None:
+            low, high = min(low, change), max(high, change)
+            first, last = (np.mean([run.value[-1] for run in runs]) for runs in estimates)
+            if np.sign(last - first) != np.sign(change):
+                p_value = 1.0
     if change is None:
         low = high = detectable = None
     return Change(f"p{quantile * 100:g}", before, after, change, low, high, p_value, detectable, counts[0], counts[1])
+
+
+def find_common_course(rows: Sequence[tuple[Sequence[Int64], Sequence[Int64]]]) -> CommonCourse | None:
+    """Find what the times of ranges of two sides have in common.
+
+    The parts of the ranges cover the same time each where their instances are spread alike over the run.
+
+    Args:
+        rows: of each range its times on the baseline and on the candidate, of each run, in their order. No range is in
+            another one.
+
+    Returns:
+        None where that is not known: fewer than `MIN_ROWS` ranges have enough samples, or some run is slower in most of
+        its parts.
+    """
+    enough = [row for row in rows if all(is_enough(len(run), 0.5) for runs in row for run in runs)]
+    if len(enough) < MIN_ROWS:
+        return None
+    slowness: tuple[list[Float64], list[Float64]] = [], []
+    calm: tuple[list[NDArray[np.bool_]], list[NDArray[np.bool_]]] = [], []
+    levels: tuple[list[Float64], list[Float64]] = [], []
+    for side in range(2):
+        for run in zip(*(row[side] for row in enough), strict=True):
+            parts = np.array([_take_fast(_split(times)) for times in run])
+            beyond = np.median(parts - np.quantile(parts, _CALM_QUANTILE, axis=1)[:, None], axis=0)
+            is_calm = beyond <= np.quantile(beyond, _CALM_QUANTILE) + math.log1p(CALM_SHARE)
+            if np.count_nonzero(is_calm) < _MIN_CALM:
+                return None
+            level = np.median(parts[:, is_calm], axis=1)
+            slowness[side].append(np.median(parts - level[:, None], axis=0))
+            calm[side].append(is_calm)
+            levels[side].append(level)
+    used = _find_usual(levels[0]), _find_usual(levels[1])
+    shift = _compute_shift(levels, used)
+    if abs(shift) > math.log1p(SHIFT_SHARE):
+        # Whatever makes sides differ as a whole, all runs are needed to judge it.
+        used = [True] * len(levels[0]), [True] * len(levels[1])
+        shift = _compute_shift(levels, used)
+    return CommonCourse(slowness, calm, used, shift)
+
+
+def _split(times: Int64) -> NDArray[Any]:
+    """Return times in PARTS parts, one a row. Fewer than PARTS samples at the end are in none."""
+    length = len(times) // PARTS
+    return np.maximum(times[: length * PARTS], 1).reshape(PARTS, length)
+
+
+def _take_fast(parts: NDArray[Any]) -> Float64:
+    """Return the logarithm of about the p25 of each row."""
+    place = parts.shape[1] // 4
+    fast: Float64 = np.log(np.partition(parts, place, axis=1)[:, place])
+    return fast
+
+
+def _find_usual(levels: Sequence[Float64]) -> list[bool]:
+    """Return which runs of a side are not off as a whole: all of them, unless these are most and at least two."""
+    of_runs = np.array(levels)
+    off = np.median(of_runs - np.median(of_runs, axis=0), axis=1)
+    usual = np.abs(off - np.median(off)) <= math.log1p(CALM_SHARE)
+    number = np.count_nonzero(usual)
+    return [bool(one) for one in usual] if number >= 2 and number > len(usual) / 2 else [True] * len(usual)
+
+
+def _compute_shift(levels: Sequence[Sequence[Float64]], used: Sequence[Sequence[bool]]) -> float:
+    """Return by how much the runs of the candidate that are used are slower as a whole."""
+    before, after = (
+        np.mean([level for level, is_used in zip(of_side, of_used, strict=True) if is_used], axis=0)
+        for of_side, of_used in zip(levels, used, strict=True)
+    )
+    return float(np.median(after - before))
 
 
 def compute_ratio_interval(ratios: Float64, *, seed: int = 0) -> tuple[float, float] | None:
@@ -284,46 +445,57 @@ def _draw_weights(seed: int) -> Float64:
     return draws.astype(np.float64)
 
 
-def _combine_runs(sides: Sequence[Sequence[RunEstimate]]) -> tuple[float, float, float, float]:
+def _combine_runs(sides: Sequence[Sequence[RunEstimate]], shifts: Sequence[float]) -> tuple[float, float, float, float]:
     """Return the interval of the change, its p-value and the least detectable change, with several runs a side.
 
     As in the moderated t of Smyth 2004 ("Linear models and empirical Bayes methods for assessing differential
     expression"), the variance is the mean of that between runs and that expected of each run by itself, weighted by
-    their degrees of freedom.
+    their degrees of freedom. Of several quantiles the one that differs most clearly decides, and its p-value is
+    multiplied by their number.
 
     Args:
-        sides: the estimates of one quantile of each run; on one of them at least two.
+        sides: the estimates of one or more quantiles of each run; on one of the sides at least two runs.
+        shifts: less each of these, the sides must differ.
     """
     values = [np.array([run.value for run in runs]) for runs in sides]
     freedom = PRIOR_FREEDOM + sum(map(len, sides)) - 2
     between = sum(((side - side.mean(axis=0)) ** 2).sum(axis=0) for side in values)
     prior = np.mean([run.variance for runs in sides for run in runs], axis=0) + (math.log1p(RUN_SHARE) / 2) ** 2
     of_run = (PRIOR_FREEDOM * prior + between) / freedom
-    error = np.sqrt(of_run * sum(1 / len(side) for side in values))
-    return _test_difference(values[1].mean(axis=0) - values[0].mean(axis=0), error, (0.0, 0.0), freedom)
+    errors = np.sqrt(of_run * sum(1 / len(side) for side in values))
+    differences = values[1].mean(axis=0) - values[0].mean(axis=0)
+    low, high, p_value, detectable = min(
+        (
+            _test_difference(difference - np.array(shifts), error, (0.0, 0.0), freedom)
+            for difference, error in zip(differences, errors, strict=True)
+        ),
+        key=lambda test: test[2],
+    )
+    return low, high, min(len(differences) * p_value, 1.0), detectable
 
 
 def _combine_pair(
-    baseline: RunEstimate, candidate: RunEstimate, bands: tuple[float, float], deciding: int
+    baseline: RunEstimate, candidate: RunEstimate, bands: Sequence[float], shifts: Sequence[float], deciding: int
 ) -> tuple[float, float, float, float]:
     """Return the same with one run a side.
 
     Args:
         baseline, candidate: the estimates of several quantiles.
         bands: by how much what is not in a run may have made the times of each of them longer, as logarithms.
+        shifts: less each of these, the runs must differ.
         deciding: how many of the quantiles must have changed by more; the others only in the same direction.
     """
     difference = candidate.value - baseline.value
-    error = np.sqrt(baseline.variance + candidate.variance)[:deciding]
-    low, high, p_value, detectable = _test_difference(difference[:deciding], error, bands, 2 * (SEGMENTS - 1))
+    error = np.tile(np.sqrt(baseline.variance + candidate.variance)[:deciding], len(shifts))
+    decisive = np.concatenate([difference[:deciding] - shift for shift in shifts])
+    low, high, p_value, detectable = _test_difference(decisive, error, bands, 2 * (SEGMENTS - 1))
     if len(set(np.sign(difference))) > 1:
         p_value = 1.0
-    change = math.expm1(difference[-1])
-    return min(low, change), max(high, change), p_value, detectable
+    return low, high, p_value, detectable
 
 
 def _test_difference(
-    difference: Float64, error: Float64, bands: tuple[float, float], freedom: int
+    difference: Float64, error: Float64 | float, bands: Sequence[float], freedom: int
 ) -> tuple[float, float, float, float]:
     """Return the interval, p-value and least detectable change of differences of logarithms that must all be there.
 
@@ -336,7 +508,7 @@ def _test_difference(
         with np.errstate(divide="ignore", invalid="ignore"):
             t = np.where(beyond > 0, beyond / error, 0.0)
         p_value = compute_t_p_value(float(t.min()), freedom)
-    detectable = (bands[1] + reach + compute_t_quantile(2 * (1 - POWER), freedom) * error).max()
+    detectable = float(np.max(bands[1] + reach + compute_t_quantile(2 * (1 - POWER), freedom) * error))
     return (
         math.expm1((difference - reach).min() - bands[1]),
         math.expm1((difference + reach).max() + bands[0]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.analysis.sample_gpu_traces import gpu_traces
 
 from traceable import baseline_files
+from traceable.analysis.compare import UNITS, compare_overviews, compare_snapshots
+from traceable.analysis.context import Context
 from traceable.analysis.sample_summary import summarize_samples
-from traceable.analysis.snapshot import SampleKey, Snapshot
+from traceable.analysis.snapshot import SampleKey, Snapshot, take_snapshot
 from traceable.analysis.table import Table, pack_objects
 from traceable.baseline_files import (
     DIRECTORY,
@@ -25,8 +29,8 @@ from traceable.baseline_files import (
     load_baseline,
     save_baseline,
 )
-from traceable.errors import Message, TraceError, UsageError
-from traceable.trace.model import NULL
+from traceable.errors import Message, MissingDataError, TraceError, UsageError
+from traceable.trace.model import NULL, Trace
 
 texts = st.text(max_size=6)
 names = st.text(min_size=1, max_size=6)
@@ -120,7 +124,7 @@ KERNELS = {"name": pack_objects(["gemm_" * 200] * 500 + ["relu"] * 500), "count"
 
 def make_snapshot(count: int = 10, **facts: Any) -> Snapshot:
     return Snapshot(
-        "runs/a", facts | {"conditions": {}}, {"kernels": Table(KERNELS)}, {KEY: np.arange(count, dtype=np.int64)}
+        "runs/a", facts | {"conditions": {}}, {"some": Table(KERNELS)}, {KEY: np.arange(count, dtype=np.int64)}
     )
 
 
@@ -234,6 +238,30 @@ def test_whatever_is_damaged_is_an_error_of_one_line_or_another_baseline(folder:
     else:
         assert all(values.dtype == np.int64 for one in loaded for values in one.samples.values())
         assert all(len({*map(len, table.values.values())}) <= 1 for one in loaded for table in one.tables.values())
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(gpu_traces(), st.data())
+def test_without_a_column_a_file_is_damaged_or_can_be_compared(folder: Path, trace: Trace, data: st.DataObject) -> None:
+    path = folder / "lacking.json"
+    snapshot = take_snapshot(Context(trace), label="a", facts={"conditions": {}})
+    assume(any(table.columns for table in snapshot.tables.values()))
+    save_baseline(path, [snapshot], force=True)
+    content = json.loads(path.read_bytes())
+    tables = content["snapshots"][0]["tables"]
+    table = data.draw(st.sampled_from([name for name, one in tables.items() if one["columns"]]))
+    tables[table]["columns"].pop(data.draw(st.sampled_from(list(tables[table]["columns"]))))
+    path.write_text(json.dumps(content, indent=1))
+    try:
+        loaded = load_baseline(path)
+    except TraceError as error:
+        assert error.code == "baseline_damaged"
+        return
+    for unit in UNITS:
+        with contextlib.suppress(MissingDataError):
+            compare_snapshots(loaded, [snapshot], unit=unit)
+            compare_snapshots([snapshot], loaded, unit=unit)
+    compare_overviews([loaded, [snapshot]], [None, None])
 
 
 def test_names_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

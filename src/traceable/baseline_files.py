@@ -52,6 +52,20 @@ _DTYPES = frozenset(
 _NOT_FINITE = {None: float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 """How a column of real numbers has those that JSON has not."""
 
+_REQUIRED = {
+    "ranges": ("path", "domain", "style", "sampled_cpu_ns", "sampled_gpu_busy_ns", "sampled_gpu_span_ns"),
+    "steps": ("steps", "lanes", "sampled_tokens"),
+    "parts": ("range_row", "of", "part", "name", "count", "total_ns", "bytes"),
+    "kernels": ("path", "name", "total_ns"),
+    "kernel_times": ("name", "family", "total_ns"),
+    "api": ("name", "kind", "total_ns"),
+    "copies": ("operation", "gpu_total_ns"),
+    "gaps": ("cause", "total_ns"),
+    "overview": ("tokens", "token_source"),
+    "findings": ("code", "severity", "potential_saving_ns", "potential_saving_share"),
+}
+"""By table the columns without which there is no comparison; what other ones are not there for is absent."""
+
 _TABLE: dict[str, Any] = {"columns!": {"*": {"dtype!": untrusted.TEXT}}}
 _SHAPE = {
     "schema!": untrusted.TEXT,
@@ -297,10 +311,14 @@ def _decode_snapshot(content: Mapping[str, Any]) -> Snapshot:
     Raises:
         ValueError: it is damaged.
     """
+    tables = {name: _decode_table(table, f"tables.{name}") for name, table in content["tables"].items()}
+    for name, columns in _REQUIRED.items():
+        if missing := [column for column in columns if name in tables and column not in tables[name].columns]:
+            raise ValueError(f"`tables.{name}` has no column {missing[0]}")
     return Snapshot(
         label=content["label"],
         facts=content["facts"],
-        tables={name: _decode_table(table, f"tables.{name}") for name, table in content["tables"].items()},
+        tables=tables,
         samples={
             SampleKey(tuple(one["path"]), one["domain"], one["style"], one["measure"]): np.array(
                 one["values"], np.int64

@@ -272,6 +272,6 @@ def test_the_page_has_every_table_column_check_and_cause(align):
     hints = (REPOSITORY / "src" / "traceable" / "analysis").glob("*.py")
     codes = set()
     for path in hints:
-        if path.name in ("fidelity_hints.py", "fidelity.py"):
+        if path.name == "fidelity.py":
             codes |= set(re.findall(r'yield Message\(\s*"(\w+)"|return \[Message\("(\w+)"', path.read_text()))
     assert {one or other for one, other in codes} - documented == set()

@@ -966,7 +966,7 @@ def _check_kinds(sides: Sequence[_Side]) -> None:
         if not side.runs:
             raise UsageError("side_without_runs", f"the {side.word} has no recording", "give at least one")
     snapshots = [run for side in sides for run in side.runs]
-    if not any(run.facts[fact] for run in snapshots for fact in ("has_ranges", "has_gpu", "has_calls")):
+    if not any(run.facts.get(fact) for run in snapshots for fact in ("has_ranges", "has_gpu", "has_calls")):
         raise MissingDataError(
             "nothing_recorded",
             "the recordings hold no ranges, no GPU work and no CUDA calls",
@@ -976,9 +976,9 @@ def _check_kinds(sides: Sequence[_Side]) -> None:
         raise MissingDataError("ranges_on_one_side", missing, "annotate both programs, and record both with nvtx")
     if missing := _find_difference(snapshots, "has_kernels", "no kernels", "some"):
         raise MissingDataError("kernels_on_one_side", missing, "record the GPU on both sides (--trace=cuda)")
-    whole = [run for run in snapshots if run.facts["graphs"] == "whole"]
+    whole = [run for run in snapshots if run.facts.get("graphs") == "whole"]
     if whole and len(whole) < len(snapshots):
-        other = next(run.label for run in snapshots if run.facts["graphs"] != "whole")
+        other = next(run.label for run in snapshots if run.facts.get("graphs") != "whole")
         raise MissingDataError(
             "graphs_whole_on_one_side",
             f"{whole[0].label} has each CUDA graph as one operation, {other} has kernels instead",
@@ -1032,8 +1032,8 @@ def _format_ranks(ranks: Any) -> str:
 
 def _find_difference(snapshots: Sequence[Snapshot], fact: str, without: str, some: str) -> str:
     """Return which snapshot lacks something that another has, as a sentence; empty where all or none have it."""
-    lacking = [run.label for run in snapshots if not run.facts[fact]]
-    having = [run.label for run in snapshots if run.facts[fact]]
+    lacking = [run.label for run in snapshots if not run.facts.get(fact)]
+    having = [run.label for run in snapshots if run.facts.get(fact)]
     return f"{lacking[0]} has {without}, {having[0]} has {some}" if lacking and having else ""
 
 

@@ -20,6 +20,7 @@ from tests.analysis.sample_gpu_traces import gpu_traces
 from tests.analysis.sample_traces import traces
 from tests.analysis.test_snapshot import make_ranges, make_steps
 from tests.example_count import scale_examples
+from tests.trace.test_load_records import make_records
 
 from traceable.analysis.compare import (
     INSTANCE,
@@ -281,6 +282,20 @@ def test_tokens_divide_both_sides_by_their_own():
     (row,) = (row for row in comparison.tables["ranges"].rows() if row["name"] == "s")
     assert (row["baseline_cpu_per_unit_ns"], row["candidate_cpu_per_unit_ns"]) == (1, 2)
     check_sums(comparison)
+
+
+def test_tokens_of_a_client_count_where_steps_have_none(tmp_path: Path) -> None:
+    trace = make_steps(*[100] * 10)
+    steps = trace.ranges.start_ns[trace.ranges.name == trace.name_index("s")]
+    times = [int(time) + 50 for time in steps] + [int(steps[-1]) + 5000]
+    records = make_records(tmp_path, (3 * len(times), times, None))
+    snapshot = snap(trace, step_range="s", client_records=records)
+    assert list(snapshot.tables["overview"].column("tokens")) == [30]
+    assert list(snapshot.tables["overview"].column("token_source")) == ["client"]
+    given = snap(trace, step_range="s", tokens=60, client_records=records)
+    rows = compare_snapshots([snapshot], [given], unit=TOKEN).tables["ranges"].rows()
+    (row,) = (row for row in rows if row["name"] == "s")
+    assert row["cpu_per_unit_ratio"] == pytest.approx(0.5, abs=0.01)  # of multiples of 1/64 ns
 
 
 @pytest.mark.parametrize(("unit", "code"), [(STEP_UNIT, "steps_not_known"), (TOKEN, "tokens_not_known")])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from traceable.errors import TraceError
 from traceable.protocol.load_record import FILE_NAME, LoadRecord, LoadRecordWriter
-from traceable.trace.load_records import load_client_records
+from traceable.trace.load_records import ClientRecords, load_client_records
 from traceable.trace.model import NULL
 
 EPOCH_NS = 1_795_455_140_000_000_000
@@ -69,3 +71,31 @@ def test_without_records_there_are_none(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("{}\n")
     with pytest.raises(TraceError):
         load_client_records(tmp_path, EPOCH_NS)
+
+
+def make_records(directory: Path, *responses: tuple[int | None, Sequence[int], str | None]) -> ClientRecords:
+    """Return requests from their tokens and the times of the pieces, in ns; each is sent at 0 and ends with the last
+    one, but not before 100."""
+    writer = LoadRecordWriter(directory / FILE_NAME)
+    for number, (tokens, times, error) in enumerate(responses):
+        pieces = tuple(EPOCH_NS + time for time in times)
+        end_ns = max((EPOCH_NS + 100, *pieces))
+        writer.write(LoadRecord(f"id{number}", EPOCH_NS, None, end_ns, 9, tokens, pieces, error))
+    writer.close()
+    records = load_client_records(directory, EPOCH_NS)
+    assert records is not None
+    return records
+
+
+def test_tokens_that_arrived_in_an_interval_are_counted(tmp_path: Path) -> None:
+    records = make_records(tmp_path, (8, (10, 20, 30, 40), None), (3, (5, 25), None))
+    assert records.count_output_tokens(20, 30) == 2 * 8 / 4 + 3 / 2
+    assert records.count_output_tokens(0, 100) == 11
+    assert records.count_output_tokens(41, 100) is None
+    assert records.count_output_tokens(200, 300) is None
+
+
+@pytest.mark.parametrize("response", [(7, (), None), (None, (10,), None), (7, (10,), "timed_out")])
+def test_tokens_of_a_response_that_is_not_streamed_or_failed_are_not_known(tmp_path: Path, response: Any) -> None:
+    records = make_records(tmp_path, (7, (10, 20), None), response)
+    assert records.count_output_tokens(0, 100) is None

@@ -23,6 +23,7 @@ from traceable.analysis.kernel_names import EXACT, make_kernel_keys
 from traceable.analysis.operations import DIRECTIONS
 from traceable.analysis.samples import Change, compare_samples, find_common_course, judge_changes
 from traceable.analysis.snapshot import (
+    CLIENT_TOKENS,
     CPU,
     EXCLUSIONS,
     GIVEN_TOKENS,
@@ -309,9 +310,9 @@ def _describe_side(side: _Side, throughput: float | None) -> dict[str, Any]:
     else:
         sums = {"kernel_ns": overview["kernel_total_ns"], "kernels": None, "copy_ns": overview["copy_total_ns"]}
         number, lanes, wall_ns = None, 1.0, None
-    # Tokens that the user counted are those of all processes together, those in fields those of each.
-    given = any(GIVEN_TOKENS in run.tables["overview"].column("token_source") for run in side.runs)
-    own_tokens = None if tokens is None else float(tokens) * (lanes if given else 1.0)
+    # Tokens that the user or a client counted are those of all processes together, those in fields those of each.
+    sources = {source for run in side.runs for source in run.tables["overview"].column("token_source")}
+    own_tokens = None if tokens is None else float(tokens) * (lanes if sources & {GIVEN_TOKENS, CLIENT_TOKENS} else 1.0)
     on_one_gpu = None if sums["kernel_ns"] is None or gpus is None else sums["kernel_ns"] * lanes / gpus
     return {
         "label": first.label,

@@ -44,10 +44,14 @@ from traceable.analysis.step_detection import RANGE, Steps, is_in_spans, map_thr
 from traceable.analysis.steps import MeasuredSteps, measure_added_ns, measure_steady_steps
 from traceable.analysis.table import Table, mask_integers, pack_objects
 from traceable.errors import MissingDataError
+from traceable.trace.load_records import ClientRecords
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int8, Int64, NDArray, find_distinct
 
 GIVEN_TOKENS = "given"
 """Source of a number of tokens: the user."""
+
+CLIENT_TOKENS = "client"
+"""Source of a number of tokens: what arrived at a client while the steps were recorded."""
 
 OTHER_IDLE = "gpu_idle"
 """A part of the wall time of steps that are no ranges: the GPU was idle, and not in a gap between two operations of
@@ -128,6 +132,7 @@ def take_snapshot(
     label: str,
     facts: Mapping[str, Any],
     tokens: int | str | None = None,
+    client_records: ClientRecords | None = None,
     excluded_ns: Int64 | None = None,
     step_range: str | None = None,
     step_kernel: str | None = None,
@@ -142,6 +147,7 @@ def take_snapshot(
         facts: see `Snapshot`.
         tokens: how many tokens its steps processed, or the field of the steps that has the number of each; None for
             the field `tokens`, if there is one.
+        client_records: the requests of a client, whose tokens count where the steps have none.
         excluded_ns: times in which the GPU was throttled, shape (n, 2), in ns of the trace; None for none. An instance
             that touches one is not sampled.
         step_range, step_kernel: the definition of a step, as for `analysis.steps.steps`.
@@ -178,11 +184,13 @@ def take_snapshot(
         MissingDataError: nothing has the name of `step_range` or `step_kernel`, or a step lacks the field of tokens.
     """
     throttled = _merge_times(excluded_ns)
-    steps = _sample_steps(context, step_range, step_kernel, throttled, tokens)
+    steps = _sample_steps(context, step_range, step_kernel, throttled, tokens, client_records)
     patterns = tuple(load_families() if families is None else families)
     overview = summarize_recording(context, None if steps is None else steps.whole)
     if isinstance(tokens, int):
         overview |= {"tokens": tokens, "token_source": GIVEN_TOKENS}
+    elif steps is not None and steps.client_tokens is not None:
+        overview |= {"tokens": round(steps.client_tokens), "token_source": CLIENT_TOKENS}
     tables = {
         "kernels": _list_kernels(context, patterns),
         "kernel_times": _query(kernels, context, families=patterns),
@@ -256,6 +264,7 @@ class _SampledSteps:
         whole: those that the capture did not cut; None for none.
         summary: the table `steps` of a snapshot.
         samples: their times.
+        client_tokens: how many tokens arrived at a client meanwhile; None if not known, or not needed.
     """
 
     measured: MeasuredSteps
@@ -263,10 +272,16 @@ class _SampledSteps:
     whole: WholeSteps | None
     summary: Table
     samples: dict[SampleKey, Int64]
+    client_tokens: float | None
 
 
 def _sample_steps(
-    context: Context, step_range: str | None, step_kernel: str | None, throttled: Union, tokens: int | str | None
+    context: Context,
+    step_range: str | None,
+    step_kernel: str | None,
+    throttled: Union,
+    tokens: int | str | None,
+    client_records: ClientRecords | None,
 ) -> _SampledSteps | None:
     """Return the steps of a recording; None for one without, or with a selection by fields that they do not have."""
     measured = None
@@ -290,12 +305,17 @@ def _sample_steps(
         whole = replace(whole, fields=[{**one, FIELD_TOKENS: one.get(tokens)} for one in whole.fields])
         if count_tokens(whole.fields)[1] != FIELD_TOKENS:
             raise _make_tokens_error(tokens)
-    sampled_tokens = None
-    if whole is not None and isinstance(tokens, int):
-        sampled_tokens = tokens * int(sampled.sum()) / len(whole.fields)
-    elif whole is not None:
+    sampled_tokens: float | None = None
+    client_tokens = None
+    if whole is not None and not isinstance(tokens, int):
         rows = np.flatnonzero(sampled[~steps.clipped]).tolist()
         sampled_tokens = count_tokens([whole.fields[row] for row in rows])[0]
+        if client_records is not None and tokens is None and count_tokens(whole.fields)[0] is None:
+            first_ns, last_ns = int(whole.columns["start_ns"].min()), int(whole.columns["end_ns"].max())
+            client_tokens = client_records.count_output_tokens(first_ns, last_ns)
+    in_all = tokens if isinstance(tokens, int) else client_tokens
+    if whole is not None and in_all is not None:
+        sampled_tokens = in_all * int(sampled.sum()) / len(whole.fields)
     sums = {name: columns[name][sampled] for name in STEP_SUMS}
     sums["kernel_ns"] = measured.work.total(_measure_kernel_times(context, measured.work.operation))[sampled]
     warm_up = measured.phases.warm_up | measured.phases.other
@@ -315,7 +335,12 @@ def _sample_steps(
     order = np.flatnonzero(sampled)[np.argsort(steps.start_ns[sampled], kind="stable")]
     times = {SampleKey((), None, "", name): columns[f"{name}_ns"][order] for name in STEP_MEASURES}
     return _SampledSteps(
-        measured, sampled, whole, Table(summary), {key: values for key, values in times.items() if NULL not in values}
+        measured,
+        sampled,
+        whole,
+        Table(summary),
+        {key: values for key, values in times.items() if NULL not in values},
+        client_tokens,
     )
 
 

@@ -114,6 +114,7 @@ def _take_snapshot(
             "output_tokens_per_s": None if part.client_records is None else part.client_records.output_tokens_per_s,
         },
         tokens=tokens,
+        client_records=part.client_records,
         excluded_ns=load_throttled_intervals(part, path),
         step_range=arguments.step_range,
         step_kernel=arguments.step_kernel,

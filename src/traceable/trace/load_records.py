@@ -57,6 +57,21 @@ class ClientRecords:
         duration_ns = int(self.end_ns[completed].max() - self.start_ns[completed].min())
         return int(tokens.sum()) * 1e9 / duration_ns if duration_ns else None
 
+    def count_output_tokens(self, start_ns: int, end_ns: int) -> float | None:
+        """Return how many tokens of responses arrived in an interval; None if of any request in it that is not known.
+
+        The tokens of a streamed response are spread evenly over its pieces: a piece may have several. A response that
+        is not streamed, or a failed one, has to be outside the interval.
+        """
+        count = 0.0
+        for row in np.flatnonzero((self.end_ns >= start_ns) & (self.start_ns <= end_ns)).tolist():
+            arrived = self.token_ns[self.token_bounds[row] : self.token_bounds[row + 1]]
+            if not len(arrived) or self.errors[row] is not None or self.output_tokens[row] == NULL:
+                return None
+            inside = np.count_nonzero((arrived >= start_ns) & (arrived <= end_ns))
+            count += int(inside) * int(self.output_tokens[row]) / len(arrived)
+        return count or None
+
 
 def load_client_records(run_directory: Path, utc_epoch_ns: int) -> ClientRecords | None:
     """Read the records of a load generator in a run directory.

@@ -2,6 +2,7 @@
 # make test    install what the suite needs, run it all: lint, types, tests
 # make test-fast   the tests of data and of single processes of our own: what to run while working. Under a minute on two
 #                cores, once pytest has compiled the tests (PYTHONDONTWRITEBYTECODE is unset for that)
+# make docs    build the site of the documentation into build/docs: every warning is an error
 # make gpu-check   run what only a GPU can show, and print what is proven; needs no .venv, no network, no nsys
 # make clean   remove .venv and everything built
 #
@@ -14,7 +15,7 @@ WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 INPUTS := scripts/install.sh tests/constraints.txt tests/aiperf.txt pyproject.toml setup.py $(wildcard src/traceable/_native/*.[ch])
 export PYTHON
 
-.PHONY: demo test test-fast lint gpu-check clean
+.PHONY: demo test test-fast lint docs gpu-check clean
 
 demo: .venv/.demo
 	$(PY) -m traceable run examples/inference_server.py --requests 200
@@ -33,12 +34,19 @@ lint: .venv/.test
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
+docs: .venv/.docs
+	$(PY) -m sphinx --builder html --fail-on-warning --keep-going --quiet --jobs auto docs build/docs
+
 gpu-check:
 	$(or $(PYTHON),$(wildcard $(PY)),python3) scripts/gpu_check --out $(or $(OUT),gpu-captures)
 
-# The suite's environment holds the demo's too.
+# The suite's environment holds the demo's and that of the documentation too.
 .venv/.test: $(INPUTS)
 	scripts/install.sh test
+	touch .venv/.demo .venv/.docs $@
+
+.venv/.docs: $(INPUTS)
+	scripts/install.sh docs
 	touch .venv/.demo $@
 
 .venv/.demo: $(INPUTS)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install traceable into .venv of this checkout: `install.sh demo` what the examples need, `install.sh test` what the
-# test suite needs on top. Called by the Makefile, which knows when it is needed.
+# Install traceable into .venv of this checkout: `install.sh demo` what the examples need, `install.sh docs` what `make
+# docs` needs on top, `install.sh test` what the test suite needs. Called by the Makefile, which knows when it is needed.
 #
 # What was fetched is kept in a wheelhouse in pip's cache folder, and a later run takes it from there without
 # network access: pip's own cache keeps the same wheels, but pip queries the index for them every time.
@@ -142,6 +142,7 @@ main() {
     rm -f "$LOG"
     case ${1:-} in
     demo) pip_install --editable . ;;
+    docs) pip_install --editable '.[docs]' ;;
     test)
         install_aiperf &
         pip_install --editable '.[dev]'
@@ -149,7 +150,7 @@ main() {
         install_nvtx_tests
         wait $!
         ;;
-    *) fail "usage: install.sh demo|test" ;;
+    *) fail "usage: install.sh demo|docs|test" ;;
     esac
     # pip does not print the build's message about a missing compiler.
     grep -o 'traceable: .* was not built: .*' "$LOG" >&2 || true

@@ -1,0 +1,190 @@
+"""The site of the documentation (`make docs`): the pages of this folder as they are, and a reference from the sources.
+
+The pages are plain Markdown, which `traceable help` prints too; all that Sphinx needs besides is here and in the `.rst`
+files. The navigation is `SECTIONS` of `traceable help`, so a page that is registered there has its place in both.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.metadata
+import io
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from traceable.cli import main
+from traceable.cli.help import SECTIONS
+from traceable.protocol import environment
+
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.md")}
+
+project = "traceable"
+author = "the authors of traceable"
+project_copyright = author
+version = release = importlib.metadata.version("traceable")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["images/*"]
+default_role = "code"
+highlight_language = "text"
+myst_heading_anchors = 4
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+# What needs torch is documented where torch is missing.
+autodoc_mock_imports = ["torch"]
+
+html_theme = "furo"
+html_title = f"traceable {release}"
+html_copy_source = False
+html_show_copyright = False
+html_theme_options = {"navigation_with_keys": True}
+
+
+class Navigation(SphinxDirective):
+    """The pages in the sections of `traceable help`, as tables of contents with captions."""
+
+    def run(self) -> list[nodes.Node]:
+        lines = [
+            line
+            for section, topics in SECTIONS.items()
+            for line in (".. toctree::", f"   :caption: {section}", "", *(f"   /{topic}" for topic in topics), "")
+        ]
+        container = nodes.container()
+        self.state.nested_parse(StringList(lines, source=__file__), self.content_offset, container)
+        return container.children
+
+
+class CommandHelp(SphinxDirective):
+    """What each command prints for `--help`, a section each."""
+
+    def run(self) -> list[nodes.Node]:
+        return [_make_section(name, _print_help([name])) for name in main.COMMANDS]
+
+
+def _make_section(command: str, text: str) -> nodes.section:
+    title = f"traceable {command}"
+    children = nodes.title(title, title), nodes.literal_block(text, text, language="text")
+    return nodes.section("", *children, ids=[nodes.make_id(title)], names=[title])
+
+
+def _print_help(words: list[str]) -> str:
+    """Return what `traceable WORDS --help` prints, in lines of 100 columns."""
+    os.environ["COLUMNS"] = "100"
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        main.main([*words, "--help"])
+    return output.getvalue()
+
+
+class EnvironmentVariables(SphinxDirective):
+    """The variables of `protocol/environment.py`, with the text below each constant."""
+
+    def run(self) -> list[nodes.Node]:
+        lines = [
+            line
+            for name, text in _list_variables(Path(environment.__file__))
+            for line in (f".. envvar:: {name}", "", *(f"   {line.strip()}" for line in text.splitlines()), "")
+        ]
+        container = nodes.container()
+        self.state.nested_parse(StringList(lines, source=environment.__file__), self.content_offset, container)
+        return container.children
+
+
+def _list_variables(path: Path) -> Iterator[tuple[str, str]]:
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for constant, docstring in itertools.pairwise(body):
+        match constant, docstring:
+            case (
+                ast.Assign(value=ast.Constant(value=str(name))),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, text
+
+
+CODES = frozenset(re.findall(r"^\| `(\w+)` \|", PAGES["messages"], re.MULTILINE))
+"""The codes of all messages."""
+
+_CODE_TABLE = re.compile(r"^\| code \|.*\n\|[-: |]+\|\n((?:\|.*\n)+)", re.MULTILINE)
+_CODE_HEADING = re.compile(r"^#+ (\w+)$", re.MULTILINE)
+
+
+def _find_explanations() -> dict[str, tuple[str, str]]:
+    """Return where a code is explained: by a row of a table whose first column is `code`, or by a section of that name.
+
+    Returns:
+        By code the name of the page and the anchor in it.
+    """
+    places: dict[str, tuple[str, str]] = {}
+    for page, text in PAGES.items():
+        if page == "messages":
+            continue
+        for table in _CODE_TABLE.findall(text):
+            for row in table.splitlines():
+                places |= {code: (page, _make_anchor(code)) for code in re.findall(r"`(\w+)`", row.split("|")[1])}
+        places |= {code: (page, nodes.make_id(code)) for code in _CODE_HEADING.findall(text)}
+    return places
+
+
+def _make_anchor(code: str) -> str:
+    return f"code-{code}"
+
+
+def link_codes(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Link each code in a page: on the page of all messages to where it is explained, elsewhere to its message.
+
+    What is no word of a code alone (`windows`, `exec`) is a code only in the first column of a table of codes.
+    """
+    explanations = _find_explanations()
+    anchors: set[str] = set()
+    for literal in list(doctree.findall(nodes.literal)):
+        code = literal.astext()
+        if isinstance(literal.parent, nodes.title | nodes.reference) or isinstance(literal.parent.parent, nodes.title):
+            continue
+        is_defined_here = page == "messages" or explanations.get(code) == (page, _make_anchor(code))
+        if not (is_defined_here if "_" not in code else is_defined_here or code in CODES):
+            continue
+        if is_defined_here and _is_in_first_column(literal) and code not in anchors:
+            anchors.add(code)
+            literal["ids"].append(_make_anchor(code))
+        if page != "messages":
+            target = ("messages", _make_anchor(code)) if code in CODES else None
+        else:
+            target = explanations.get(code)
+        if target:
+            uri = app.builder.get_relative_uri(page, target[0]) + "#" + target[1]
+            literal.replace_self(nodes.reference("", "", literal.deepcopy(), refuri=uri, internal=True))
+
+
+def _is_in_first_column(node: nodes.Node) -> bool:
+    while node is not None and not isinstance(node, nodes.entry):
+        node = node.parent
+    return node is not None and node.parent.index(node) == 0
+
+
+def place_outer_links(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Lead links to Markdown files outside of this folder to their pages of the site."""
+    source[0] = source[0].replace("](../CONTRIBUTING.md", "](reference/contributing.md")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register what is above."""
+    app.add_directive("navigation", Navigation)
+    app.add_directive("command-help", CommandHelp)
+    app.add_directive("environment-variables", EnvironmentVariables)
+    app.add_lexer("mermaid", TextLexer)
+    app.connect("source-read", place_outer_links)
+    app.connect("doctree-resolved", link_codes)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

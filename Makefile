@@ -35,7 +35,7 @@ lint: .venv/.test
 	$(PY) -m mypy
 
 docs: .venv/.docs
-	$(PY) -m sphinx --builder html --fail-on-warning --keep-going --quiet --jobs auto docs build/docs
+	$(PY) -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet --jobs auto docs build/docs
 
 gpu-check:
 	$(or $(PYTHON),$(wildcard $(PY)),python3) scripts/gpu_check --out $(or $(OUT),gpu-captures)

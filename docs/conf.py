@@ -48,6 +48,8 @@ autodoc_mock_imports = ["torch"]
 
 html_theme = "furo"
 html_title = f"traceable {release}"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True}
@@ -60,7 +62,14 @@ class Navigation(SphinxDirective):
         lines = [
             line
             for section, topics in SECTIONS.items()
-            for line in (".. toctree::", f"   :caption: {section}", "", *(f"   /{topic}" for topic in topics), "")
+            for line in (
+                ".. toctree::",
+                f"   :caption: {section}",
+                "   :maxdepth: 1",
+                "",
+                *(f"   /{topic}" for topic in topics),
+                "",
+            )
         ]
         container = nodes.container()
         self.state.nested_parse(StringList(lines, source=__file__), self.content_offset, container)
@@ -174,9 +183,11 @@ def _is_in_first_column(node: nodes.Node) -> bool:
     return node is not None and node.parent.index(node) == 0
 
 
-def place_outer_links(_app: Sphinx, _page: str, source: list[str]) -> None:
-    """Lead links to Markdown files outside of this folder to their pages of the site."""
-    source[0] = source[0].replace("](../CONTRIBUTING.md", "](reference/contributing.md")
+def adapt_links(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Show the titles of pages in place of the names of their files, and lead to CONTRIBUTING.md within the site."""
+    source[0] = re.sub(r"\[[\w-]+\.md\]\(", "[](", source[0]).replace(
+        "](../CONTRIBUTING.md", "](reference/contributing.md"
+    )
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -185,6 +196,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("command-help", CommandHelp)
     app.add_directive("environment-variables", EnvironmentVariables)
     app.add_lexer("mermaid", TextLexer)
-    app.connect("source-read", place_outer_links)
+    app.connect("source-read", adapt_links)
     app.connect("doctree-resolved", link_codes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -13,15 +13,18 @@ import io
 import itertools
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
-from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+sys.path.insert(0, str(Path(__file__).parent))
+from flowchart import draw_flowchart
 
 from traceable.cli import main
 from traceable.cli.help import SECTIONS
@@ -190,12 +193,20 @@ def adapt_links(_app: Sphinx, _page: str, source: list[str]) -> None:
     )
 
 
+def draw_flowcharts(_app: Sphinx, doctree: nodes.document) -> None:
+    """Put a drawing in the place of each block of Mermaid."""
+    for block in list(doctree.findall(nodes.literal_block)):
+        if block.get("language") == "mermaid":
+            title = block.parent.next_node(nodes.title)
+            block.replace_self(nodes.raw("", draw_flowchart(block.astext(), title.astext()), format="html"))
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register what is above."""
     app.add_directive("navigation", Navigation)
     app.add_directive("command-help", CommandHelp)
     app.add_directive("environment-variables", EnvironmentVariables)
-    app.add_lexer("mermaid", TextLexer)
     app.connect("source-read", adapt_links)
+    app.connect("doctree-read", draw_flowcharts)
     app.connect("doctree-resolved", link_codes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

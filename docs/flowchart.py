@@ -32,8 +32,8 @@ def draw_flowchart(source: str, label: str) -> str:
     boxes = [_draw_box(name, *place) for name, place in places.items()]
     return "\n".join(
         [
-            f'<svg style="max-width: 36rem" role="img" aria-label="{html.escape(label)}" viewBox="-1 -1 {width} {height}"',
-            'font-family="sans-serif" font-size="14" fill="none" stroke="currentColor">',
+            f'<svg role="img" aria-label="{html.escape(label)}" viewBox="-1 -1 {width} {height}"',
+            'style="max-width: 36rem" font-family="sans-serif" font-size="14" fill="none" stroke="currentColor">',
             *lines,
             *boxes,
             "</svg>",

@@ -23,6 +23,7 @@ SECTIONS = {
         "from-nvtx",
         "from-torch-profiler",
         "from-pyinstrument",
+        "from-nsys",
         "from-capture-range",
         "from-server-and-client-script",
         "from-profiling-yaml",

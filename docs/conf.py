@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib.metadata
 import io
 import itertools
@@ -30,7 +31,7 @@ from traceable.cli import main
 from traceable.cli.help import SECTIONS
 from traceable.protocol import environment
 
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.md")}
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.md"))}
 
 project = "traceable"
 author = "the authors of traceable"
@@ -133,6 +134,7 @@ _CODE_TABLE = re.compile(r"^\| code \|.*\n\|[-: |]+\|\n((?:\|.*\n)+)", re.MULTIL
 _CODE_HEADING = re.compile(r"^#+ (\w+)$", re.MULTILINE)
 
 
+@functools.cache
 def _find_explanations() -> dict[str, tuple[str, str]]:
     """Return where a code is explained: by a row of a table whose first column is `code`, or by a section of that name.
 
@@ -157,27 +159,29 @@ def _make_anchor(code: str) -> str:
 def link_codes(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """Link each code in a page: on the page of all messages to where it is explained, elsewhere to its message.
 
-    What is no word of a code alone (`windows`, `exec`) is a code only in the first column of a table of codes.
+    A word alone, such as `windows` or `exec`, is a code only where it is explained.
     """
     explanations = _find_explanations()
     anchors: set[str] = set()
     for literal in list(doctree.findall(nodes.literal)):
         code = literal.astext()
-        if isinstance(literal.parent, nodes.title | nodes.reference) or isinstance(literal.parent.parent, nodes.title):
+        is_explained_here = explanations.get(code, ("", ""))[0] == page
+        if code not in CODES or not ("_" in code or page == "messages" or is_explained_here) or _is_in_link(literal):
             continue
-        is_defined_here = page == "messages" or explanations.get(code) == (page, _make_anchor(code))
-        if not (is_defined_here if "_" not in code else is_defined_here or code in CODES):
-            continue
-        if is_defined_here and _is_in_first_column(literal) and code not in anchors:
+        if (page == "messages" or is_explained_here) and code not in anchors and _is_in_first_column(literal):
             anchors.add(code)
             literal["ids"].append(_make_anchor(code))
-        if page != "messages":
-            target = ("messages", _make_anchor(code)) if code in CODES else None
-        else:
-            target = explanations.get(code)
+        target = explanations.get(code) if page == "messages" else ("messages", _make_anchor(code))
         if target:
-            uri = app.builder.get_relative_uri(page, target[0]) + "#" + target[1]
+            uri = f"{app.builder.get_relative_uri(page, target[0])}#{target[1]}"
             literal.replace_self(nodes.reference("", "", literal.deepcopy(), refuri=uri, internal=True))
+
+
+def _is_in_link(node: nodes.Node) -> bool:
+    """Whether it is in a link, or in a title, which is a link in every table of contents."""
+    while node is not None and not isinstance(node, nodes.reference | nodes.title):
+        node = node.parent
+    return node is not None
 
 
 def _is_in_first_column(node: nodes.Node) -> bool:

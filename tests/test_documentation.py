@@ -198,11 +198,15 @@ def test_the_site_needs_no_network(site: dict[Path, Page]) -> None:
     assert {load for page in site.values() for load in page.loads if re.match(r"(\w+:)?//", load)} == set()
 
 
-def test_each_cause_of_the_diagnosis_has_a_place_that_its_message_links_to(site: dict[Path, Page]) -> None:
+def test_each_cause_of_the_diagnosis_and_its_message_link_to_each_other(site: dict[Path, Page]) -> None:
     pages = {path.name: page for path, page in site.items()}
-    assert "code-tail_lost" in pages["diagnosis.html"].ids & pages["messages.html"].ids
-    assert "diagnosis.html#code-tail_lost" in pages["messages.html"].links
-    assert "messages.html#code-tail_lost" in pages["diagnosis.html"].links
+    causes = (REPOSITORY / "docs" / "diagnosis.md").read_text().partition("\n## Causes\n")[2].partition("\n## ")[0]
+    codes = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (`.*?) \|", causes, re.MULTILINE)))
+    assert len(codes) > 40
+    for code in codes:
+        assert f"code-{code}" in pages["diagnosis.html"].ids & pages["messages.html"].ids
+        assert f"diagnosis.html#code-{code}" in pages["messages.html"].links
+        assert f"messages.html#code-{code}" in pages["diagnosis.html"].links
 
 
 def test_the_reference_has_every_public_name() -> None:

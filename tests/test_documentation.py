@@ -10,6 +10,7 @@ from __future__ import annotations
 import doctest
 import html.parser
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -124,7 +125,11 @@ GUIDES = [path for path in MARKDOWN if "\n```sh\n" in path.read_text()]
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_the_commands_of_a_guide_run(path: Path, tmp_path: Path) -> None:
-    blocks = BLOCK.findall(path.read_text())
+    text = path.read_text()
+    for package in " ".join(re.findall(r"Needs `pip install ([\w ]+)`", text)).split():
+        if importlib.util.find_spec(package) is None:
+            skip_unless_ci(f"{package} is not installed")
+    blocks = BLOCK.findall(text)
     for language, code in blocks:
         if language == "python" and (name := FILE_NAME.match(code)):
             (tmp_path / name[1]).write_text(code)

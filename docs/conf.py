@@ -77,7 +77,7 @@ class Navigation(SphinxDirective):
         ]
         container = nodes.container()
         self.state.nested_parse(StringList(lines, source=__file__), self.content_offset, container)
-        return container.children
+        return list(container.children)
 
 
 class CommandHelp(SphinxDirective):
@@ -113,7 +113,7 @@ class EnvironmentVariables(SphinxDirective):
         ]
         container = nodes.container()
         self.state.nested_parse(StringList(lines, source=environment.__file__), self.content_offset, container)
-        return container.children
+        return list(container.children)
 
 
 def _list_variables(path: Path) -> Iterator[tuple[str, str]]:

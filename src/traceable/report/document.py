@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "traceable.report/2"
 """Name and version of the document. Keys are added within a version; a key that changes its meaning makes a new one."""
+
+_PREFIX_MAX = 100
+"""How much of a file's name its temporary name begins with: with all of it, that may be too long."""
 
 MAX_ROWS = 1000
 """How many rows a list of the document that `run` saves has at most: a program may have a name for each range."""
@@ -167,17 +171,31 @@ def write_file(text: str, path: Path) -> None:
     """Write a text to `path`, which is at every moment absent, as it was, or complete, unless it is a pipe or device.
 
     Raises:
-        TraceableError: it can't be written there.
+        TraceError: it can't be written there.
     """
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
+    except OSError as error:
+        raise _make_write_error(path, error) from error
+    with replace_file(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file that becomes `path` when it is complete; until then, and after an error, `path` is as it was.
+
+    Raises:
+        TraceError: it can't be written there.
+    """
+    try:
         path = path.resolve()
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:_PREFIX_MAX]}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                yield file
             # mkstemp makes files that only their owner may read; a report is as public as the run next to it.
             Path(temporary).chmod(0o666 & ~_get_umask())
             Path(temporary).replace(path)
@@ -185,9 +203,11 @@ def write_file(text: str, path: Path) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise TraceableError(
-            "file_not_written", f"{path} can't be written ({error.strerror})", "check the directory"
-        ) from error
+        raise _make_write_error(path, error) from error
+
+
+def _make_write_error(path: Path, error: OSError) -> TraceableError:
+    return TraceableError("file_not_written", f"{path} can't be written ({error.strerror})", "check the directory")
 
 
 def completeness_to_dict(completeness: Completeness) -> dict[str, Any]:

@@ -1,0 +1,282 @@
+"""Perfetto's protobuf: what ui.perfetto.dev and Perfetto's trace processor open.
+
+All packets are of one sequence, which interns names, and times are those of the recording, which a snapshot of clocks
+ties to UTC. A slice is two packets, its begin and its end, one right after the other: the trace processor sorts packets
+by time and keeps their order where times are equal, in which an end closes the innermost open slice of the track. The
+numbers of fields are those of Perfetto's .proto files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from traceable.report.export.protobuf import (
+    Messages,
+    encode_bytes,
+    encode_double,
+    encode_int,
+    encode_text,
+)
+from traceable.report.export.tracks import CATEGORIES, FIELDS, NUMBER, TEXT, Samples, Slices, Timeline, Track
+from traceable.trace.model import NULL, Bool, Int64, find_distinct
+
+_ROWS_AT_ONCE = 1 << 14
+"""Slices that are encoded at once: what numpy reads and writes for them stays in the processor's cache."""
+
+_INTERNED_BYTES = 1 << 20
+"""How much one packet with interned names holds, as far as the names are not longer."""
+
+_BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
+"""Perfetto's types of events."""
+
+_SEQUENCE = encode_int(10, 1)
+_STATE_CLEARED, _NEEDS_STATE = encode_int(13, 1), encode_int(13, 2)
+
+_REALTIME, _BOOTTIME = 1, 6
+"""Perfetto's clocks. Times without a clock are those of the second one."""
+
+_EXPLICIT_ORDER = encode_int(11, 3)
+"""That the children of a track are shown in the order of their ranks."""
+
+_EVENT_NAMES, _ARGUMENT_NAMES, _ARGUMENT_TEXTS, _CATEGORY_NAMES = 2, 3, 29, 1
+"""Fields of the interned data."""
+
+_DEPTH_MAX = 64
+"""How deep lists and objects are nested in fields that are written as such; deeper ones are text."""
+
+
+def write(timeline: Timeline, file: BinaryIO) -> None:
+    """Write a timeline."""
+    for packet in _encode_head(timeline):
+        file.write(encode_bytes(1, packet))
+    writer = _SliceWriter(timeline)
+    for packet in writer.encode_interned():
+        file.write(encode_bytes(1, packet))
+    for slices in timeline.slices:
+        for first in range(0, len(slices), _ROWS_AT_ONCE):
+            file.write(writer.encode(slices, slice(first, first + _ROWS_AT_ONCE), (_BEGIN, _END)))
+    for first in range(0, len(timeline.instants), _ROWS_AT_ONCE):
+        file.write(writer.encode(timeline.instants, slice(first, first + _ROWS_AT_ONCE), (_INSTANT,)))
+    for first in range(0, len(timeline.samples.value), _ROWS_AT_ONCE):
+        file.write(_encode_samples(timeline, slice(first, first + _ROWS_AT_ONCE)))
+
+
+# ---- clocks and tracks
+
+
+def _encode_head(timeline: Timeline) -> Iterator[bytes]:
+    if timeline.utc_epoch_ns is not None:
+        clocks = ((_BOOTTIME, 0), (_REALTIME, timeline.utc_epoch_ns + timeline.zero_ns))
+        snapshot = b"".join(encode_bytes(1, encode_int(1, clock) + encode_int(2, time)) for clock, time in clocks)
+        yield encode_int(8, 0) + _SEQUENCE + encode_bytes(6, snapshot)
+    for number, track in enumerate(timeline.tracks):
+        yield _SEQUENCE + encode_bytes(60, _encode_track(number, track))
+
+
+def _encode_track(number: int, track: Track) -> bytes:
+    parts = [encode_int(1, _get_uuid(number)), encode_text(2, track.name) if track.name else b""]
+    if track.tid is not None and track.pid is not None:
+        thread = encode_int(1, track.pid) + encode_int(2, track.tid)
+        parts.append(encode_bytes(4, thread + (encode_text(5, track.name) if track.name else b"")))
+    elif track.pid is not None:
+        parts.append(encode_bytes(3, encode_int(1, track.pid) + encode_text(6, track.name)))
+    if track.parent >= 0:
+        parts.append(encode_int(5, _get_uuid(track.parent)))
+    if track.is_counter:
+        parts.append(encode_bytes(8, b""))
+    return b"".join(parts) + _EXPLICIT_ORDER + encode_int(12, number)
+
+
+def _get_uuid(track: int) -> int:
+    """Return Perfetto's number of a track: 0 is that of all of the trace."""
+    return track + 1
+
+
+def _encode_samples(timeline: Timeline, rows: slice) -> bytes:
+    samples = Samples(*(column[rows] for column in vars(timeline.samples).values()))
+    event = Messages(len(samples.value))
+    event.add_encoded(encode_int(9, _COUNTER))
+    event.add_int(11, samples.track + 1)
+    event.add_fixed64(44, samples.value)
+    return _wrap_events(event, samples.start_ns - timeline.zero_ns, b"").to_bytes()
+
+
+def _wrap_events(event: Messages, time_ns: Int64, state: bytes, more: Int64 | int = 0) -> Messages:
+    """Return events as packets of a trace.
+
+    Args:
+        more: how many bytes will be put behind each of them, as of `Messages.add_messages`.
+    """
+    packet = Messages(event.count)
+    packet.add_int(8, time_ns)
+    packet.add_encoded(_SEQUENCE + state)
+    packet.add_messages(11, event, more=more)
+    trace = Messages(event.count)
+    trace.add_messages(1, packet, more=more)
+    return trace
+
+
+# ---- slices
+
+
+class _SliceWriter:
+    """Encodes slices with the numbers of interned names."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        batches = (*timeline.slices, timeline.instants)
+        arguments = [argument for batch in batches for argument in batch.arguments]
+        self._names = self._number_texts([batch.name for batch in batches])
+        self._texts = self._number_texts([one.values for one in arguments if one.kind == TEXT])
+        self._argument_numbers = {
+            name: number for number, name in enumerate(dict.fromkeys(one.name for one in arguments), 1)
+        }
+        self._fields: dict[int, bytes] = {}
+
+    def _number_texts(self, columns: Sequence[Int64]) -> Int64:
+        """Return the number of each text of the timeline that is in one of the columns, from 1; 0 for the others."""
+        used = find_distinct(np.concatenate([np.empty(0, np.int64), *map(find_distinct, columns)]))
+        used = used[used != NULL]
+        numbers = np.zeros(len(self._timeline.texts), np.int64)
+        numbers[used] = np.arange(1, len(used) + 1)
+        return numbers
+
+    def encode_interned(self) -> Iterator[bytes]:
+        """Yield the packets that give names their numbers."""
+        texts = self._timeline.texts
+        entries = [
+            *((_CATEGORY_NAMES, number, name) for number, name in enumerate(CATEGORIES, 1)),
+            *((_ARGUMENT_NAMES, number, name) for name, number in self._argument_numbers.items()),
+        ]
+        for field, numbers in ((_EVENT_NAMES, self._names), (_ARGUMENT_TEXTS, self._texts)):
+            used = np.flatnonzero(numbers)
+            entries += [
+                (field, number, texts[index])
+                for index, number in zip(used.tolist(), numbers[used].tolist(), strict=True)
+            ]
+        state, interned, size = _STATE_CLEARED, [], 0
+        for field, number, text in entries:
+            entry = encode_bytes(field, encode_int(1, number) + encode_text(2, text))
+            interned.append(entry)
+            size += len(entry)
+            if size >= _INTERNED_BYTES:
+                yield _SEQUENCE + state + encode_bytes(12, b"".join(interned))
+                state, interned, size = _NEEDS_STATE, [], 0
+        yield _SEQUENCE + state + encode_bytes(12, b"".join(interned))
+
+    def encode(self, slices: Slices, rows: slice, types: Sequence[int]) -> bytes:
+        """Return the packets of some slices, for each slice one of each type."""
+        first, *others = types
+        track = slices.track[rows] + 1
+        event = Messages(len(track))
+        event.add_encoded(encode_int(9, first))
+        event.add_int(3, slices.category[rows] + np.int64(1))
+        event.add_int(10, self._names[slices.name[rows]])
+        event.add_int(11, track)
+        for argument in slices.arguments:
+            values = argument.values[rows]
+            is_present = values != NULL
+            if argument.kind == FIELDS or not is_present.any():
+                continue
+            self._add_argument(event, argument.name, argument.kind, values, is_present)
+        if slices.flow is not None:
+            event.add_fixed64(48, slices.flow[rows], slices.flow[rows] > 0)
+        if slices.first_flow is not None and slices.flows is not None:
+            is_single = slices.flows[rows] == 1
+            if is_single.any():
+                flow = self._timeline.flows[np.where(is_single, slices.first_flow[rows], 0)]
+                event.add_fixed64(47, flow, is_single)
+        tails = dict(self._encode_tails(slices, rows))
+        more = np.zeros(len(track), np.int64)
+        more[list(tails)] = [len(tail) for tail in tails.values()]
+        packets = _wrap_events(event, slices.start_ns[rows] - self._timeline.zero_ns, _NEEDS_STATE, more)
+        behind = packets.measure_bytes()
+        for kind in others:
+            end = Messages(len(track))
+            end.add_encoded(encode_int(9, kind))
+            end.add_int(11, track)
+            packets.add_all(_wrap_events(end, slices.end_ns[rows] - self._timeline.zero_ns, b""))
+        return _insert_tails(packets, behind, tails)
+
+    def _add_argument(self, event: Messages, name: str, kind: int, values: Int64, is_present: Bool) -> None:
+        annotation = Messages(event.count)
+        annotation.add_encoded(encode_int(1, self._argument_numbers[name]))
+        if kind == NUMBER:
+            annotation.add_int(4, values, is_present)
+        else:
+            annotation.add_int(17, self._texts[np.where(is_present, values, 0)], is_present)
+        event.add_messages(4, annotation, is_present)
+
+    def _encode_tails(self, slices: Slices, rows: slice) -> Iterator[tuple[int, bytes]]:
+        """Yield what few slices have, of any length: named fields, and the arrows of a call that launched many."""
+        fields = [one.values[rows] for one in slices.arguments if one.kind == FIELDS]
+        has_tail = np.zeros(len(slices.track[rows]), np.bool_)
+        for column in fields:
+            has_tail |= column != NULL
+        first, flows = slices.first_flow, slices.flows
+        if flows is not None:
+            has_tail |= flows[rows] > 1
+        for row in np.flatnonzero(has_tail).tolist():
+            tail = b"".join(self._encode_fields(int(column[row])) for column in fields if column[row] != NULL)
+            if first is not None and flows is not None and (count := int(flows[rows][row])) > 1:
+                begin = int(first[rows][row])
+                several = Messages(count)
+                several.add_fixed64(47, self._timeline.flows[begin : begin + count])
+                tail += several.to_bytes()
+            yield row, tail
+
+    def _encode_fields(self, text: int) -> bytes:
+        if text not in self._fields:
+            name = encode_int(1, self._argument_numbers["fields"])
+            self._fields[text] = encode_bytes(4, name + _encode_json(self._timeline.texts[text]))
+        return self._fields[text]
+
+
+def _insert_tails(packets: Messages, behind: Int64, tails: Mapping[int, bytes]) -> bytes:
+    """Return the packets with what follows the first part of some of them.
+
+    Args:
+        behind: how many bytes of each are before that.
+        tails: by the number of the packet.
+    """
+    encoded = packets.to_bytes()
+    if not tails:
+        return encoded
+    length = packets.measure_bytes()
+    places = (np.cumsum(length) - length + behind)[list(tails)].tolist()
+    parts, since = [], 0
+    for place, tail in zip(places, tails.values(), strict=True):
+        parts += [encoded[since:place], tail]
+        since = place
+    return b"".join([*parts, encoded[since:]])
+
+
+def _encode_json(text: str) -> bytes:
+    """Return the value of an annotation: what a text is as JSON, or the text where it is none."""
+    try:
+        return _encode_value(json.loads(text), text, 0)
+    except (ValueError, RecursionError):
+        return encode_text(6, text)
+
+
+def _encode_value(value: Any, otherwise: str | None, depth: int) -> bytes:
+    if depth > _DEPTH_MAX:
+        return encode_text(6, json.dumps(value) if otherwise is None else otherwise)
+    if isinstance(value, dict):
+        return b"".join(
+            encode_bytes(11, encode_text(10, name) + _encode_value(one, None, depth + 1))
+            for name, one in value.items()
+        )
+    if isinstance(value, list):
+        return b"".join(encode_bytes(12, _encode_value(one, None, depth + 1)) for one in value)
+    if isinstance(value, bool):
+        return encode_int(2, int(value))
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+        return encode_int(4, value)
+    if isinstance(value, float):
+        return encode_double(5, value)
+    return encode_text(6, "null" if value is None else str(value))

@@ -45,13 +45,15 @@ def _assign_nested(start_ns: Int64, end_ns: Int64) -> list[int]:
     open_ends: list[list[int]] = []
     lanes = []
     for start, end in zip(start_ns.tolist(), end_ns.tolist(), strict=True):
-        for lane, ends in enumerate(open_ends):
+        lane = 0
+        while lane < len(open_ends):
+            ends = open_ends[lane]
             while ends and ends[-1] <= start:
                 ends.pop()
             if not ends or ends[-1] >= end:
                 break
-        else:
-            lane = len(open_ends)
+            lane += 1
+        if lane == len(open_ends):
             open_ends.append([])
         open_ends[lane].append(end)
         lanes.append(lane)

@@ -1,33 +1,42 @@
-"""Write a recording in the format of another tool: `traceable export PATH --to perfetto -o step.perfetto-trace`.
+"""Write a recording for another tool: `traceable export PATH --to perfetto`.
 
-A timeline for Perfetto or Chrome, its events as Parquet, or a table as CSV or Markdown. The file is new: nothing is
-replaced, and an export that fails leaves nothing. See `traceable help export`.
+A timeline for Perfetto or Chrome, the events as Parquet, or a view of the report as CSV or Markdown. The output is new:
+nothing is replaced, and an export that fails leaves nothing. See `traceable help export`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
-import time
 from pathlib import Path
 
 from traceable.cli import report
 from traceable.cli.console import log
-from traceable.cli.selection import resolve_name_rules, select_requested_part
-from traceable.errors import Message, UsageError
+from traceable.cli.selection import (
+    add_filter_arguments,
+    add_name_arguments,
+    add_path_arguments,
+    add_step_arguments,
+    resolve_name_rules,
+    select_requested_part,
+)
+from traceable.errors import UsageError
 from traceable.report.export import FORMATS, load_exporter
+from traceable.report.views import ALL, RANGES, VIEWS
 from traceable.units import format_bytes
 
-TEXTS = {"csv": "a table of the report as CSV", "markdown": "what `report` prints as GitHub Markdown"}
-"""The formats that are outputs of the report, and the end of the names of their files."""
-
-_SUFFIXES = {**{name: one.suffix for name, one in FORMATS.items()}, "csv": ".csv", "markdown": ".md"}
+_VIEW_FORMATS = {
+    "csv": (".csv", "a view of the report as CSV, every column"),
+    "markdown": (".md", "a view of the report as GitHub Markdown"),
+}
+"""The formats that are outputs of `report`: the end of the names of their files, and what they are."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `export` takes."""
-    helps = {**{name: one.help for name, one in FORMATS.items()}, **TEXTS}
+    helps = {name: one.help for name, one in FORMATS.items()} | {
+        name: line for name, (_, line) in _VIEW_FORMATS.items()
+    }
     parser.add_argument(
         "--to",
         metavar="FORMAT",
@@ -39,49 +48,94 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        type=Path,
-        help="the new file, of parquet the new directory (default: in the current directory, named after PATH)",
+        help="the new file, or with --to parquet the new directory (default: PATH's name, in the current directory)",
     )
-    report.add_path_arguments(parser)
-    report.add_query_arguments(parser)
+    add_path_arguments(parser)
+    group = parser.add_argument_group("content")
+    group.add_argument(
+        "--view", metavar="VIEW", choices=[*VIEWS, ALL], help="with --to csv or markdown: this view (default: ranges)"
+    )
+    add_name_arguments(group)
+    add_step_arguments(group)
+    add_filter_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the export; return the exit code.
 
     Raises:
-        UsageError: the output exists, or an option has no effect on the format.
+        UsageError: the output exists, or --view without a format of views.
         TraceableError: the recording can't be read, has nothing to export, or the output can't be written.
     """
     if not arguments.paths:
         from traceable.protocol.run_dir import find_latest_run
 
         arguments.paths = [find_latest_run()]
-    path = arguments.output or _make_default_name(arguments.paths[0], arguments.to)
-    _check_new(path)
-    if arguments.to in TEXTS:
-        return report.print_to_file(arguments, arguments.to, path)
-    report.reject_view_options(arguments, f"--to {arguments.to} writes events, of which there are no views")
-    started = time.monotonic()
+    output = _resolve_output(arguments)
+    if arguments.to in _VIEW_FORMATS:
+        return _write_view(arguments, output)
+    if arguments.view is not None:
+        raise UsageError(
+            "option_not_supported", f"--to {arguments.to} does not support --view", "leave it out; it writes all events"
+        )
     from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
 
     check_memory_limit(arguments.paths[0])
     use_one_blas_thread()
+    # numpy takes a tenth of a second to import: invalid options are rejected before.
     rules = resolve_name_rules(arguments)
+    from traceable.analysis.clocks import parse_clock_offset
     from traceable.cli.progress import Progress
-    from traceable.recording import normalize_names
+    from traceable.recording import load, normalize_names
 
     keep_freed_memory()
     with Progress() as progress:
-        whole = report.load_recording(arguments, progress)
+        whole = load(
+            arguments.paths,
+            progress=progress,
+            allow_unrelated=arguments.allow_unrelated,
+            raw_names=True,
+            clock_offsets=dict(map(parse_clock_offset, arguments.clock_offset)),
+        )
         if rules is not None:
             normalize_names([whole], rules, arguments.expand or ())
         recording = select_requested_part(whole, arguments)
-        progress(f"writing {path}")
-        notes = load_exporter(arguments.to).export(recording, path)
-    size = sum(file.stat().st_size for file in (path.iterdir() if path.is_dir() else [path]))
-    log(f"{path}: {format_bytes(size)}, written in {time.monotonic() - started:.1f} s")
+        progress(f"writing {output}")
+        notes = load_exporter(arguments.to).export(recording, output)
     for note in notes:
         log(note)
-    sys.stdout.flush()
+    size = sum(file.stat().st_size for file in (output.iterdir() if output.is_dir() else [output]))
+    log(f"wrote {output} ({format_bytes(size)})")
     return 0
+
+
+def _write_view(arguments: argparse.Namespace, output: Path) -> int:
+    """Have `report` write the view, with the options that both commands have."""
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    view = arguments.view or RANGES.name
+    words = [f"--view={view}", f"--{arguments.to}={output}", "--quiet", "--", *map(str, arguments.paths)]
+    code = report.run(parser.parse_args(words, arguments))
+    log(f"wrote {output} ({format_bytes(output.stat().st_size)})")
+    return code
+
+
+def _resolve_output(arguments: argparse.Namespace) -> Path:
+    """Return the absolute path of the output.
+
+    Raises:
+        UsageError: there is something, or no directory for it.
+    """
+    if arguments.output is None:
+        suffix = FORMATS[arguments.to].suffix if arguments.to in FORMATS else _VIEW_FORMATS[arguments.to][0]
+        path = Path(arguments.paths[0].absolute().name.removesuffix(".gz")).with_suffix("")
+        output = Path.cwd() / f"{path or 'recording'}{suffix}"
+    else:
+        output = Path(arguments.output).absolute()
+    if not output.parent.is_dir():
+        raise UsageError(
+            "output_file_invalid", f"no such directory: {output.parent}", "name a file in a directory that exists"
+        )
+    if os.path.lexists(output):
+        raise UsageError("output_exists", f"{output} exists, and an export replaces nothing", "name another: -o FILE")
+    return output

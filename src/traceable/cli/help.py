@@ -26,6 +26,7 @@ SECTIONS = {
         *("from-system-wide", "from-kubectl-script"),
         *("analysis", "critical-path", "rates", "ncu"),
         *("compare", "baselines", "align"),
+        "export",
         *("contract", "testing", "measure-overhead"),
         *("doctor", "diagnosis"),
     ),

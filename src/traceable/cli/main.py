@@ -27,6 +27,7 @@ COMMANDS = {
     "job": "record prefill and decode under the loads of a YAML file, and compare them",
     "control": "open and close windows in a running program",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
+    "export": "write a recording for Perfetto, Chrome, or as Parquet, CSV or Markdown",
     "compare": "compare recordings: what differs, whether it is noise, and what explains it",
     "align": "check how faithful a mock is to the full model, kernel by kernel",
     "baseline": "save recordings as a small file to compare later ones with",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -201,6 +202,26 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
             Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _make_write_error(path, error) from error
+
+
+@contextlib.contextmanager
+def create_directory(path: Path) -> Iterator[Path]:
+    """Make a directory that becomes `path`, which must not exist, when it is complete; after an error there is none.
+
+    Raises:
+        TraceError: it can't be written there.
+    """
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:_PREFIX_MAX]}."))
+        try:
+            yield temporary
+            temporary.chmod(0o777 & ~_get_umask())
+            temporary.rename(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
     except OSError as error:
         raise _make_write_error(path, error) from error

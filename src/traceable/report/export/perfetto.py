@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from traceable.report.document import replace_file
 from traceable.report.export.protobuf import (
     Messages,
     encode_bytes,
@@ -21,8 +23,22 @@ from traceable.report.export.protobuf import (
     encode_int,
     encode_text,
 )
-from traceable.report.export.tracks import CATEGORIES, FIELDS, NUMBER, TEXT, Samples, Slices, Timeline, Track
+from traceable.report.export.tracks import (
+    CATEGORIES,
+    FIELDS,
+    NUMBER,
+    TEXT,
+    Samples,
+    Slices,
+    Timeline,
+    Track,
+    draw_recording,
+)
 from traceable.trace.model import NULL, Bool, Int64, find_distinct
+
+if TYPE_CHECKING:
+    from traceable.errors import Message
+    from traceable.recording import Recording
 
 _ROWS_AT_ONCE = 1 << 14
 """Slices that are encoded at once: what numpy reads and writes for them stays in the processor's cache."""
@@ -47,6 +63,14 @@ _EVENT_NAMES, _ARGUMENT_NAMES, _ARGUMENT_TEXTS, _CATEGORY_NAMES = 2, 3, 29, 1
 
 _DEPTH_MAX = 64
 """How deep lists and objects are nested in fields that are written as such; deeper ones are text."""
+
+
+def export(recording: Recording, path: Path) -> tuple[Message, ...]:
+    """Write a recording to a new file; arguments, result and errors as of `Exporter.export`."""
+    timeline, notes = draw_recording(recording)
+    with replace_file(path) as file:
+        write(timeline, file)
+    return notes
 
 
 def write(timeline: Timeline, file: BinaryIO) -> None:
@@ -268,8 +292,7 @@ def _encode_value(value: Any, otherwise: str | None, depth: int) -> bytes:
         return encode_text(6, json.dumps(value) if otherwise is None else otherwise)
     if isinstance(value, dict):
         return b"".join(
-            encode_bytes(11, encode_text(10, name) + _encode_value(one, None, depth + 1))
-            for name, one in value.items()
+            encode_bytes(11, encode_text(10, name) + _encode_value(one, None, depth + 1)) for name, one in value.items()
         )
     if isinstance(value, list):
         return b"".join(encode_bytes(12, _encode_value(one, None, depth + 1)) for one in value)

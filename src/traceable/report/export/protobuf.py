@@ -9,6 +9,7 @@ Only what a writer of traces needs is here: varints, 64-bit values, bytes and ne
 
 from __future__ import annotations
 
+import struct
 from typing import TypeAlias
 
 import numpy as np
@@ -44,7 +45,7 @@ def encode_int(field: int, value: int) -> bytes:
 
 def encode_double(field: int, value: float) -> bytes:
     """Return a field with a real number."""
-    return encode_varint(field << 3 | _FIXED64) + np.float64(value).astype("<f8").tobytes()
+    return encode_varint(field << 3 | _FIXED64) + struct.pack("<d", value)
 
 
 def encode_bytes(field: int, content: bytes) -> bytes:

@@ -12,19 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from traceable.analysis.attribution import REASONS, RULES
-from traceable.analysis.context import Context
+from traceable.analysis.context import Context, suggest_gpu_recording
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.labels import OPERATION_NAMES, label_operations
 from traceable.analysis.lanes import assign_lanes
 from traceable.analysis.memory import MEMORY_KINDS
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.table import Table
+from traceable.errors import Message, MissingDataError
 from traceable.protocol.nvtx import is_identity
 from traceable.trace.model import GEOMETRY, NULL, START_END, Bool, Float64, Int64, NDArray
+from traceable.units import format_duration
+
+if TYPE_CHECKING:
+    from traceable.recording import Recording
 
 RANGE, SEGMENT, CALL, KERNELS, COPIES, MEMSETS, GRAPHS, TASK, REQUEST, MARK = range(10)
 
@@ -140,6 +147,79 @@ class Timeline:
         return sum(map(len, self.slices)) + len(self.instants)
 
 
+def draw_recording(recording: Recording) -> tuple[Timeline, tuple[Message, ...]]:
+    """Return the timeline of a recording, and what its reader needs to know.
+
+    Raises:
+        MissingDataError: it has nothing that a timeline shows.
+    """
+    notes = describe_recording(recording)
+    timeline = build_timeline(recording.context, query_requests(recording))
+    if not timeline.zero_ns:
+        return timeline, notes
+    text = f"events begin before the recording: all times are later by {format_duration(-timeline.zero_ns)}"
+    return timeline, (*notes, Message("times_shifted", text))
+
+
+def describe_recording(recording: Recording) -> tuple[Message, ...]:
+    """Return what the reader of an exported recording needs to know: what it lacks, and when its time 0 was.
+
+    Raises:
+        MissingDataError: it has nothing to export.
+    """
+    trace, has_gpu_work = recording.trace, len(recording.context.gpu) > 0
+    events = (trace.ranges, trace.marks, trace.counters, trace.calls)
+    if not has_gpu_work and not any(map(len, events)):
+        raise MissingDataError(
+            "nothing_to_export",
+            "the recording has no ranges, calls, GPU work or counters",
+            suggest_gpu_recording(trace),
+        )
+    notes = []
+    if not has_gpu_work:
+        notes.append(Message("no_gpu_work", f"no GPU work is recorded; {suggest_gpu_recording(trace)}"))
+    if not len(trace.ranges):
+        notes.append(Message("no_ranges", "no ranges are recorded; annotate the program: `traceable help annotation`"))
+    if trace.utc_epoch_ns is None:
+        notes.append(Message("wall_clock_unknown", "the wall clock at time 0 is not recorded"))
+    else:
+        start = datetime.fromtimestamp(trace.utc_epoch_ns // 10**9, timezone.utc)
+        fraction = f"{trace.utc_epoch_ns % 10**9:09d}"
+        notes.append(Message("time_zero", f"time 0 is {start:%Y-%m-%dT%H:%M:%S}.{fraction}Z"))
+    return tuple(notes)
+
+
+def query_requests(recording: Recording) -> Table | None:
+    """Return the view `requests`; None for a recording without requests."""
+    try:
+        return recording.query("requests")
+    except MissingDataError:
+        return None
+
+
+def select_calls(context: Context) -> Int64:
+    """Return the API calls that the context is about, in order."""
+    calls = np.arange(len(context.trace.calls))
+    return calls if context.selection is None else calls[context.selection.calls[: len(calls)]]
+
+
+def select_operations(context: Context) -> Int64:
+    """Return the GPU operations that the context is about, in order."""
+    operations = np.arange(len(context.gpu))
+    return operations if context.selection is None else operations[context.selection.operations]
+
+
+def get_payloads(context: Context, instances: Int64) -> tuple[Int64, Int64]:
+    """Return the integer payload of some range instances, and the index of their category's name; NULL for none."""
+    ranges = (context.trace if context.whole is None else context.whole.trace).ranges
+    row = context.range_of_instance[instances]
+    if not len(ranges):
+        return np.full(len(row), NULL), np.full(len(row), NULL)
+    payload, category = ranges.payload[row], ranges.category[row]
+    has_payload = (row >= 0) & ranges.has_payload[row] & ~is_identity(payload)
+    return np.where(has_payload, payload, NULL), np.where((row >= 0) & (category >= 0), category.astype(np.int64), NULL)
+
+
 def build_timeline(context: Context, requests: Table | None = None) -> Timeline:
     """Return the timeline of a recording, or of the selected part of it.
 
@@ -152,7 +232,7 @@ def build_timeline(context: Context, requests: Table | None = None) -> Timeline:
     if requests is not None:
         slices.append(builder.draw_requests(requests))
     instants, samples = builder.draw_marks(), builder.draw_counters()
-    starts = [one.start_ns.min() for one in (*slices, instants, samples) if len(one.start_ns)]
+    starts = [one.start_ns for one in (*slices, instants)] + [samples.start_ns]
     return Timeline(
         tracks=tuple(builder.tracks),
         texts=builder.texts.all(),
@@ -160,7 +240,7 @@ def build_timeline(context: Context, requests: Table | None = None) -> Timeline:
         instants=instants,
         samples=samples,
         flows=builder.flows,
-        zero_ns=min(0, int(min(starts, default=0))),
+        zero_ns=min(int(column.min(initial=0)) for column in starts),
         utc_epoch_ns=context.trace.utc_epoch_ns,
     )
 
@@ -266,7 +346,8 @@ class _Builder:
                 continue
             parent, name = (further or {}).get(first, (self.tracks[first].parent, self.tracks[first].name))
             tracks.append(self._find_child(parent, name, number))
-        return np.array(tracks, np.int64)[row.reshape(-1)]
+        spread: Int64 = np.array(tracks, np.int64)[row.reshape(-1)]
+        return spread
 
     # ---- arrows
 
@@ -302,13 +383,9 @@ class _Builder:
         thread_of_segment = segments.thread[is_segment]
         if trace.cut is not None:
             inside = (ends > trace.cut.first_ns) & (starts < trace.cut.last_ns)
-            owner, starts, ends, thread_of_segment = (
-                column[inside] for column in (owner, starts, ends, thread_of_segment)
-            )
-            starts, ends = (np.clip(times, trace.cut.first_ns, trace.cut.last_ns) for times in (starts, ends))
-        calls = np.arange(len(trace.calls))
-        if context.selection is not None:
-            calls = np.flatnonzero(context.selection.calls[: len(trace.calls)])
+            owner, thread_of_segment = owner[inside], thread_of_segment[inside]
+            starts, ends = (np.clip(one[inside], trace.cut.first_ns, trace.cut.last_ns) for one in (starts, ends))
+        calls = select_calls(context)
         numbers = (len(ranges), len(owner), len(calls))
         thread = np.concatenate([instances.thread[ranges], thread_of_segment, trace.calls.thread[calls]])
         start = np.concatenate([instances.start_ns[ranges], starts, trace.calls.start_ns[calls]])
@@ -321,7 +398,10 @@ class _Builder:
             replace(one, values=np.concatenate([one.values, behind])) for one in self._make_range_arguments(ranges)
         ]
         of_calls = self._make_call_arguments(calls)
-        arguments = (*of_ranges, *(replace(one, values=np.concatenate([before + NULL, one.values])) for one in of_calls))
+        arguments = (
+            *of_ranges,
+            *(replace(one, values=np.concatenate([before + NULL, one.values])) for one in of_calls),
+        )
         return Slices(
             track=self._spread_lanes(track, lane, crossing),
             start_ns=start[order],
@@ -372,8 +452,7 @@ class _Builder:
         """Yield the operations of GPUs by kind: a track for each stream of each process."""
         context, gpu = self.context, self.context.gpu
         tracks = self._add_streams()
-        selected = np.ones(len(gpu), np.bool_) if context.selection is None else context.selection.operations
-        rows = np.flatnonzero(selected)
+        rows = select_operations(context)
         if not len(rows):
             return
         stream = find_streams(context).stream_of_operation[rows].astype(np.int64)
@@ -443,14 +522,13 @@ class _Builder:
         for process, domain, name in distinct.T.tolist():
             words = [self.texts.get(index) for index in (domain, name) if index >= 0]
             tracks.append(self._add(Track(": ".join(words), self._processes[process], is_counter=True)))
-        return Samples(
-            np.array(tracks, np.int64)[group.reshape(-1)], samples.start_ns[:count], samples.value[:count]
-        )
+        return Samples(np.array(tracks, np.int64)[group.reshape(-1)], samples.start_ns[:count], samples.value[:count])
 
     # ---- details
 
     def _get_process(self, thread: NDArray[np.integer]) -> Int64:
-        return np.array([one.process for one in self.trace.threads], np.int64)[thread]
+        process: Int64 = np.array([one.process for one in self.trace.threads], np.int64)[thread]
+        return process
 
     def _get_names(self, name: NDArray[np.integer]) -> Int64:
         """Return the index of the text of each name."""
@@ -482,21 +560,11 @@ class _Builder:
     def _make_range_arguments(self, rows: Int64) -> tuple[Argument, ...]:
         """Return what ranges carry: domain, category, payload, fields; and how they were recorded."""
         instances = self.context.instances
-        whole = (self.trace if self.trace.cut is None else self.trace.cut.whole).ranges
-        row = self.context.range_of_instance[rows]
-        has_row = row >= 0
-
-        def look_up(column: NDArray[np.integer], absent: int) -> Int64:
-            values = np.full(len(rows), absent, np.int64)
-            values[has_row] = column[row[has_row]]
-            return values
-
-        payload = look_up(whole.payload, NULL)
-        payload[~look_up(whole.has_payload, 0).astype(np.bool_) | is_identity(payload)] = NULL
+        payload, category = get_payloads(self.context, rows)
         is_renamed = instances.recorded_name[rows] != instances.name[rows]
         return (
             Argument("domain", TEXT, _mask_index(instances.domain[rows])),
-            Argument("category", TEXT, _mask_index(look_up(whole.category, -1))),
+            Argument("category", TEXT, category),
             Argument("recorded_name", TEXT, np.where(is_renamed, instances.recorded_name[rows], NULL)),
             Argument("payload", NUMBER, payload),
             Argument("clipped", NUMBER, np.where(instances.clipped[rows], 1, NULL)),
@@ -560,7 +628,8 @@ class _Builder:
     def _name_memory(self, kind: NDArray[np.int32]) -> Int64:
         names = np.append(self.texts.add_all(MEMORY_KINDS), NULL)
         is_known: Bool = (kind >= 0) & (kind < len(MEMORY_KINDS))
-        return names[np.where(is_known, kind, -1)]
+        name: Int64 = names[np.where(is_known, kind, -1)]
+        return name
 
 
 def _is_system_number(number: int) -> bool:

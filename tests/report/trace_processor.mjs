@@ -13,7 +13,7 @@ import vm from "node:vm";
 
 const [folder, trace, socket] = process.argv.slice(2);
 const CHUNK = 16 << 20;
-const APPEND = 1, FINALIZE = 2;
+const APPEND = 1, FINALIZE = 2, STATUS = 10;
 
 // What the bundle finds in a browser's worker, and nothing of Node's.
 const { stdout } = process;
@@ -48,17 +48,17 @@ function encodeRequest(method, content) {
 
 const send = (data) => port.onmessage({ data: new Uint8Array(data) });
 const content = fs.readFileSync(trace);
-// The module compiles before it listens on the port.
-while (true) {
-  await new Promise((resolve) => setImmediate(resolve));
+// The module compiles before it takes anything from the port, and until then throws.
+for (let isReady = false; !isReady; ) {
+  await new Promise((resolve) => setTimeout(resolve, 5));
   try {
-    send(encodeRequest(APPEND, content.subarray(0, Math.min(CHUNK, content.length))));
-    break;
+    send(encodeRequest(STATUS));
+    isReady = true;
   } catch (error) {
-    if (!(error instanceof TypeError) && error.name !== "TypeError") throw error;
+    if (error.name !== "TypeError") throw error;
   }
 }
-for (let at = CHUNK; at < content.length; at += CHUNK) send(encodeRequest(APPEND, content.subarray(at, at + CHUNK)));
+for (let at = 0; at < content.length; at += CHUNK) send(encodeRequest(APPEND, content.subarray(at, at + CHUNK)));
 send(encodeRequest(FINALIZE));
 net
   .createServer((connection) => {

@@ -15,7 +15,7 @@ import numpy as np
 
 from traceable.analysis.attribution import REASONS, RULES
 from traceable.analysis.gpus import find_streams
-from traceable.analysis.labels import OPERATION_NAMES, label_operations
+from traceable.analysis.labels import OPERATION_NAMES, label_operations, strip_call_version
 from traceable.analysis.memory import MEMORY_KINDS
 from traceable.errors import UsageError
 from traceable.report.document import create_directory
@@ -138,7 +138,7 @@ class _Tables:
         return {
             "start_ns": self._arrow.array(calls.start_ns[rows]),
             "end_ns": self._arrow.array(calls.end_ns[rows]),
-            "name": self._look_up(calls.name[rows]),
+            "name": self._choose([strip_call_version(name) for name in self._trace.names], calls.name[rows]),
             **self._make_thread_columns(calls.thread[rows]),
             "correlation": self._make_ints(calls.correlation[rows]),
             "is_driver": self._arrow.array(calls.driver[rows] == 1),

@@ -20,14 +20,14 @@ import numpy as np
 from traceable.analysis.attribution import REASONS, RULES
 from traceable.analysis.context import Context, suggest_gpu_recording
 from traceable.analysis.gpus import find_streams
-from traceable.analysis.labels import OPERATION_NAMES, label_operations
+from traceable.analysis.labels import OPERATION_NAMES, label_operations, strip_call_version
 from traceable.analysis.lanes import assign_lanes
 from traceable.analysis.memory import MEMORY_KINDS
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.table import Table
 from traceable.errors import Message, MissingDataError
 from traceable.protocol.nvtx import is_identity
-from traceable.trace.model import GEOMETRY, NULL, START_END, Bool, Float64, Int64, NDArray
+from traceable.trace.model import GEOMETRY, NULL, START_END, Bool, Float64, Int64, NDArray, find_distinct
 from traceable.units import format_duration
 
 if TYPE_CHECKING:
@@ -402,13 +402,12 @@ class _Builder:
             *of_ranges,
             *(replace(one, values=np.concatenate([before + NULL, one.values])) for one in of_calls),
         )
+        names = [self._get_names(one) for one in (instances.name[ranges], instances.name[owner])]
         return Slices(
             track=self._spread_lanes(track, lane, crossing),
             start_ns=start[order],
             end_ns=end[order],
-            name=self._get_names(
-                np.concatenate([instances.name[ranges], instances.name[owner], trace.calls.name[calls]])[order]
-            ),
+            name=np.concatenate([*names, self._name_calls(calls)])[order],
             category=np.repeat(np.array([RANGE, SEGMENT, CALL], np.int8), numbers)[order],
             arguments=tuple(one.take(order) for one in arguments),
             first_flow=np.concatenate([before, self._first_flow[calls]])[order],
@@ -570,6 +569,14 @@ class _Builder:
             Argument("clipped", NUMBER, np.where(instances.clipped[rows], 1, NULL)),
             Argument("fields", FIELDS, _mask_index(instances.fields[rows])),
         )
+
+    def _name_calls(self, rows: Int64) -> Int64:
+        """Return the index of the text of the name of API calls, which is that of the report."""
+        names = self.trace.calls.name[rows]
+        texts = np.full(len(self.trace.names), NULL)
+        for name in find_distinct(names).tolist():
+            texts[name] = self.texts.add(strip_call_version(self.trace.names[name]))
+        return texts[names]
 
     def _make_call_arguments(self, rows: Int64) -> tuple[Argument, ...]:
         calls = self.trace.calls

@@ -44,7 +44,8 @@ CATEGORIES = (
 NUMBER, TEXT, FIELDS = range(3)
 """Kinds of arguments: a whole number, an index into the texts, an index of a text that is a JSON object."""
 
-_OF_OPERATION = {KERNEL: KERNELS, COPY: COPIES, MEMSET: MEMSETS, GRAPH: GRAPHS}
+_CATEGORY_OF_KIND = np.array([KERNELS, COPIES, MEMSETS, GRAPHS], np.int8)
+"""By kind of operation."""
 
 _NO_NAME = "(no name)"
 
@@ -228,7 +229,7 @@ def build_timeline(context: Context, requests: Table | None = None) -> Timeline:
         requests: the view `requests`; None without requests.
     """
     builder = _Builder(context)
-    slices = [builder.draw_threads(), builder.draw_tasks(), *builder.draw_streams()]
+    slices = [builder.draw_threads(), builder.draw_tasks(), builder.draw_streams()]
     if requests is not None:
         slices.append(builder.draw_requests(requests))
     instants, samples = builder.draw_marks(), builder.draw_counters()
@@ -447,30 +448,30 @@ class _Builder:
             ),
         )
 
-    def draw_streams(self) -> Iterator[Slices]:
-        """Yield the operations of GPUs by kind: a track for each stream of each process."""
+    def draw_streams(self) -> Slices:
+        """Return the operations of GPUs: a track for each stream of each process."""
         context, gpu = self.context, self.context.gpu
         tracks = self._add_streams()
         rows = select_operations(context)
-        if not len(rows):
-            return
-        stream = find_streams(context).stream_of_operation[rows].astype(np.int64)
-        order, lane = assign_lanes(stream, gpu.start_ns[rows], gpu.end_ns[rows], nested=False)
+        of_row = tracks[find_streams(context).stream_of_operation[rows]]
+        order, lane = assign_lanes(of_row, gpu.start_ns[rows], gpu.end_ns[rows], nested=False)
         drawn = rows[order]
-        track = self._spread_lanes(tracks[stream[order]], lane)
-        for kind, category in _OF_OPERATION.items():
-            # No two of a lane overlap, so that their order in the file does not matter.
+        arguments: dict[str, Argument] = {}
+        for kind in (KERNEL, COPY, MEMSET, GRAPH):
             mine = np.flatnonzero(gpu.kind[drawn] == kind)
-            operation = drawn[mine]
-            yield Slices(
-                track=track[mine],
-                start_ns=gpu.start_ns[operation],
-                end_ns=gpu.end_ns[operation],
-                name=label_operations(context, operation),
-                category=np.full(len(mine), category, np.int8),
-                arguments=tuple(self._make_operation_arguments(kind, operation)),
-                flow=self._flow_of_operation[operation],
-            )
+            for argument in self._make_operation_arguments(kind, drawn[mine]) if len(mine) else ():
+                if argument.name not in arguments:
+                    arguments[argument.name] = replace(argument, values=np.full(len(drawn), NULL))
+                arguments[argument.name].values[mine] = argument.values
+        return Slices(
+            track=self._spread_lanes(of_row[order], lane),
+            start_ns=gpu.start_ns[drawn],
+            end_ns=gpu.end_ns[drawn],
+            name=label_operations(context, drawn),
+            category=_CATEGORY_OF_KIND[gpu.kind[drawn]],
+            arguments=tuple(arguments.values()),
+            flow=self._flow_of_operation[drawn],
+        )
 
     def draw_requests(self, requests: Table) -> Slices:
         """Return the requests that have a wall time: one track, with a lane for each at a time."""
@@ -560,11 +561,12 @@ class _Builder:
         """Return what ranges carry: domain, category, payload, fields; and how they were recorded."""
         instances = self.context.instances
         payload, category = get_payloads(self.context, rows)
-        is_renamed = instances.recorded_name[rows] != instances.name[rows]
+        recorded_name = instances.recorded_name[rows].astype(np.int64)
+        is_renamed = recorded_name != instances.name[rows]
         return (
             Argument("domain", TEXT, _mask_index(instances.domain[rows])),
             Argument("category", TEXT, category),
-            Argument("recorded_name", TEXT, np.where(is_renamed, instances.recorded_name[rows], NULL)),
+            Argument("recorded_name", TEXT, np.where(is_renamed, recorded_name, NULL)),
             Argument("payload", NUMBER, payload),
             Argument("clipped", NUMBER, np.where(instances.clipped[rows], 1, NULL)),
             Argument("fields", FIELDS, _mask_index(instances.fields[rows])),

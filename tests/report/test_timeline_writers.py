@@ -23,9 +23,9 @@ from tests.analysis.sample_traces import rows_of
 from traceable.analysis.context import Context
 from traceable.analysis.labels import get_operation_name, label_operations, strip_call_version
 from traceable.analysis.select import select_part
+from traceable.analysis.tracks import build_timeline
 from traceable.errors import MissingDataError
 from traceable.report.export import chrome, perfetto
-from traceable.report.export.tracks import build_timeline
 from traceable.trace.model import START_END, Trace
 
 pytest.importorskip("perfetto")

@@ -15,20 +15,13 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from traceable.analysis.tracks import CATEGORIES, FIELDS, MARK, NUMBER, Argument, Slices, Timeline
 from traceable.report.document import replace_file
-from traceable.report.export.tracks import (
-    CATEGORIES,
-    FIELDS,
-    MARK,
-    NUMBER,
-    Argument,
-    Slices,
-    Timeline,
-    draw_recording,
-)
-from traceable.trace.model import NULL, Int64
+from traceable.report.export.content import draw_recording
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from traceable.errors import Message
     from traceable.recording import Recording
 
@@ -133,16 +126,14 @@ class _Writer:
 
     def _format_arguments(self, arguments: tuple[Argument, ...], rows: slice, count: int) -> list[str]:
         columns = []
-        for argument in arguments:
-            values = argument.values[rows]
-            if not (values != NULL).any():
+        for argument in (one.take(rows) for one in arguments):
+            has_value = argument.has_value
+            if not has_value.any():
                 continue
             start = f',"{argument.name}":'
-            if argument.kind == NUMBER:
-                columns.append(["" if one == NULL else f"{start}{one}" for one in values.tolist()])
-            else:
-                write_text = self._get_json if argument.kind == FIELDS else self._quote
-                columns.append(["" if one == NULL else start + write_text(one) for one in values.tolist()])
+            write_value = str if argument.kind == NUMBER else self._get_json if argument.kind == FIELDS else self._quote
+            pairs = zip(argument.values.tolist(), has_value.tolist(), strict=True)
+            columns.append([start + write_value(value) if has else "" for value, has in pairs])
         if not columns:
             return [""] * count
         joined = columns[0] if len(columns) == 1 else list(map("".join, zip(*columns, strict=True)))
@@ -184,7 +175,7 @@ def _number_tracks(timeline: Timeline) -> Iterator[tuple[int, int]]:
         yield pids[number], own if track.tid is None else track.tid
 
 
-def _format_times(time_ns: Int64) -> list[str]:
+def _format_times(time_ns: NDArray[np.int64]) -> list[str]:
     """Return times in microseconds."""
     whole, rest = np.divmod(time_ns, 1000)
     return [f"{us}.{ns:03d}" for us, ns in zip(whole.tolist(), rest.tolist(), strict=True)]

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from traceable.analysis.tracks import CATEGORIES, FIELDS, NUMBER, Argument, Samples, Slices, Timeline, Track
 from traceable.report.document import replace_file
+from traceable.report.export.content import draw_recording
 from traceable.report.export.protobuf import (
     Messages,
     encode_bytes,
@@ -23,20 +25,10 @@ from traceable.report.export.protobuf import (
     encode_int,
     encode_text,
 )
-from traceable.report.export.tracks import (
-    CATEGORIES,
-    FIELDS,
-    NUMBER,
-    TEXT,
-    Samples,
-    Slices,
-    Timeline,
-    Track,
-    draw_recording,
-)
-from traceable.trace.model import NULL, Bool, Int64, find_distinct
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from traceable.errors import Message
     from traceable.recording import Recording
 
@@ -129,7 +121,9 @@ def _encode_samples(timeline: Timeline, rows: slice) -> bytes:
     return _wrap_events(event, samples.start_ns - timeline.zero_ns, b"").to_bytes()
 
 
-def _wrap_events(event: Messages, time_ns: Int64, state: bytes, more: Int64 | int = 0) -> Messages:
+def _wrap_events(
+    event: Messages, time_ns: NDArray[np.int64], state: bytes, more: NDArray[np.int64] | int = 0
+) -> Messages:
     """Return events as packets of a trace.
 
     Args:
@@ -152,19 +146,14 @@ class _SliceWriter:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        batches = (*timeline.slices, timeline.instants)
-        arguments = [argument for batch in batches for argument in batch.arguments]
-        self._names = self._number_texts([batch.name for batch in batches])
-        self._texts = self._number_texts([one.values for one in arguments if one.kind == TEXT])
-        self._argument_numbers = {
-            name: number for number, name in enumerate(dict.fromkeys(one.name for one in arguments), 1)
-        }
+        self._names = self._number_texts(timeline.list_names())
+        self._texts = self._number_texts(timeline.list_argument_texts())
+        arguments = dict.fromkeys(argument.name for batch in timeline.batches for argument in batch.arguments)
+        self._argument_numbers = {name: number for number, name in enumerate(arguments, 1)}
         self._fields: dict[int, bytes] = {}
 
-    def _number_texts(self, columns: Sequence[Int64]) -> Int64:
-        """Return the number of each text of the timeline that is in one of the columns, from 1; 0 for the others."""
-        used = find_distinct(np.concatenate([np.empty(0, np.int64), *map(find_distinct, columns)]))
-        used = used[used != NULL]
+    def _number_texts(self, used: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of each text of the timeline, from 1; 0 for one that is not used."""
         numbers = np.zeros(len(self._timeline.texts), np.int64)
         numbers[used] = np.arange(1, len(used) + 1)
         return numbers
@@ -202,11 +191,8 @@ class _SliceWriter:
         event.add_int(10, self._names[slices.name[rows]])
         event.add_int(11, track)
         for argument in slices.arguments:
-            values = argument.values[rows]
-            is_present = values != NULL
-            if argument.kind == FIELDS or not is_present.any():
-                continue
-            self._add_argument(event, argument.name, argument.kind, values, is_present)
+            if argument.kind != FIELDS:
+                self._add_argument(event, argument.take(rows))
         if slices.flow is not None:
             event.add_fixed64(48, slices.flow[rows], slices.flow[rows] > 0)
         if slices.first_flow is not None and slices.flows is not None:
@@ -226,26 +212,29 @@ class _SliceWriter:
             packets.add_all(_wrap_events(end, slices.end_ns[rows] - self._timeline.zero_ns, b""))
         return _insert_tails(packets, behind, tails)
 
-    def _add_argument(self, event: Messages, name: str, kind: int, values: Int64, is_present: Bool) -> None:
+    def _add_argument(self, event: Messages, argument: Argument) -> None:
+        values, has_value = argument.values, argument.has_value
+        if not has_value.any():
+            return
         annotation = Messages(event.count)
-        annotation.add_encoded(encode_int(1, self._argument_numbers[name]))
-        if kind == NUMBER:
-            annotation.add_int(4, values, is_present)
+        annotation.add_encoded(encode_int(1, self._argument_numbers[argument.name]))
+        if argument.kind == NUMBER:
+            annotation.add_int(4, values, has_value)
         else:
-            annotation.add_int(17, self._texts[np.where(is_present, values, 0)], is_present)
-        event.add_messages(4, annotation, is_present)
+            annotation.add_int(17, self._texts[np.where(has_value, values, 0)], has_value)
+        event.add_messages(4, annotation, has_value)
 
     def _encode_tails(self, slices: Slices, rows: slice) -> Iterator[tuple[int, bytes]]:
         """Yield what few slices have, of any length: named fields, and the arrows of a call that launched many."""
-        fields = [one.values[rows] for one in slices.arguments if one.kind == FIELDS]
+        fields = [(one.values[rows], one.has_value[rows]) for one in slices.arguments if one.kind == FIELDS]
         has_tail = np.zeros(len(slices.track[rows]), np.bool_)
-        for column in fields:
-            has_tail |= column != NULL
+        for _, has_value in fields:
+            has_tail |= has_value
         first, flows = slices.first_flow, slices.flows
         if flows is not None:
             has_tail |= flows[rows] > 1
         for row in np.flatnonzero(has_tail).tolist():
-            tail = b"".join(self._encode_fields(int(column[row])) for column in fields if column[row] != NULL)
+            tail = b"".join(self._encode_fields(int(values[row])) for values, has in fields if has[row])
             if first is not None and flows is not None and (count := int(flows[rows][row])) > 1:
                 begin = int(first[rows][row])
                 several = Messages(count)
@@ -260,7 +249,7 @@ class _SliceWriter:
         return self._fields[text]
 
 
-def _insert_tails(packets: Messages, behind: Int64, tails: Mapping[int, bytes]) -> bytes:
+def _insert_tails(packets: Messages, behind: NDArray[np.int64], tails: Mapping[int, bytes]) -> bytes:
     """Return the packets with what follows the first part of some of them.
 
     Args:

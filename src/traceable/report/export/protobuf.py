@@ -10,13 +10,17 @@ Only what a writer of traces needs is here: varints, 64-bit values, bytes and ne
 from __future__ import annotations
 
 import struct
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from traceable.trace.model import Bool, Float64, Int64, NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-Bytes: TypeAlias = NDArray[np.uint8]
+    Bytes: TypeAlias = NDArray[np.uint8]
+    Bool: TypeAlias = NDArray[np.bool_]
+    Int64: TypeAlias = NDArray[np.int64]
+    Float64: TypeAlias = NDArray[np.float64]
 
 _VARINT, _FIXED64, _LENGTH_DELIMITED = range(3)
 """Types of fields, as they are written."""

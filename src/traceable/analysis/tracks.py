@@ -12,26 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from traceable.analysis.attribution import REASONS, RULES
-from traceable.analysis.context import Context, suggest_gpu_recording
+from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.labels import OPERATION_NAMES, label_operations, strip_call_version
 from traceable.analysis.lanes import assign_lanes
 from traceable.analysis.memory import MEMORY_KINDS
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.table import Table
-from traceable.errors import Message, MissingDataError
 from traceable.protocol.nvtx import is_identity
 from traceable.trace.model import GEOMETRY, NULL, START_END, Bool, Float64, Int64, NDArray, find_distinct
-from traceable.units import format_duration
-
-if TYPE_CHECKING:
-    from traceable.recording import Recording
 
 RANGE, SEGMENT, CALL, KERNELS, COPIES, MEMSETS, GRAPHS, TASK, REQUEST, MARK = range(10)
 
@@ -79,7 +72,13 @@ class Argument:
     kind: int
     values: Int64
 
-    def take(self, rows: NDArray[np.int64]) -> Argument:
+    @property
+    def has_value(self) -> Bool:
+        """Which of the slices have it."""
+        has_value: Bool = self.values != NULL
+        return has_value
+
+    def take(self, rows: Int64 | slice) -> Argument:
         """Return the argument of some of the slices."""
         return replace(self, values=self.values[rows])
 
@@ -143,59 +142,23 @@ class Timeline:
     zero_ns: int
     utc_epoch_ns: int | None
 
+    @property
+    def batches(self) -> tuple[Slices, ...]:
+        """All slices and instants."""
+        return (*self.slices, self.instants)
+
     def count_slices(self) -> int:
         """Return how many slices and instants there are."""
-        return sum(map(len, self.slices)) + len(self.instants)
+        return sum(map(len, self.batches))
 
+    def list_names(self) -> Int64:
+        """Return the texts that are names of slices, in order."""
+        return _find_used([batch.name for batch in self.batches])
 
-def draw_recording(recording: Recording) -> tuple[Timeline, tuple[Message, ...]]:
-    """Return the timeline of a recording, and what its reader needs to know.
-
-    Raises:
-        MissingDataError: it has nothing that a timeline shows.
-    """
-    notes = describe_recording(recording)
-    timeline = build_timeline(recording.context, query_requests(recording))
-    if not timeline.zero_ns:
-        return timeline, notes
-    text = f"events begin before the recording: all times are later by {format_duration(-timeline.zero_ns)}"
-    return timeline, (*notes, Message("times_shifted", text))
-
-
-def describe_recording(recording: Recording) -> tuple[Message, ...]:
-    """Return what the reader of an exported recording needs to know: what it lacks, and when its time 0 was.
-
-    Raises:
-        MissingDataError: it has nothing to export.
-    """
-    trace, has_gpu_work = recording.trace, len(recording.context.gpu) > 0
-    events = (trace.ranges, trace.marks, trace.counters, trace.calls)
-    if not has_gpu_work and not any(map(len, events)):
-        raise MissingDataError(
-            "nothing_to_export",
-            "the recording has no ranges, calls, GPU work or counters",
-            suggest_gpu_recording(trace),
-        )
-    notes = []
-    if not has_gpu_work:
-        notes.append(Message("no_gpu_work", f"no GPU work is recorded; {suggest_gpu_recording(trace)}"))
-    if not len(trace.ranges):
-        notes.append(Message("no_ranges", "no ranges are recorded; annotate the program: `traceable help annotation`"))
-    if trace.utc_epoch_ns is None:
-        notes.append(Message("wall_clock_unknown", "the wall clock at time 0 is not recorded"))
-    else:
-        start = datetime.fromtimestamp(trace.utc_epoch_ns // 10**9, timezone.utc)
-        fraction = f"{trace.utc_epoch_ns % 10**9:09d}"
-        notes.append(Message("time_zero", f"time 0 is {start:%Y-%m-%dT%H:%M:%S}.{fraction}Z"))
-    return tuple(notes)
-
-
-def query_requests(recording: Recording) -> Table | None:
-    """Return the view `requests`; None for a recording without requests."""
-    try:
-        return recording.query("requests")
-    except MissingDataError:
-        return None
+    def list_argument_texts(self) -> Int64:
+        """Return the texts that are values of arguments, in order."""
+        arguments = (argument for batch in self.batches for argument in batch.arguments)
+        return _find_used([one.values[one.has_value] for one in arguments if one.kind == TEXT])
 
 
 def select_calls(context: Context) -> Int64:
@@ -639,6 +602,10 @@ class _Builder:
         is_known: Bool = (kind >= 0) & (kind < len(MEMORY_KINDS))
         name: Int64 = names[np.where(is_known, kind, -1)]
         return name
+
+
+def _find_used(columns: Sequence[Int64]) -> Int64:
+    return find_distinct(np.concatenate([np.empty(0, np.int64), *map(find_distinct, columns)]))
 
 
 def _is_system_number(number: int) -> bool:

@@ -23,7 +23,7 @@ from tests.analysis.sample_traces import rows_of
 from traceable.analysis.context import Context
 from traceable.analysis.labels import get_operation_name, label_operations, strip_call_version
 from traceable.analysis.select import select_part
-from traceable.analysis.tracks import build_timeline
+from traceable.analysis.track_events import build_track_events
 from traceable.errors import MissingDataError
 from traceable.report.export import chrome, perfetto
 from traceable.trace.model import START_END, Trace
@@ -39,8 +39,8 @@ def read_perfetto(context: Context) -> tuple[list[dict[str, Any]], dict[int, dic
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
     file = io.BytesIO()
-    timeline = build_timeline(context)
-    perfetto.write(timeline, file)
+    drawn = build_track_events(context)
+    perfetto.write(drawn, file)
     trace = perfetto_trace_pb2.Trace()
     trace.ParseFromString(file.getvalue())
     names: dict[str, dict[int, str]] = defaultdict(dict)
@@ -56,7 +56,7 @@ def read_perfetto(context: Context) -> tuple[list[dict[str, Any]], dict[int, dic
             assert track.parent_uuid == 0 or track.parent_uuid in tracks
             tracks[track.uuid] = {"name": track.name, "parent": track.parent_uuid}
         if packet.HasField("track_event"):
-            events.append((packet.timestamp + timeline.zero_ns, packet.track_event))
+            events.append((packet.timestamp + drawn.zero_ns, packet.track_event))
     slices, samples, stacks = [], [], defaultdict(list)
     for time, event in sorted(events, key=lambda one: one[0]):
         assert event.track_uuid in tracks
@@ -96,7 +96,7 @@ def decode(note: Any, values: dict[int, str]) -> Any:
 def read_chrome(context: Context) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The slices of the file, and its arrows."""
     file = io.BytesIO()
-    chrome.write(build_timeline(context), file)
+    chrome.write(build_track_events(context), file)
     document = json.loads(file.getvalue())
     slices, arrows = [], []
     for event in document["traceEvents"]:
@@ -202,8 +202,8 @@ def test_fields_are_what_they_are_as_json_and_names_what_they_are() -> None:
 
 def test_times_before_the_recording_move_all() -> None:
     context = Context(make_trace([span("step", 0, -500, 700), span("pack", 0, 0, 100)]))
-    timeline = build_timeline(context)
-    assert timeline.zero_ns == -500
+    events = build_track_events(context)
+    assert events.zero_ns == -500
     assert {(one["name"], one["start"], one["end"]) for one in read_perfetto(context)[0]} == {
         ("step", -500, 700),
         ("pack", 0, 100),

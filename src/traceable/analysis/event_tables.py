@@ -16,7 +16,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.labels import OPERATION_NAMES, label_operations, strip_call_version
 from traceable.analysis.memory import MEMORY_KINDS
-from traceable.analysis.tracks import get_payloads, select_calls, select_operations
+from traceable.analysis.track_events import get_payloads, select_calls, select_operations
 from traceable.trace.model import GEOMETRY, NULL, START_END, Bool, Int64, NDArray
 
 

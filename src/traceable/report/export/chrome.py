@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from traceable.analysis.tracks import CATEGORIES, FIELDS, MARK, NUMBER, Argument, Slices, Timeline
+from traceable.analysis.track_events import CATEGORIES, FIELDS, MARK, NUMBER, Argument, Slices, TrackEvents
 from traceable.report.document import replace_file
 from traceable.report.export.content import draw_recording
 
@@ -36,24 +36,24 @@ _FIRST_NUMBER = 1 << 30
 
 def export(recording: Recording, path: Path) -> tuple[Message, ...]:
     """Write a recording to a new file; arguments, result and errors as of `Exporter.export`."""
-    timeline, notes = draw_recording(recording)
+    events, notes = draw_recording(recording)
     with replace_file(path) as file:
         if path.suffix == ".gz":
             # Without name and time the same recording is the same file.
             with gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) as compressed:
-                write(timeline, compressed)
+                write(events, compressed)
         else:
-            write(timeline, file)
+            write(events, file)
     return notes
 
 
-def write(timeline: Timeline, file: BinaryIO | gzip.GzipFile) -> None:
-    """Write a timeline as JSON."""
-    origin = None if timeline.utc_epoch_ns is None else timeline.utc_epoch_ns + timeline.zero_ns
+def write(events: TrackEvents, file: BinaryIO | gzip.GzipFile) -> None:
+    """Write tracks and events as JSON."""
+    origin = None if events.utc_epoch_ns is None else events.utc_epoch_ns + events.zero_ns
     head = {"displayTimeUnit": "ns", "otherData": {"utc_epoch_ns": origin}}
     file.write(json.dumps(head)[:-1].encode() + b', "traceEvents": [\n')
     separator = ""
-    for lines in _Writer(timeline).iter_lines():
+    for lines in _Writer(events).iter_lines():
         file.write((separator + ",\n".join(lines)).encode())
         separator = ",\n"
     file.write(b"\n]}\n")
@@ -62,23 +62,23 @@ def write(timeline: Timeline, file: BinaryIO | gzip.GzipFile) -> None:
 class _Writer:
     """Writes events as lines of JSON."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
+    def __init__(self, events: TrackEvents) -> None:
+        self._events = events
         self._quoted: dict[int, str] = {}
-        self._places = [f'"pid":{pid},"tid":{tid}' for pid, tid in _number_tracks(timeline)]
+        self._places = [f'"pid":{pid},"tid":{tid}' for pid, tid in _number_tracks(events)]
 
     def iter_lines(self) -> Iterator[list[str]]:
         """Yield all events, one a line; there is always one, as there is a track."""
-        timeline = self._timeline
+        events = self._events
         yield list(self._describe_tracks())
-        for slices in (*timeline.slices, timeline.instants):
+        for slices in (*events.slices, events.instants):
             for first in range(0, len(slices), _ROWS_AT_ONCE):
                 yield self._format_slices(slices, slice(first, first + _ROWS_AT_ONCE))
-        for first in range(0, len(timeline.samples.value), _ROWS_AT_ONCE):
+        for first in range(0, len(events.samples.value), _ROWS_AT_ONCE):
             yield self._format_samples(slice(first, first + _ROWS_AT_ONCE))
 
     def _describe_tracks(self) -> Iterator[str]:
-        tracks = self._timeline.tracks
+        tracks = self._events.tracks
         for number, track in enumerate(tracks):
             words = [track.name] if track.name else []
             above = track.parent
@@ -96,7 +96,7 @@ class _Writer:
     def _format_slices(self, slices: Slices, rows: slice) -> list[str]:
         track, category = slices.track[rows].tolist(), slices.category[rows].tolist()
         start_ns, length_ns = (
-            slices.start_ns[rows] - self._timeline.zero_ns,
+            slices.start_ns[rows] - self._events.zero_ns,
             slices.end_ns[rows] - slices.start_ns[rows],
         )
         starts, places = _format_times(start_ns), [self._places[one] for one in track]
@@ -119,7 +119,7 @@ class _Writer:
         if slices.first_flow is not None and slices.flows is not None:
             firsts, counts = slices.first_flow[rows], slices.flows[rows]
             for row in np.flatnonzero(counts).tolist():
-                flows = self._timeline.flows[firsts[row] : firsts[row] + counts[row]].tolist()
+                flows = self._events.flows[firsts[row] : firsts[row] + counts[row]].tolist()
                 arrows = [_format_arrow("s", flow, places[row], starts[row]) for flow in flows]
                 lines[row] = ",\n".join([lines[row], *arrows])
         return lines
@@ -141,19 +141,19 @@ class _Writer:
 
     def _quote(self, text: int) -> str:
         if text not in self._quoted:
-            self._quoted[text] = json.dumps(self._timeline.texts[text])
+            self._quoted[text] = json.dumps(self._events.texts[text])
         return self._quoted[text]
 
     def _get_json(self, text: int) -> str:
         """Return a text that is JSON as it is; as a string where it is none."""
         try:
-            return json.dumps(json.loads(self._timeline.texts[text]), allow_nan=False, separators=(",", ":"))
+            return json.dumps(json.loads(self._events.texts[text]), allow_nan=False, separators=(",", ":"))
         except (ValueError, RecursionError):
             return self._quote(text)
 
     def _format_samples(self, rows: slice) -> list[str]:
-        samples, tracks = self._timeline.samples, self._timeline.tracks
-        times = _format_times(samples.start_ns[rows] - self._timeline.zero_ns)
+        samples, tracks = self._events.samples, self._events.tracks
+        times = _format_times(samples.start_ns[rows] - self._events.zero_ns)
         names = {one: json.dumps(tracks[one].name) for one in set(samples.track[rows].tolist())}
         return [
             f'{{"ph":"C",{self._places[track]},"ts":{time},"name":{names[track]},"args":{{"value":{value!r}}}}}'
@@ -163,10 +163,10 @@ class _Writer:
         ]
 
 
-def _number_tracks(timeline: Timeline) -> Iterator[tuple[int, int]]:
+def _number_tracks(events: TrackEvents) -> Iterator[tuple[int, int]]:
     """Yield the numbers of process and thread of each track."""
     pids: list[int] = []
-    for number, track in enumerate(timeline.tracks):
+    for number, track in enumerate(events.tracks):
         own = _FIRST_NUMBER + number
         if track.parent < 0:
             pids.append(own if track.pid is None else track.pid)

@@ -6,28 +6,28 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from traceable.analysis.context import suggest_gpu_recording
-from traceable.analysis.tracks import build_timeline
+from traceable.analysis.track_events import build_track_events
 from traceable.errors import Message, MissingDataError
 from traceable.units import format_duration
 
 if TYPE_CHECKING:
     from traceable.analysis.table import Table
-    from traceable.analysis.tracks import Timeline
+    from traceable.analysis.track_events import TrackEvents
     from traceable.recording import Recording
 
 
-def draw_recording(recording: Recording) -> tuple[Timeline, tuple[Message, ...]]:
-    """Return the timeline of a recording, and what its reader needs to know.
+def draw_recording(recording: Recording) -> tuple[TrackEvents, tuple[Message, ...]]:
+    """Return the tracks of a recording, and what its reader needs to know.
 
     Raises:
-        MissingDataError: it has nothing that a timeline shows.
+        MissingDataError: it has nothing to export.
     """
     notes = describe_recording(recording)
-    timeline = build_timeline(recording.context, query_requests(recording))
-    if not timeline.zero_ns:
-        return timeline, notes
-    text = f"events begin before the recording: all times are later by {format_duration(-timeline.zero_ns)}"
-    return timeline, (*notes, Message("times_shifted", text))
+    events = build_track_events(recording.context, query_requests(recording))
+    if not events.zero_ns:
+        return events, notes
+    text = f"events begin before the recording: all times are later by {format_duration(-events.zero_ns)}"
+    return events, (*notes, Message("times_shifted", text))
 
 
 def describe_recording(recording: Recording) -> tuple[Message, ...]:

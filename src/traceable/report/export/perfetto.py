@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from traceable.analysis.tracks import CATEGORIES, FIELDS, NUMBER, Argument, Samples, Slices, Timeline, Track
+from traceable.analysis.track_events import CATEGORIES, FIELDS, NUMBER, Argument, Samples, Slices, Track, TrackEvents
 from traceable.report.document import replace_file
 from traceable.report.export.content import draw_recording
 from traceable.report.export.protobuf import (
@@ -59,37 +59,37 @@ _DEPTH_MAX = 64
 
 def export(recording: Recording, path: Path) -> tuple[Message, ...]:
     """Write a recording to a new file; arguments, result and errors as of `Exporter.export`."""
-    timeline, notes = draw_recording(recording)
+    events, notes = draw_recording(recording)
     with replace_file(path) as file:
-        write(timeline, file)
+        write(events, file)
     return notes
 
 
-def write(timeline: Timeline, file: BinaryIO) -> None:
-    """Write a timeline."""
-    for packet in _encode_head(timeline):
+def write(events: TrackEvents, file: BinaryIO) -> None:
+    """Write tracks and events."""
+    for packet in _encode_head(events):
         file.write(encode_bytes(1, packet))
-    writer = _SliceWriter(timeline)
+    writer = _SliceWriter(events)
     for packet in writer.encode_interned():
         file.write(encode_bytes(1, packet))
-    for slices in timeline.slices:
+    for slices in events.slices:
         for first in range(0, len(slices), _ROWS_AT_ONCE):
             file.write(writer.encode(slices, slice(first, first + _ROWS_AT_ONCE), (_BEGIN, _END)))
-    for first in range(0, len(timeline.instants), _ROWS_AT_ONCE):
-        file.write(writer.encode(timeline.instants, slice(first, first + _ROWS_AT_ONCE), (_INSTANT,)))
-    for first in range(0, len(timeline.samples.value), _ROWS_AT_ONCE):
-        file.write(_encode_samples(timeline, slice(first, first + _ROWS_AT_ONCE)))
+    for first in range(0, len(events.instants), _ROWS_AT_ONCE):
+        file.write(writer.encode(events.instants, slice(first, first + _ROWS_AT_ONCE), (_INSTANT,)))
+    for first in range(0, len(events.samples.value), _ROWS_AT_ONCE):
+        file.write(_encode_samples(events, slice(first, first + _ROWS_AT_ONCE)))
 
 
 # ---- clocks and tracks
 
 
-def _encode_head(timeline: Timeline) -> Iterator[bytes]:
-    if timeline.utc_epoch_ns is not None:
-        clocks = ((_BOOTTIME, 0), (_REALTIME, timeline.utc_epoch_ns + timeline.zero_ns))
+def _encode_head(events: TrackEvents) -> Iterator[bytes]:
+    if events.utc_epoch_ns is not None:
+        clocks = ((_BOOTTIME, 0), (_REALTIME, events.utc_epoch_ns + events.zero_ns))
         snapshot = b"".join(encode_bytes(1, encode_int(1, clock) + encode_int(2, time)) for clock, time in clocks)
         yield encode_int(8, 0) + _SEQUENCE + encode_bytes(6, snapshot)
-    for number, track in enumerate(timeline.tracks):
+    for number, track in enumerate(events.tracks):
         yield _SEQUENCE + encode_bytes(60, _encode_track(number, track))
 
 
@@ -112,13 +112,13 @@ def _get_uuid(track: int) -> int:
     return track + 1
 
 
-def _encode_samples(timeline: Timeline, rows: slice) -> bytes:
-    samples = Samples(*(column[rows] for column in vars(timeline.samples).values()))
+def _encode_samples(events: TrackEvents, rows: slice) -> bytes:
+    samples = Samples(*(column[rows] for column in vars(events.samples).values()))
     event = Messages(len(samples.value))
     event.add_encoded(encode_int(9, _COUNTER))
     event.add_int(11, samples.track + 1)
     event.add_fixed64(44, samples.value)
-    return _wrap_events(event, samples.start_ns - timeline.zero_ns, b"").to_bytes()
+    return _wrap_events(event, samples.start_ns - events.zero_ns, b"").to_bytes()
 
 
 def _wrap_events(
@@ -144,23 +144,23 @@ def _wrap_events(
 class _SliceWriter:
     """Encodes slices with the numbers of interned names."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._names = self._number_texts(timeline.list_names())
-        self._texts = self._number_texts(timeline.list_argument_texts())
-        arguments = dict.fromkeys(argument.name for batch in timeline.batches for argument in batch.arguments)
+    def __init__(self, events: TrackEvents) -> None:
+        self._events = events
+        self._names = self._number_texts(events.list_names())
+        self._texts = self._number_texts(events.list_argument_texts())
+        arguments = dict.fromkeys(argument.name for batch in events.batches for argument in batch.arguments)
         self._argument_numbers = {name: number for number, name in enumerate(arguments, 1)}
         self._fields: dict[int, bytes] = {}
 
     def _number_texts(self, used: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of each text of the timeline, from 1; 0 for one that is not used."""
-        numbers = np.zeros(len(self._timeline.texts), np.int64)
+        """Return the number of each text, from 1; 0 for one that is not used."""
+        numbers = np.zeros(len(self._events.texts), np.int64)
         numbers[used] = np.arange(1, len(used) + 1)
         return numbers
 
     def encode_interned(self) -> Iterator[bytes]:
         """Yield the packets that give names their numbers."""
-        texts = self._timeline.texts
+        texts = self._events.texts
         entries = [
             *((_CATEGORY_NAMES, number, name) for number, name in enumerate(CATEGORIES, 1)),
             *((_ARGUMENT_NAMES, number, name) for name, number in self._argument_numbers.items()),
@@ -198,18 +198,18 @@ class _SliceWriter:
         if slices.first_flow is not None and slices.flows is not None:
             is_single = slices.flows[rows] == 1
             if is_single.any():
-                flow = self._timeline.flows[np.where(is_single, slices.first_flow[rows], 0)]
+                flow = self._events.flows[np.where(is_single, slices.first_flow[rows], 0)]
                 event.add_fixed64(47, flow, is_single)
         tails = dict(self._encode_tails(slices, rows))
         more = np.zeros(len(track), np.int64)
         more[list(tails)] = [len(tail) for tail in tails.values()]
-        packets = _wrap_events(event, slices.start_ns[rows] - self._timeline.zero_ns, _NEEDS_STATE, more)
+        packets = _wrap_events(event, slices.start_ns[rows] - self._events.zero_ns, _NEEDS_STATE, more)
         behind = packets.measure_bytes()
         for kind in others:
             end = Messages(len(track))
             end.add_encoded(encode_int(9, kind))
             end.add_int(11, track)
-            packets.add_all(_wrap_events(end, slices.end_ns[rows] - self._timeline.zero_ns, b""))
+            packets.add_all(_wrap_events(end, slices.end_ns[rows] - self._events.zero_ns, b""))
         return _insert_tails(packets, behind, tails)
 
     def _add_argument(self, event: Messages, argument: Argument) -> None:
@@ -238,14 +238,14 @@ class _SliceWriter:
             if first is not None and flows is not None and (count := int(flows[rows][row])) > 1:
                 begin = int(first[rows][row])
                 several = Messages(count)
-                several.add_fixed64(47, self._timeline.flows[begin : begin + count])
+                several.add_fixed64(47, self._events.flows[begin : begin + count])
                 tail += several.to_bytes()
             yield row, tail
 
     def _encode_fields(self, text: int) -> bytes:
         if text not in self._fields:
             name = encode_int(1, self._argument_numbers["fields"])
-            self._fields[text] = encode_bytes(4, name + _encode_json(self._timeline.texts[text]))
+            self._fields[text] = encode_bytes(4, name + _encode_json(self._events.texts[text]))
         return self._fields[text]
 
 

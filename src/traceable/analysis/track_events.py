@@ -92,7 +92,7 @@ class Slices:
         name: index into the texts.
         category: index into CATEGORIES.
         flow: the number of the arrow that ends here, from 1; 0 for none.
-        first_flow, flows: the arrows that begin here: `flows` of them in `Timeline.flows`.
+        first_flow, flows: the arrows that begin here: `flows` of them in `TrackEvents.flows`.
     """
 
     track: Int64
@@ -119,7 +119,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class TrackEvents:
     """A recording, drawn.
 
     Attributes:
@@ -129,7 +129,7 @@ class Timeline:
         instants: slices without length.
         samples: of the counters.
         flows: the numbers of arrows, by the slice that they begin at.
-        zero_ns: the first instant of the timeline, in the time of the recording: 0, or before it where events are.
+        zero_ns: the first instant of all, in the time of the recording: 0, or before it where events are.
         utc_epoch_ns: the wall clock at time 0 of the recording; None if unknown.
     """
 
@@ -184,8 +184,8 @@ def get_payloads(context: Context, instances: Int64) -> tuple[Int64, Int64]:
     return np.where(has_payload, payload, NULL), np.where((row >= 0) & (category >= 0), category.astype(np.int64), NULL)
 
 
-def build_timeline(context: Context, requests: Table | None = None) -> Timeline:
-    """Return the timeline of a recording, or of the selected part of it.
+def build_track_events(context: Context, requests: Table | None = None) -> TrackEvents:
+    """Return the tracks of a recording, or of the selected part of it.
 
     Args:
         context: of a part that fields select, only those ranges, operations and calls are drawn.
@@ -197,7 +197,7 @@ def build_timeline(context: Context, requests: Table | None = None) -> Timeline:
         slices.append(builder.draw_requests(requests))
     instants, samples = builder.draw_marks(), builder.draw_counters()
     starts = [one.start_ns for one in (*slices, instants)] + [samples.start_ns]
-    return Timeline(
+    return TrackEvents(
         tracks=tuple(builder.tracks),
         texts=builder.texts.all(),
         slices=tuple(one for one in slices if len(one)),

@@ -10,6 +10,7 @@ threads on which they ran, in a category of their own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -265,25 +266,25 @@ class _Builder:
         return self._children[key]
 
     def _add_processes(self) -> list[int]:
-        pids = [process.pid for process in self.trace.processes]
+        pids = Counter(process.pid for process in self.trace.processes)
         tracks = []
         for process in self.trace.processes:
             words = [process.name or "process", *([f"rank {process.rank}"] if process.rank is not None else [])]
             words += [process.side] if process.side is not None else []
             label = ", ".join(words)
-            is_unique = pids.count(process.pid) == 1 and _is_system_number(process.pid)
+            is_unique = pids[process.pid] == 1 and _is_system_number(process.pid)
             tracks.append(
                 self._add(Track(label, pid=process.pid) if is_unique else Track(f"{label} (pid {process.pid})"))
             )
         return tracks
 
     def _add_threads(self) -> Int64:
-        keys = [(thread.process, thread.tid) for thread in self.trace.threads]
-        repeated = {key for key in keys if keys.count(key) > 1} if len(set(keys)) < len(keys) else set()
+        numbers = Counter((thread.process, thread.tid) for thread in self.trace.threads)
         tracks = []
-        for key, thread in zip(keys, self.trace.threads, strict=True):
+        for thread in self.trace.threads:
             process = self.tracks[self._processes[thread.process]]
-            if process.pid is not None and key not in repeated and _is_system_number(thread.tid):
+            is_unique = numbers[thread.process, thread.tid] == 1 and _is_system_number(thread.tid)
+            if process.pid is not None and is_unique:
                 track = Track(thread.name, self._processes[thread.process], process.pid, thread.tid)
             else:
                 track = Track(f"{thread.name or 'thread'} (tid {thread.tid})", self._processes[thread.process])
@@ -509,14 +510,17 @@ class _Builder:
         """Return the track of each stream."""
         streams = find_streams(self.context)
         names = {device.number: device.name for device in self.trace.devices}
-        numbers = list(zip(streams.process.tolist(), streams.number.tolist(), streams.stream.tolist(), strict=True))
+        rows = zip(
+            *(getattr(streams, name).tolist() for name in ("process", "number", "stream", "context")), strict=True
+        )
+        places = list(rows)
+        repeated = Counter(place[:3] for place in places)
         tracks = []
-        for key, context in zip(numbers, streams.context.tolist(), strict=True):
-            process, number, stream = key
+        for process, number, stream, context in places:
             device = "GPU" if number < 0 else f"GPU {number}"
             device += f" ({names[number]})" if names.get(number) else ""
             label = "stream" if stream < 0 else f"stream {stream}"
-            label += f" of context {context}" if numbers.count(key) > 1 else ""
+            label += f" of context {context}" if repeated[process, number, stream] > 1 else ""
             tracks.append(self._find_child(self._find_child(self._processes[process], device), label))
         return np.array(tracks, np.int64)
 

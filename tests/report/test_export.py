@@ -34,6 +34,10 @@ ARGUMENTS = {"perfetto": "debug", "chrome": "args"}
 """What the names of arguments begin with in the trace processor, by format."""
 
 
+ERRORS = "select name, value from stats where severity != 'info' and value > 0"
+"""What the trace processor could not read."""
+
+
 @dataclass(frozen=True)
 class Opened:
     """A trace processor with an exported recording."""
@@ -85,7 +89,7 @@ def test_counts_and_sums_of_a_real_capture_are_those_of_the_report(opened: Opene
     assert slices(opened, "call") == sums(recording.api(), "name", "total_ns")
     assert slices(opened, "kernel") == sums(recording.kernels(), "name", "total_ns")
     assert slices(opened, "copy", "memset") == sums(recording.memory(), "operation", "gpu_total_ns")
-    assert opened.query("select name, value from stats where severity != 'info' and value > 0") == []
+    assert opened.query(ERRORS) == []
 
 
 def test_arrows_join_each_operation_with_the_call_that_launched_it(opened: Opened, recording: Recording) -> None:
@@ -145,7 +149,9 @@ def test_requests_and_counters_have_tracks_of_their_own(to: str, tmp_path: Path)
         process=np.array([0, 1] * 3, np.int32),
         value=np.array([0.5, -1, 2, 1e18, 4, 5.25]),
     )
-    recording = Recording(replace(trace, counters=counters))
+    processes = tuple(replace(one, pid=100 + one.pid) for one in trace.processes)
+    threads = tuple(replace(one, tid=100 + one.tid) for one in trace.threads)
+    recording = Recording(replace(trace, counters=counters, processes=processes, threads=threads))
     with export(recording, to, tmp_path) as opened:
         rows = opened.query(
             "select name, ts, dur, arg(status, slice) from slice where category = 'request' order by ts"
@@ -156,4 +162,5 @@ def test_requests_and_counters_have_tracks_of_their_own(to: str, tmp_path: Path)
         assert samples == list(zip(counters.start_ns.tolist(), counters.value.tolist(), strict=True))
         assert len(opened.query("select id from counter_track where name like 'token%'")) == 2
         fields = opened.query("select arg(fields.request_id, slice) from slice where name = 'request'")
+        assert opened.query(ERRORS) == []
         assert len(fields) == sum(trace.names[name] == "request" for name in trace.ranges.name.tolist())

@@ -85,13 +85,13 @@ class _Writer:
             while above >= 0 and tracks[above].parent >= 0:
                 words.insert(0, tracks[above].name)
                 above = tracks[above].parent
-            kind = "thread" if track.parent >= 0 else "process"
-            texts = {"name": json.dumps(" / ".join(words)), "sort_index": str(number)}
-            for what, text in texts.items():
-                place = self._places[number]
-                yield f'{{"ph":"M",{place},"name":"{kind}_{what}","args":{{"{what}":{text}}}}}'
-                if kind == "process" and track.pid is None and what == "name":
-                    yield f'{{"ph":"M",{place},"name":"thread_name","args":{{"name":{text}}}}}'
+            kind, place = "thread" if track.parent >= 0 else "process", self._places[number]
+            name = json.dumps(" / ".join(words))
+            if words:  # Perfetto rejects an empty name.
+                yield f'{{"ph":"M",{place},"name":"{kind}_name","args":{{"name":{name}}}}}'
+            if track.parent < 0 and track.pid is None:
+                yield f'{{"ph":"M",{place},"name":"thread_name","args":{{"name":{name}}}}}'
+            yield f'{{"ph":"M",{place},"name":"{kind}_sort_index","args":{{"sort_index":{number}}}}}'
 
     def _format_slices(self, slices: Slices, rows: slice) -> list[str]:
         track, category = slices.track[rows].tolist(), slices.category[rows].tolist()

@@ -26,6 +26,7 @@ from traceable.analysis.select import select_part
 from traceable.analysis.track_events import build_track_events
 from traceable.errors import MissingDataError
 from traceable.report.export import chrome, perfetto
+from traceable.trace import model
 from traceable.trace.model import START_END, Trace
 
 pytest.importorskip("perfetto")
@@ -198,6 +199,50 @@ def test_fields_are_what_they_are_as_json_and_names_what_they_are() -> None:
         (other,) = [one for one in chromes if one["start"] == 10 * row and one["category"] == "range"]
         assert other["name"] == name
         assert other["arguments"]["fields"] == {**fields, name[:20]: name}
+
+
+def test_what_else_threads_did_is_below_them() -> None:
+    """Operators nest with ranges; OS calls, times on a CPU, Python's lock and samples have tracks of their own."""
+
+    def indices(*values: int) -> Any:
+        return np.array(values, np.int32)
+
+    def times(*values: int) -> Any:
+        return np.array(values, np.int64)
+
+    trace = make_trace([span("step", 0, 0, 100)])
+    names = ("aten::mm", "run", "poll", "main", "spin")
+    activity = model.CpuActivity(
+        names=names,
+        processes=trace.processes,
+        threads=(*trace.threads, model.Thread(9, 9, 1, "helper")),
+        cpu_ops=model.CpuOps(times(10, 5), times(20, 30), indices(0, 1), indices(0, 0), np.array([0, 1], np.int8)),
+        os_calls=model.OsCalls(times(40), times(50), indices(2), indices(3), indices(0)),
+        cpu_samples=model.CpuSamples(times(45, 46), indices(3, 0), indices(2, -1), indices(-1, -1), indices(0, -1)),
+        thread_runs=model.ThreadRuns(times(0), times(60), indices(3), indices(2), np.array([True])),
+        call_backtraces=model.CpuActivity.empty().call_backtraces,
+        backtraces=model.Backtraces(times(0, 2), indices(4, 3), indices(-1, -1)),
+    )
+    gil = model.GilSpans(times(0, 7), times(7, 9), indices(0, 0), np.array([0, 1], np.int8))
+    trace = replace(trace, gil_spans=gil, lazy_cpu_activity=type(trace.lazy_cpu_activity)(lambda: activity))
+    slices, tracks, _ = read_perfetto(Context(trace))
+    rows = {(tracks[one["track"]]["name"], one["category"], one["name"], one["start"], one["end"]) for one in slices}
+    own = "thread (tid 0)"
+    assert rows == {
+        (own, "range", "step", 0, 100),
+        (own, "operator", "aten::mm", 10, 20),
+        (own, "python", "run", 5, 30),
+        ("OS calls", "os_call", "poll", 40, 50),
+        ("on a CPU", "on_cpu", "on a CPU", 0, 60),
+        ("GIL", "gil", "waits for the GIL", 0, 7),
+        ("GIL", "gil", "holds the GIL", 7, 9),
+        ("samples", "sample", "spin", 45, 45),
+        ("samples", "sample", "sample", 46, 46),
+    }
+    (call,) = [one for one in slices if one["category"] == "os_call"]
+    assert call["arguments"] == {"backtrace": "spin < main"}
+    assert tracks[tracks[call["track"]]["parent"]]["name"] == "helper"
+    assert count(read_chrome(Context(trace))[0]) == count(slices)
 
 
 def test_times_before_the_recording_move_all() -> None:

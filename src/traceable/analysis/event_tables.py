@@ -59,6 +59,8 @@ def list_event_tables(context: Context) -> Iterator[tuple[str, EventTable]]:
         mine = operations[(operations >= first) & (operations < first + len(events))]
         yield name, tables.make_operations(mine, vars(events), mine - first)
         first += len(events)
+    if context.selection is None:
+        yield from tables.iter_activity()
 
 
 class _Tables:
@@ -67,6 +69,7 @@ class _Tables:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._trace = context.trace
+        self._activity = context.trace.cpu_activity
         self._names = (*context.trace.names, *OPERATION_NAMES)
 
     def make_ranges(self) -> EventTable:
@@ -172,10 +175,33 @@ class _Tables:
                 columns[name] = self._make_ints(_mask_negative(events[name][rows]))
         return columns
 
+    def iter_activity(self) -> Iterator[tuple[str, EventTable]]:
+        """Yield the tables of what else threads did."""
+        activity = self._activity
+        for name, events in (
+            ("cpu_ops", activity.cpu_ops),
+            ("os_calls", activity.os_calls),
+            ("thread_runs", activity.thread_runs),
+            ("cpu_samples", activity.cpu_samples),
+        ):
+            given = vars(events)
+            times = [column for column in ("start_ns", "end_ns") if column in given]
+            columns: dict[str, EventColumn] = {column: EventColumn(given[column]) for column in times}
+            if "name" in given:
+                columns["name"] = self._choose(activity.names, given["name"])
+            columns |= self._make_thread_columns(given["thread"])
+            if "kind" in given:
+                columns["kind"] = self._choose(("operator", "python"), given["kind"])
+            if "cpu" in given:
+                columns["cpu"] = self._make_ints(_mask_negative(given["cpu"]))
+            if "backtrace" in given:
+                columns["backtrace"] = self._make_backtraces(given["backtrace"])
+            yield name, columns
+
     # ---- columns
 
     def _make_thread_columns(self, thread: NDArray[np.integer]) -> dict[str, EventColumn]:
-        threads = self._trace.threads
+        threads = self._activity.threads
         process = np.array([one.process for one in threads], np.int64)[thread]
         return {
             **self._make_process_columns(process),
@@ -184,7 +210,7 @@ class _Tables:
         }
 
     def _make_process_columns(self, process: NDArray[np.integer]) -> dict[str, EventColumn]:
-        processes = self._trace.processes
+        processes = self._activity.processes
         columns = {
             "pid": EventColumn(np.array([one.pid for one in processes], np.int64)[process]),
             "process": self._choose([one.name for one in processes], process),
@@ -200,6 +226,12 @@ class _Tables:
         names = self._trace.names
         paths = [[names[one] if one >= 0 else "" for one in of] for of in self._context.instances.paths]
         return EventColumn(path, path < 0, paths or [[]])
+
+    def _make_backtraces(self, backtrace: NDArray[np.integer]) -> EventColumn:
+        """Return backtraces as lists of functions, the innermost first."""
+        activity, stacks = self._activity, self._activity.backtraces
+        frames = [stacks.symbol[stacks.get_frames(one)].tolist() for one in range(len(stacks))]
+        return EventColumn(backtrace, backtrace < 0, [[activity.names[one] for one in of] for of in frames] or [[]])
 
     def _make_ints(self, values: NDArray[Any]) -> EventColumn:
         return EventColumn(values, values == NULL)

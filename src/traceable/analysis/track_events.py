@@ -25,15 +25,30 @@ from traceable.analysis.memory import MEMORY_KINDS
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.table import Table
 from traceable.protocol.nvtx import is_identity
-from traceable.trace.model import GEOMETRY, NULL, START_END, Bool, Float64, Int64, NDArray, find_distinct
+from traceable.trace.model import (
+    GEOMETRY,
+    NULL,
+    OPERATOR,
+    PYTHON_FUNCTION,
+    START_END,
+    Bool,
+    Float64,
+    Int64,
+    NDArray,
+    find_distinct,
+)
 
 RANGE, SEGMENT, CALL, KERNELS, COPIES, MEMSETS, GRAPHS, TASK, REQUEST, MARK = range(10)
+OPERATORS, PYTHON, OS_CALL, GIL, ON_CPU, SAMPLE = range(10, 16)
 
 CATEGORIES = (
-    *("range", "segment", "call", "kernel", "copy", "memset", "graph"),
-    *("task", "request", "mark"),
+    *("range", "segment", "call", "kernel", "copy", "memset", "graph", "task", "request", "mark"),
+    *("operator", "python", "os_call", "gil", "on_cpu", "sample"),
 )
 """The categories of slices and instants, by their number."""
+
+INSTANTS = frozenset({MARK, SAMPLE})
+"""The categories of instants."""
 
 NUMBER, TEXT, FIELDS = range(3)
 """Kinds of arguments: a whole number, an index into the texts, an index of a text that is a JSON object."""
@@ -42,6 +57,9 @@ _CATEGORY_OF_KIND = np.array([KERNELS, COPIES, MEMSETS, GRAPHS], np.int8)
 """By kind of operation."""
 
 _NO_NAME = "(no name)"
+
+_FRAMES_MAX = 32
+"""How many frames of a backtrace are written, from the innermost on."""
 
 _NESTED_MAX = 1 << 20
 """Thread and lane in one number: no thread has so many lanes."""
@@ -127,7 +145,7 @@ class TrackEvents:
         tracks: parents before their children.
         texts: names and texts of arguments.
         slices: one batch for each kind of track.
-        instants: slices without length.
+        instants: marks and samples, as slices without length.
         samples: of the counters.
         flows: the numbers of arrows, by the slice that they begin at.
         zero_ns: the first instant of all, in the time of the recording: 0, or before it where events are.
@@ -137,7 +155,7 @@ class TrackEvents:
     tracks: tuple[Track, ...]
     texts: Sequence[str]
     slices: tuple[Slices, ...]
-    instants: Slices
+    instants: tuple[Slices, ...]
     samples: Samples
     flows: Int64
     zero_ns: int
@@ -146,7 +164,7 @@ class TrackEvents:
     @property
     def batches(self) -> tuple[Slices, ...]:
         """All slices and instants."""
-        return (*self.slices, self.instants)
+        return (*self.slices, *self.instants)
 
     def count_slices(self) -> int:
         """Return how many slices and instants there are."""
@@ -194,20 +212,46 @@ def build_track_events(context: Context, requests: Table | None = None) -> Track
     """
     builder = _Builder(context)
     slices = [builder.draw_threads(), builder.draw_tasks(), builder.draw_streams()]
+    instants = [builder.draw_marks()]
     if requests is not None:
         slices.append(builder.draw_requests(requests))
-    instants, samples = builder.draw_marks(), builder.draw_counters()
-    starts = [one.start_ns for one in (*slices, instants)] + [samples.start_ns]
+    if context.selection is None:
+        slices += builder.draw_activity()
+        instants.append(builder.draw_samples())
+    samples = builder.draw_counters()
+    starts = [one.start_ns for one in (*slices, *instants)] + [samples.start_ns]
     return TrackEvents(
         tracks=tuple(builder.tracks),
         texts=builder.texts.all(),
         slices=tuple(one for one in slices if len(one)),
-        instants=instants,
+        instants=tuple(one for one in instants if len(one)),
         samples=samples,
         flows=builder.flows,
         zero_ns=min(int(column.min(initial=0)) for column in starts),
         utc_epoch_ns=context.trace.utc_epoch_ns,
     )
+
+
+@dataclass(frozen=True)
+class _Events:
+    """Events of one kind on threads, before they are drawn; columns as of `Slices`."""
+
+    thread: NDArray[np.integer]
+    start_ns: Int64
+    end_ns: Int64
+    name: Int64
+    category: int
+    arguments: Sequence[Argument] = ()
+    first_flow: Int64 | None = None
+    flows: Int64 | None = None
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def take(self, rows: Int64) -> _Events:
+        """Return some of the events, of those without arrows."""
+        columns = (self.thread[rows], self.start_ns[rows], self.end_ns[rows], self.name[rows])
+        return _Events(*columns, self.category, [one.take(rows) for one in self.arguments])
 
 
 class _Texts:
@@ -243,6 +287,7 @@ class _Builder:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.trace = context.trace
+        self._activity = context.trace.cpu_activity
         self.texts = _Texts(context.trace.names)
         self.tracks: list[Track] = []
         self._children: dict[tuple[int, str, int], int] = {}
@@ -266,9 +311,9 @@ class _Builder:
         return self._children[key]
 
     def _add_processes(self) -> list[int]:
-        pids = Counter(process.pid for process in self.trace.processes)
+        pids = Counter(process.pid for process in self._activity.processes)
         tracks = []
-        for process in self.trace.processes:
+        for process in self._activity.processes:
             words = [process.name or "process", *([f"rank {process.rank}"] if process.rank is not None else [])]
             words += [process.side] if process.side is not None else []
             label = ", ".join(words)
@@ -279,9 +324,9 @@ class _Builder:
         return tracks
 
     def _add_threads(self) -> Int64:
-        numbers = Counter((thread.process, thread.tid) for thread in self.trace.threads)
+        numbers = Counter((thread.process, thread.tid) for thread in self._activity.threads)
         tracks = []
-        for thread in self.trace.threads:
+        for thread in self._activity.threads:
             process = self.tracks[self._processes[thread.process]]
             is_unique = numbers[thread.process, thread.tid] == 1 and _is_system_number(thread.tid)
             if process.pid is not None and is_unique:
@@ -290,6 +335,13 @@ class _Builder:
                 track = Track(f"{thread.name or 'thread'} (tid {thread.tid})", self._processes[thread.process])
             tracks.append(self._add(track))
         return np.array(tracks, np.int64)
+
+    def _add_thread_tracks(self, thread: NDArray[np.integer], name: str) -> Int64:
+        """Return the track of this name below each thread that is in `thread`; -1 for others."""
+        tracks = np.full(len(self._threads), -1, np.int64)
+        for one in find_distinct(thread).tolist():
+            tracks[one] = self._find_child(int(self._threads[one]), name)
+        return tracks
 
     def _spread_lanes(
         self, track: Int64, lane: NDArray[np.int32], further: dict[int, tuple[int, str]] | None = None
@@ -336,47 +388,116 @@ class _Builder:
     # ---- slices
 
     def draw_threads(self) -> Slices:
-        """Return what ran on threads: ranges, active segments of coroutines, API calls."""
-        context, trace, instances = self.context, self.trace, self.context.instances
-        selected = context.selected_instances & instances.entered
-        is_task = instances.task | (instances.style == START_END)
-        ranges = np.flatnonzero(selected & ~is_task)
-        segments = instances.segments
-        is_segment = (selected & instances.task)[segments.owner]
-        owner = segments.owner[is_segment]
-        starts, ends = segments.start_ns[is_segment], segments.end_ns[is_segment]
-        thread_of_segment = segments.thread[is_segment]
-        if trace.cut is not None:
-            inside = (ends > trace.cut.first_ns) & (starts < trace.cut.last_ns)
-            owner, thread_of_segment = owner[inside], thread_of_segment[inside]
-            starts, ends = (np.clip(one[inside], trace.cut.first_ns, trace.cut.last_ns) for one in (starts, ends))
-        calls = select_calls(context)
-        numbers = (len(ranges), len(owner), len(calls))
-        thread = np.concatenate([instances.thread[ranges], thread_of_segment, trace.calls.thread[calls]])
-        start = np.concatenate([instances.start_ns[ranges], starts, trace.calls.start_ns[calls]])
-        end = np.concatenate([instances.end_ns[ranges], ends, trace.calls.end_ns[calls]])
-        order, lane = assign_lanes(thread, start, end, nested=True)
-        track = self._threads[thread[order]]
-        crossing = {int(one): (int(one), "crossing") for one in self._threads}
-        before, behind = np.zeros(sum(numbers[:2]), np.int64), np.full(sum(numbers[1:]), NULL)
-        of_ranges = [
-            replace(one, values=np.concatenate([one.values, behind])) for one in self._make_range_arguments(ranges)
-        ]
-        of_calls = self._make_call_arguments(calls)
-        arguments = (
-            *of_ranges,
-            *(replace(one, values=np.concatenate([before + NULL, one.values])) for one in of_calls),
+        """Return what ran on threads: ranges, active segments of coroutines, API calls, operators."""
+        instances, calls = self.context.instances, self.trace.calls
+        selected = self.context.selected_instances & instances.entered
+        rows = np.flatnonzero(selected & ~instances.task & (instances.style != START_END))
+        ranges = _Events(
+            instances.thread[rows],
+            instances.start_ns[rows],
+            instances.end_ns[rows],
+            self._get_names(instances.name[rows]),
+            RANGE,
+            self._make_range_arguments(rows),
         )
-        names = [self._get_names(one) for one in (instances.name[ranges], instances.name[owner])]
+        rows = select_calls(self.context)
+        api = _Events(
+            calls.thread[rows],
+            calls.start_ns[rows],
+            calls.end_ns[rows],
+            self._name_calls(rows),
+            CALL,
+            self._make_call_arguments(rows),
+            self._first_flow[rows],
+            self._flow_count[rows],
+        )
+        parts = [ranges, self._list_segments(selected & instances.task), api, *self._list_operators()]
+        return self._draw_nested(parts, self._threads, "crossing")
+
+    def _list_segments(self, selected: Bool) -> _Events:
+        """Return where some coroutines really ran."""
+        segments, cut = self.context.instances.segments, self.trace.cut
+        rows = np.flatnonzero(selected[segments.owner])
+        names = self._get_names(self.context.instances.name[segments.owner[rows]])
+        start, end = segments.start_ns[rows], segments.end_ns[rows]
+        if cut is None:
+            return _Events(segments.thread[rows], start, end, names, SEGMENT)
+        inside = np.flatnonzero((end > cut.first_ns) & (start < cut.last_ns))
+        start, end = (np.clip(times, cut.first_ns, cut.last_ns) for times in (start, end))
+        return _Events(segments.thread[rows], start, end, names, SEGMENT).take(inside)
+
+    def _list_operators(self) -> Iterator[_Events]:
+        if self.context.selection is None:
+            operators, names = self._activity.cpu_ops, self._add_activity_names(self._activity.cpu_ops.name)
+            for kind, category in ((OPERATOR, OPERATORS), (PYTHON_FUNCTION, PYTHON)):
+                rows = np.flatnonzero(operators.kind == kind)
+                yield _Events(operators.thread, operators.start_ns, operators.end_ns, names, category).take(rows)
+
+    def draw_activity(self) -> Iterator[Slices]:
+        """Yield what else threads did, where it was recorded: each kind on tracks of its own below those of threads."""
+        calls, runs, gil = self._activity.os_calls, self._activity.thread_runs, self.trace.gil_spans
+        backtrace = Argument("backtrace", TEXT, self._add_backtraces(calls.backtrace))
+        names = self._add_activity_names(calls.name)
+        os_calls = _Events(calls.thread, calls.start_ns, calls.end_ns, names, OS_CALL, [backtrace])
+        names = np.full(len(runs), self.texts.add("on a CPU"))
+        cpu = Argument("cpu", NUMBER, _mask_index(runs.cpu))
+        clipped = Argument("clipped", NUMBER, np.where(runs.clipped, 1, NULL))
+        on_cpu = _Events(runs.thread, runs.start_ns, runs.end_ns, names, ON_CPU, [cpu, clipped])
+        names = np.where(gil.held == 1, self.texts.add("holds the GIL"), self.texts.add("waits for the GIL"))
+        lock = _Events(gil.thread, gil.start_ns, gil.end_ns, names, GIL)
+        for label, events in (("OS calls", os_calls), ("on a CPU", on_cpu), ("GIL", lock)):
+            yield self._draw_nested([events], self._add_thread_tracks(events.thread, label))
+
+    def draw_samples(self) -> Slices:
+        """Return the samples of what threads executed, named after the innermost function."""
+        samples, stacks = self._activity.cpu_samples, self._activity.backtraces
+        depth = np.append(np.diff(stacks.first), 0)
+        names = np.full(len(samples), self.texts.add("sample"))
+        known = np.flatnonzero(depth[samples.backtrace] > 0)
+        names[known] = self._add_activity_names(stacks.symbol[stacks.first[samples.backtrace[known]]])
         return Slices(
-            track=self._spread_lanes(track, lane, crossing),
+            track=self._add_thread_tracks(samples.thread, "samples")[samples.thread],
+            start_ns=samples.start_ns,
+            end_ns=samples.start_ns,
+            name=names,
+            category=np.full(len(samples), SAMPLE, np.int8),
+            arguments=(
+                Argument("cpu", NUMBER, _mask_index(samples.cpu)),
+                Argument("backtrace", TEXT, self._add_backtraces(samples.backtrace)),
+            ),
+        )
+
+    def _draw_nested(self, parts: Sequence[_Events], tracks: Int64, further: str = "") -> Slices:
+        """Return events as slices in one another.
+
+        Args:
+            tracks: that of each thread.
+            further: the name of further lanes, which are below the track then; by default they are next to it.
+        """
+        thread, start, end, name = (
+            np.concatenate([getattr(part, column) for part in parts])
+            for column in ("thread", "start_ns", "end_ns", "name")
+        )
+        bounds = np.cumsum([0, *map(len, parts)])
+        places = [slice(*bounds[i : i + 2].tolist()) for i in range(len(parts))]
+        order, lane = assign_lanes(thread, start, end, nested=True)
+        first_flow, flows = np.zeros((2, len(start)), np.int64)
+        for place, part in zip(places, parts, strict=True):
+            if part.first_flow is not None and part.flows is not None:
+                first_flow[place], flows[place] = part.first_flow, part.flows
+        lanes_below = {int(track): (int(track), further) for track in tracks} if further else None
+        arguments = _merge_arguments(
+            [(place, part.arguments) for place, part in zip(places, parts, strict=True)], len(start)
+        )
+        return Slices(
+            track=self._spread_lanes(tracks[thread[order]], lane, lanes_below),
             start_ns=start[order],
             end_ns=end[order],
-            name=np.concatenate([*names, self._name_calls(calls)])[order],
-            category=np.repeat(np.array([RANGE, SEGMENT, CALL], np.int8), numbers)[order],
+            name=name[order],
+            category=np.repeat(np.array([part.category for part in parts], np.int8), np.diff(bounds))[order],
             arguments=tuple(one.take(order) for one in arguments),
-            first_flow=np.concatenate([before, self._first_flow[calls]])[order],
-            flows=np.concatenate([before, self._flow_count[calls]])[order],
+            first_flow=first_flow[order],
+            flows=flows[order],
         )
 
     def draw_tasks(self) -> Slices:
@@ -420,20 +541,19 @@ class _Builder:
         of_row = tracks[find_streams(context).stream_of_operation[rows]]
         order, lane = assign_lanes(of_row, gpu.start_ns[rows], gpu.end_ns[rows], nested=False)
         drawn = rows[order]
-        arguments: dict[str, Argument] = {}
-        for kind in (KERNEL, COPY, MEMSET, GRAPH):
-            mine = np.flatnonzero(gpu.kind[drawn] == kind)
-            for argument in self._make_operation_arguments(kind, drawn[mine]) if len(mine) else ():
-                if argument.name not in arguments:
-                    arguments[argument.name] = replace(argument, values=np.full(len(drawn), NULL))
-                arguments[argument.name].values[mine] = argument.values
+        kinds = [np.flatnonzero(gpu.kind[drawn] == kind) for kind in (KERNEL, COPY, MEMSET, GRAPH)]
+        arguments = [
+            (here, tuple(self._make_operation_arguments(kind, drawn[here])))
+            for kind, here in enumerate(kinds)
+            if len(here)
+        ]
         return Slices(
             track=self._spread_lanes(of_row[order], lane),
             start_ns=gpu.start_ns[drawn],
             end_ns=gpu.end_ns[drawn],
             name=label_operations(context, drawn),
             category=_CATEGORY_OF_KIND[gpu.kind[drawn]],
-            arguments=tuple(arguments.values()),
+            arguments=_merge_arguments(arguments, len(drawn)),
             flow=self._flow_of_operation[drawn],
         )
 
@@ -500,6 +620,26 @@ class _Builder:
 
     def _get_name(self, name: int) -> str:
         return self.texts.get(name) if name >= 0 else _NO_NAME
+
+    def _add_activity_names(self, name: NDArray[np.integer]) -> Int64:
+        """Return the index of the text of each name of the activity of threads."""
+        texts = np.full(len(self._activity.names), NULL)
+        for one in find_distinct(name).tolist():
+            texts[one] = self.texts.add(self._activity.names[one])
+        text: Int64 = texts[name]
+        return text
+
+    def _add_backtraces(self, backtrace: NDArray[np.int32]) -> Int64:
+        """Return the index of the text of each backtrace, innermost frame first; NULL for none."""
+        stacks, names = self._activity.backtraces, self._activity.names
+        texts = np.full(len(stacks) + 1, NULL)
+        for one in find_distinct(backtrace[backtrace >= 0]).tolist():
+            frames = stacks.symbol[stacks.get_frames(one)].tolist()
+            words = [names[frame] for frame in frames[:_FRAMES_MAX]]
+            words += [f"{len(frames) - _FRAMES_MAX} more"] if len(frames) > _FRAMES_MAX else []
+            texts[one] = self.texts.add(" < ".join(words))
+        text: Int64 = texts[backtrace]
+        return text
 
     def _add_paths(self) -> Int64:
         """Return the index of the text of each path of ranges."""
@@ -606,6 +746,22 @@ class _Builder:
         is_known: Bool = (kind >= 0) & (kind < len(MEMORY_KINDS))
         name: Int64 = names[np.where(is_known, kind, -1)]
         return name
+
+
+def _merge_arguments(parts: Sequence[tuple[Int64 | slice, Sequence[Argument]]], count: int) -> tuple[Argument, ...]:
+    """Return arguments of several kinds of slices as those of all slices.
+
+    Args:
+        parts: which slices are of a kind, and the arguments of these.
+        count: how many slices there are.
+    """
+    merged: dict[str, Argument] = {}
+    for rows, arguments in parts:
+        for argument in arguments:
+            if argument.name not in merged:
+                merged[argument.name] = replace(argument, values=np.full(count, NULL))
+            merged[argument.name].values[rows] = argument.values
+    return tuple(merged.values())
 
 
 def _find_used(columns: Sequence[Int64]) -> Int64:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from traceable.analysis.track_events import CATEGORIES, FIELDS, MARK, NUMBER, Argument, Slices, TrackEvents
+from traceable.analysis.track_events import CATEGORIES, FIELDS, INSTANTS, NUMBER, Argument, Slices, TrackEvents
 from traceable.report.document import replace_file
 from traceable.report.export.content import draw_recording
 
@@ -71,7 +71,7 @@ class _Writer:
         """Yield all events, one a line; there is always one, as there is a track."""
         events = self._events
         yield list(self._describe_tracks())
-        for slices in (*events.slices, events.instants):
+        for slices in events.batches:
             for first in range(0, len(slices), _ROWS_AT_ONCE):
                 yield self._format_slices(slices, slice(first, first + _ROWS_AT_ONCE))
         for first in range(0, len(events.samples.value), _ROWS_AT_ONCE):
@@ -106,7 +106,7 @@ class _Writer:
         kinds = [f'"cat":"{name}"' for name in CATEGORIES]
         lines = [
             f'{{"ph":"X",{place},"ts":{start},"dur":{length},"name":{name},{kinds[kind]}{more}}}'
-            if kind != MARK
+            if kind not in INSTANTS
             else f'{{"ph":"i","s":"t",{place},"ts":{start},"name":{name},{kinds[kind]}{more}}}'
             for place, start, length, name, kind, more in zip(
                 places, starts, lengths, names, category, arguments, strict=True

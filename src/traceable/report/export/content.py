@@ -24,6 +24,7 @@ def draw_recording(recording: Recording) -> tuple[TrackEvents, tuple[Message, ..
     """
     notes = describe_recording(recording)
     events = build_track_events(recording.context, query_requests(recording))
+    notes += recording.context.trace.cpu_activity.notes
     if not events.zero_ns:
         return events, notes
     text = f"events begin before the recording: all times are later by {format_duration(-events.zero_ns)}"

@@ -72,11 +72,10 @@ def write(events: TrackEvents, file: BinaryIO) -> None:
     writer = _SliceWriter(events)
     for packet in writer.encode_interned():
         file.write(encode_bytes(1, packet))
-    for slices in events.slices:
-        for first in range(0, len(slices), _ROWS_AT_ONCE):
-            file.write(writer.encode(slices, slice(first, first + _ROWS_AT_ONCE), (_BEGIN, _END)))
-    for first in range(0, len(events.instants), _ROWS_AT_ONCE):
-        file.write(writer.encode(events.instants, slice(first, first + _ROWS_AT_ONCE), (_INSTANT,)))
+    for types, batches in (((_BEGIN, _END), events.slices), ((_INSTANT,), events.instants)):
+        for slices in batches:
+            for first in range(0, len(slices), _ROWS_AT_ONCE):
+                file.write(writer.encode(slices, slice(first, first + _ROWS_AT_ONCE), types))
     for first in range(0, len(events.samples.value), _ROWS_AT_ONCE):
         file.write(_encode_samples(events, slice(first, first + _ROWS_AT_ONCE)))
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 
 import pandas
 import pytest
@@ -18,6 +19,8 @@ from tests.printed_messages import message, messages
 
 from traceable.cli.main import main
 from traceable.recording import load
+from traceable.report.export import FORMATS as FORMATS_WITH_MODULES
+from traceable.report.export import Format
 
 FORMATS = ("perfetto", "chrome", "parquet", "csv", "markdown")
 EVENTS = {
@@ -159,6 +162,15 @@ def test_csv_is_that_of_the_report(export: Export, capsys: pytest.CaptureFixture
     assert export("--to", "csv", "model.sqlite", "--view", "kernels", "-o", "kernels.csv")[0] == 0
     assert main(["report", "--csv", "--view", "kernels", "model.sqlite"]) == 0
     assert Path("kernels.csv").read_text() == capsys.readouterr().out
+
+
+def test_a_format_is_one_module_and_one_line(export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("traceable.report.export.lines")
+    module.export = lambda recording, path: path.write_text("one\n") and ()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(FORMATS_WITH_MODULES, "lines", Format("lines", ".lines"))
+    assert export("--to", "lines", "model.sqlite")[0] == 0
+    assert Path("model.lines").read_text() == "one\n"
 
 
 def test_filters_and_names_are_those_of_the_report(export: Export) -> None:

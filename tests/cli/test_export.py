@@ -7,6 +7,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -185,3 +186,18 @@ def test_filters_and_names_are_those_of_the_report(export: Export) -> None:
     )
     recording = load("model.sqlite")
     assert (steady, whole) == (len(recording.select(steady=True).context.gpu), len(recording.context.gpu))
+
+
+def test_fields_select_ranges_with_their_calls_and_operations(export: Export, tmp_path: Path) -> None:
+    write_model(tmp_path / "phases.sqlite", steps=8, step_names=("step[EXTEND bs=1 toks=107]", "step[DECODE bs=1]"))
+    words = ("--to", "chrome", "phases.sqlite", "--where", "phase=decode")
+    assert export(*words, "-o", "decode.json")[0] == 0
+    counts = Counter(one.get("cat") for one in json.loads(Path("decode.json").read_text())["traceEvents"])
+    selection = load("phases.sqlite").select(where={"phase": "decode"}).context.selection
+    assert selection is not None
+    selected = [int(mask.sum()) for mask in (selection.instances, selection.operations, selection.calls)]
+    assert [counts[name] for name in ("range", "kernel", "call")] == selected
+    assert counts["launch"] == 2 * counts["kernel"] > 0
+    assert export("--to", "parquet", *words[2:], "-o", "tables")[0] == 0
+    tables = [len(pandas.read_parquet(f"tables/{name}.parquet")) for name in ("ranges", "kernels", "calls")]
+    assert tables == selected

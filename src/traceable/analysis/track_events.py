@@ -70,7 +70,7 @@ class Track:
     """One track.
 
     Attributes:
-        name: what people read; empty for a thread or process without a name.
+        name: what people read; empty for a thread without a name.
         parent: index of the track around it; -1 for none.
         pid, tid: of the track of a process, of a thread both; None for others, and where the number is not unique.
         is_counter: whether it has samples instead of slices.
@@ -318,9 +318,8 @@ class _Builder:
             words += [process.side] if process.side is not None else []
             label = ", ".join(words)
             is_unique = pids[process.pid] == 1 and _is_system_number(process.pid)
-            tracks.append(
-                self._add(Track(label, pid=process.pid) if is_unique else Track(f"{label} (pid {process.pid})"))
-            )
+            track = Track(label, pid=process.pid) if is_unique else Track(f"{label} (pid {process.pid})")
+            tracks.append(self._add(track))
         return tracks
 
     def _add_threads(self) -> Int64:
@@ -650,10 +649,8 @@ class _Builder:
         """Return the track of each stream."""
         streams = find_streams(self.context)
         names = {device.number: device.name for device in self.trace.devices}
-        rows = zip(
-            *(getattr(streams, name).tolist() for name in ("process", "number", "stream", "context")), strict=True
-        )
-        places = list(rows)
+        columns = (streams.process, streams.number, streams.stream, streams.context)
+        places = list(zip(*(column.tolist() for column in columns), strict=True))
         repeated = Counter(place[:3] for place in places)
         tracks = []
         for process, number, stream, context in places:

@@ -65,6 +65,7 @@ class _Writer:
     def __init__(self, events: TrackEvents) -> None:
         self._events = events
         self._quoted: dict[int, str] = {}
+        self._fields: dict[int, str] = {}
         self._places = [f'"pid":{pid},"tid":{tid}' for pid, tid in _number_tracks(events)]
 
     def iter_lines(self) -> Iterator[list[str]]:
@@ -146,10 +147,13 @@ class _Writer:
 
     def _get_json(self, text: int) -> str:
         """Return a text that is JSON as it is; as a string where it is none."""
-        try:
-            return json.dumps(json.loads(self._events.texts[text]), allow_nan=False, separators=(",", ":"))
-        except (ValueError, RecursionError):
-            return self._quote(text)
+        if text not in self._fields:
+            try:
+                value = json.loads(self._events.texts[text])
+                self._fields[text] = json.dumps(value, allow_nan=False, separators=(",", ":"))
+            except (ValueError, RecursionError):
+                self._fields[text] = self._quote(text)
+        return self._fields[text]
 
     def _format_samples(self, rows: slice) -> list[str]:
         samples, tracks = self._events.samples, self._events.tracks

@@ -6,6 +6,7 @@ Absent is null. The metadata of each file has `utc_epoch_ns`, the wall clock of 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +37,10 @@ def export(recording: Recording, path: Path) -> tuple[Message, ...]:
     epoch_ns = recording.trace.utc_epoch_ns
     metadata = {} if epoch_ns is None else {"utc_epoch_ns": str(epoch_ns)}
     requests = query_requests(recording)
+    convert = _Converter(arrow)
     with create_directory(path) as directory:
         for name, columns in list_event_tables(recording.context):
-            table = arrow.table({name: _to_arrow(arrow, column) for name, column in columns.items()})
+            table = arrow.table({name: convert(column) for name, column in columns.items()})
             if table.num_rows:
                 parquet.write_table(table.replace_schema_metadata(metadata), directory / f"{name}.parquet")
         if requests is not None:
@@ -47,13 +49,28 @@ def export(recording: Recording, path: Path) -> tuple[Message, ...]:
     return notes
 
 
-def _to_arrow(arrow: Any, column: EventColumn) -> Any:
-    """Return a column of Arrow: of texts a dictionary, so that each is there once."""
-    values = arrow.array(column.values, mask=column.is_absent)
-    if column.texts is None:
-        return values
-    if column.texts and not isinstance(column.texts[0], str):
-        lists = [[escape_unencodable(text, None) for text in texts] for texts in column.texts]
-        return arrow.array(lists, arrow.list_(arrow.string())).take(values)
-    texts = [escape_unencodable(str(text), None) for text in column.texts]
-    return arrow.DictionaryArray.from_arrays(values, arrow.array(texts, arrow.string()))
+class _Converter:
+    """Makes columns of Arrow: of texts a dictionary, which columns with the same texts share."""
+
+    def __init__(self, arrow: Any) -> None:
+        self._arrow = arrow
+        self._dictionaries: dict[int, tuple[object, Any]] = {}
+
+    def __call__(self, column: EventColumn) -> Any:
+        values = self._arrow.array(column.values, mask=column.is_absent)
+        if column.texts is None:
+            return values
+        # With the texts themselves, so that no others get their number.
+        if id(column.texts) not in self._dictionaries:
+            self._dictionaries[id(column.texts)] = column.texts, self._convert_texts(column.texts)
+        _, dictionary = self._dictionaries[id(column.texts)]
+        if self._arrow.types.is_list(dictionary.type):
+            return dictionary.take(values)
+        return self._arrow.DictionaryArray.from_arrays(values, dictionary)
+
+    def _convert_texts(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> Any:
+        text = self._arrow.string()
+        if texts and not isinstance(texts[0], str):
+            lists = [[escape_unencodable(one, None) for one in several] for several in texts]
+            return self._arrow.array(lists, self._arrow.list_(text))
+        return self._arrow.array([escape_unencodable(str(one), None) for one in texts], text)

@@ -270,20 +270,19 @@ def _insert_tails(packets: Messages, behind: NDArray[np.int64], tails: Mapping[i
 def _encode_json(text: str) -> bytes:
     """Return the value of an annotation: what a text is as JSON, or the text where it is none."""
     try:
-        return _encode_value(json.loads(text), text, 0)
+        return _encode_value(json.loads(text), 0)
     except (ValueError, RecursionError):
         return encode_text(6, text)
 
 
-def _encode_value(value: Any, otherwise: str | None, depth: int) -> bytes:
+def _encode_value(value: Any, depth: int) -> bytes:
     if depth > _DEPTH_MAX:
-        return encode_text(6, json.dumps(value) if otherwise is None else otherwise)
+        return encode_text(6, json.dumps(value))
     if isinstance(value, dict):
-        return b"".join(
-            encode_bytes(11, encode_text(10, name) + _encode_value(one, None, depth + 1)) for name, one in value.items()
-        )
+        entries = (encode_text(10, name) + _encode_value(one, depth + 1) for name, one in value.items())
+        return b"".join(encode_bytes(11, entry) for entry in entries)
     if isinstance(value, list):
-        return b"".join(encode_bytes(12, _encode_value(one, None, depth + 1)) for one in value)
+        return b"".join(encode_bytes(12, _encode_value(one, depth + 1)) for one in value)
     if isinstance(value, bool):
         return encode_int(2, int(value))
     if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:

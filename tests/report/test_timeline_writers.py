@@ -220,11 +220,22 @@ def test_what_else_threads_did_is_below_them() -> None:
         os_calls=model.OsCalls(times(40), times(50), indices(2), indices(3), indices(0)),
         cpu_samples=model.CpuSamples(times(45, 46), indices(3, 0), indices(2, -1), indices(-1, -1), indices(0, -1)),
         thread_runs=model.ThreadRuns(times(0), times(60), indices(3), indices(2), np.array([True])),
-        call_backtraces=model.CpuActivity.empty().call_backtraces,
+        call_backtraces=model.CallBacktraces(times(60), times(70), indices(0), indices(1), times(3), indices(0)),
         backtraces=model.Backtraces(times(0, 2), indices(4, 3), indices(-1, -1)),
     )
     gil = model.GilSpans(times(0, 7), times(7, 9), indices(0, 0), np.array([0, 1], np.int8))
-    trace = replace(trace, gil_spans=gil, lazy_cpu_activity=type(trace.lazy_cpu_activity)(lambda: activity))
+    calls = model.Calls(
+        start_ns=times(60, 60, 80),
+        end_ns=times(65, 70, 90),
+        name=indices(0, 0, 0),
+        thread=indices(0, 1, 1),
+        correlation=times(2, 3, 4),
+        driver=np.zeros(3, np.int8),
+        return_value=times(0, 0, 719),
+    )
+    trace = replace(
+        trace, calls=calls, gil_spans=gil, lazy_cpu_activity=type(trace.lazy_cpu_activity)(lambda: activity)
+    )
     slices, tracks, _ = read_perfetto(Context(trace))
     rows = {(tracks[one["track"]]["name"], one["category"], one["name"], one["start"], one["end"]) for one in slices}
     own = "thread (tid 0)"
@@ -238,7 +249,15 @@ def test_what_else_threads_did_is_below_them() -> None:
         ("GIL", "gil", "holds the GIL", 7, 9),
         ("samples", "sample", "spin", 45, 45),
         ("samples", "sample", "sample", 46, 46),
+        (own, "call", "request", 60, 65),
+        ("", "call", "request", 60, 70),
+        ("", "call", "request", 80, 90),
     }
+    assert [one["arguments"] for one in sorted(slices, key=lambda one: one["end"]) if one["category"] == "call"] == [
+        {"correlation": 2},
+        {"correlation": 3, "backtrace": "spin < main"},
+        {"correlation": 4, "error": 719},
+    ]
     (call,) = [one for one in slices if one["category"] == "os_call"]
     assert call["arguments"] == {"backtrace": "spin < main"}
     assert tracks[tracks[call["track"]]["parent"]]["name"] == "helper"

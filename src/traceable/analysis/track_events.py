@@ -690,7 +690,23 @@ class _Builder:
         return (
             Argument("correlation", NUMBER, calls.correlation[rows]),
             Argument("error", NUMBER, np.where(error == 0, NULL, error)),
+            Argument("backtrace", TEXT, self._find_backtraces_of_calls()[rows]),
         )
+
+    def _find_backtraces_of_calls(self) -> Int64:
+        """Return the index of the text of the backtrace of each API call; NULL for most."""
+        calls, traced = self.trace.calls, self._activity.call_backtraces
+        backtrace = np.full(len(calls), NULL)
+        texts = self._add_backtraces(traced.backtrace)
+        # Calls come by start, and few threads call at the same time.
+        row, waiting = np.searchsorted(calls.start_ns, traced.start_ns), np.arange(len(traced))
+        while len(waiting := waiting[row[waiting] < len(calls)]):
+            waiting = waiting[calls.start_ns[row[waiting]] == traced.start_ns[waiting]]
+            is_own = calls.thread[row[waiting]] == traced.thread[waiting]
+            backtrace[row[waiting[is_own]]] = texts[waiting[is_own]]
+            waiting = waiting[~is_own]
+            row[waiting] += 1
+        return backtrace
 
     def _make_operation_arguments(self, kind: int, operation: Int64) -> Iterator[Argument]:
         """Yield what is known of operations of one kind: the range that they belong to, and how they were launched."""

@@ -54,8 +54,8 @@ class Opened:
 
 
 @contextlib.contextmanager
-def export(recording: Recording, to: str, folder: Path) -> Iterator[Opened]:
-    path = folder / f"made{FORMATS[to].suffix}"
+def export(recording: Recording, to: str, folder: Path, suffix: str = "") -> Iterator[Opened]:
+    path = folder / f"made{suffix or FORMATS[to].suffix}"
     load_exporter(to).export(recording, path)
     with open_trace(path) as processor:
         yield Opened(processor, ARGUMENTS[to])
@@ -137,8 +137,8 @@ def test_an_api_call_lies_in_the_range_around_it(opened: Opened) -> None:
     assert rows[0][0] > 5000
 
 
-@pytest.mark.parametrize("to", ARGUMENTS)
-def test_requests_and_counters_have_tracks_of_their_own(to: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("to", "suffix"), [("perfetto", ".pftrace.gz"), ("chrome", ".json")])
+def test_requests_and_counters_have_tracks_of_their_own(to: str, suffix: str, tmp_path: Path) -> None:
     trace = make_trace(make_load(8))
     count = 6
     counters = model.Counters(
@@ -152,7 +152,7 @@ def test_requests_and_counters_have_tracks_of_their_own(to: str, tmp_path: Path)
     processes = tuple(replace(one, pid=100 + one.pid) for one in trace.processes)
     threads = tuple(replace(one, tid=100 + one.tid) for one in trace.threads)
     recording = Recording(replace(trace, counters=counters, processes=processes, threads=threads))
-    with export(recording, to, tmp_path) as opened:
+    with export(recording, to, tmp_path, suffix) as opened:
         rows = opened.query(
             "select name, ts, dur, arg(status, slice) from slice where category = 'request' order by ts"
         )

@@ -24,8 +24,10 @@ class Format:
 
 
 FORMATS = {
-    "perfetto": Format("a timeline for ui.perfetto.dev and Perfetto's trace processor", ".perfetto-trace"),
-    "chrome": Format("a timeline as Chrome's JSON; compressed where the name ends in .gz", ".trace.json.gz"),
+    "perfetto": Format(
+        "a timeline for ui.perfetto.dev and Perfetto's trace processor; compressed if -o ends in .gz", ".perfetto-trace"
+    ),
+    "chrome": Format("a timeline as Chrome's JSON; compressed likewise", ".trace.json.gz"),
     "parquet": Format("the events as a directory of tables, for pandas, DuckDB, Polars", ".parquet"),
 }
 """Each format with a module here."""

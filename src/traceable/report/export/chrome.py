@@ -7,7 +7,6 @@ the start of the recording.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from traceable.analysis.track_events import CATEGORIES, FIELDS, INSTANTS, NUMBER, Argument, Slices, TrackEvents
-from traceable.report.document import replace_file
-from traceable.report.export.content import draw_recording
+from traceable.report.export.content import draw_recording, open_output
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,9 +25,6 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 1 << 15
 
-_COMPRESSION = 4
-"""Half the time of gzip's default, for a twentieth more bytes."""
-
 _FIRST_NUMBER = 1 << 30
 """Linux has no processes and threads with such numbers."""
 
@@ -37,17 +32,12 @@ _FIRST_NUMBER = 1 << 30
 def export(recording: Recording, path: Path) -> tuple[Message, ...]:
     """Write a recording to a new file; arguments, result and errors as of `Exporter.export`."""
     events, notes = draw_recording(recording)
-    with replace_file(path) as file:
-        if path.suffix == ".gz":
-            # Without name and time the same recording is the same file.
-            with gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) as compressed:
-                write(events, compressed)
-        else:
-            write(events, file)
+    with open_output(path) as file:
+        write(events, file)
     return notes
 
 
-def write(events: TrackEvents, file: BinaryIO | gzip.GzipFile) -> None:
+def write(events: TrackEvents, file: BinaryIO) -> None:
     """Write tracks and events as JSON."""
     origin = None if events.utc_epoch_ns is None else events.utc_epoch_ns + events.zero_ns
     head = {"displayTimeUnit": "ns", "otherData": {"utc_epoch_ns": origin}}

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from traceable.analysis.track_events import CATEGORIES, FIELDS, NUMBER, Argument, Samples, Slices, Track, TrackEvents
-from traceable.report.document import replace_file
-from traceable.report.export.content import draw_recording
+from traceable.report.export.content import draw_recording, open_output
 from traceable.report.export.protobuf import (
     Messages,
     encode_bytes,
@@ -60,7 +59,7 @@ _DEPTH_MAX = 64
 def export(recording: Recording, path: Path) -> tuple[Message, ...]:
     """Write a recording to a new file; arguments, result and errors as of `Exporter.export`."""
     events, notes = draw_recording(recording)
-    with replace_file(path) as file:
+    with open_output(path) as file:
         write(events, file)
     return notes
 

@@ -92,6 +92,7 @@ def test_an_output_that_exists_stays(export: Export, tmp_path: Path, to: str) ->
         (("--to", "perfetto", "nowhere.sqlite"), "no_such_file"),
         (("--to", "perfetto", "model.sqlite", "-o", "nowhere/x"), "output_file_invalid"),
         (("--to", "perfetto", "model.sqlite", "--view", "kernels"), "option_not_supported"),
+        (("--to", "perfetto", "model.sqlite", "--step-range", "step"), "option_not_supported"),
         (("--to", "csv", "model.sqlite", "--view", "all"), "csv_of_all_views"),
         (("--to", "chrome", "model.sqlite", "--time", "100s:200s"), "nothing_selected"),
     ],

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the export; return the exit code.
 
     Raises:
-        UsageError: the output exists, or --view without a format of views.
+        UsageError: the output exists, or an option has no effect on the format.
         TraceableError: the recording can't be read, has nothing to export, or the output can't be written.
     """
     if not arguments.paths:
@@ -74,10 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = _resolve_output(arguments)
     if arguments.to in _VIEW_FORMATS:
         return _write_view(arguments, output)
-    if arguments.view is not None:
-        raise UsageError(
-            "option_not_supported", f"--to {arguments.to} does not support --view", "leave it out; it writes all events"
-        )
+    _check_event_options(arguments)
     from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
 
     check_memory_limit(arguments.paths[0])
@@ -107,6 +104,25 @@ def run(arguments: argparse.Namespace) -> int:
     size = sum(file.stat().st_size for file in (output.iterdir() if output.is_dir() else [output]))
     log(f"wrote {output} ({format_bytes(size)})")
     return 0
+
+
+def _check_event_options(arguments: argparse.Namespace) -> None:
+    """Reject options that have no effect on formats of events.
+
+    Raises:
+        UsageError: such an option.
+    """
+    if arguments.view is not None:
+        raise UsageError(
+            "option_not_supported", f"--to {arguments.to} does not support --view", "leave it out; it writes all events"
+        )
+    for option, value in (("--step-range", arguments.step_range), ("--step-kernel", arguments.step_kernel)):
+        if value is not None and not arguments.steady:
+            raise UsageError(
+                "option_not_supported",
+                f"--to {arguments.to} does not support {option}",
+                "add --steady, or leave it out",
+            )
 
 
 def _write_view(arguments: argparse.Namespace, output: Path) -> int:

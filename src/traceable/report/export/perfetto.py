@@ -37,8 +37,14 @@ _ROWS_AT_ONCE = 1 << 14
 _INTERNED_BYTES = 1 << 20
 """How much one packet with interned names holds, as far as the names are not longer."""
 
+_TIME, _EVENT, _CLOCKS, _INTERNED, _DESCRIPTOR = 8, 11, 6, 12, 60
+"""Fields of a packet."""
+
+_TYPE, _CATEGORY, _NAME, _TRACK, _ARGUMENT, _VALUE, _FLOW_FROM, _FLOW_TO = 9, 3, 10, 11, 4, 44, 47, 48
+"""Fields of an event."""
+
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
-"""Perfetto's types of events."""
+"""Types of events."""
 
 _SEQUENCE = encode_int(10, 1)
 _STATE_CLEARED, _NEEDS_STATE = encode_int(13, 1), encode_int(13, 2)
@@ -83,15 +89,17 @@ def write(events: TrackEvents, file: BinaryIO) -> None:
 
 
 def _encode_head(events: TrackEvents) -> Iterator[bytes]:
+    """Yield the packets before those of events: which wall clock is time 0, and the tracks."""
     if events.utc_epoch_ns is not None:
         clocks = ((_BOOTTIME, 0), (_REALTIME, events.utc_epoch_ns + events.zero_ns))
         snapshot = b"".join(encode_bytes(1, encode_int(1, clock) + encode_int(2, time)) for clock, time in clocks)
-        yield encode_int(8, 0) + _SEQUENCE + encode_bytes(6, snapshot)
+        yield encode_int(_TIME, 0) + _SEQUENCE + encode_bytes(_CLOCKS, snapshot)
     for number, track in enumerate(events.tracks):
-        yield _SEQUENCE + encode_bytes(60, _encode_track(number, track))
+        yield _SEQUENCE + encode_bytes(_DESCRIPTOR, _encode_track(number, track))
 
 
 def _encode_track(number: int, track: Track) -> bytes:
+    """Return the descriptor of a track, which is that of a thread, a process, a counter or none of these."""
     parts = [encode_int(1, _get_uuid(number)), encode_text(2, track.name) if track.name else b""]
     if track.tid is not None and track.pid is not None:
         thread = encode_int(1, track.pid) + encode_int(2, track.tid)
@@ -113,9 +121,9 @@ def _get_uuid(track: int) -> int:
 def _encode_samples(events: TrackEvents, rows: slice) -> bytes:
     samples = Samples(*(column[rows] for column in vars(events.samples).values()))
     event = Messages(len(samples.value))
-    event.add_encoded(encode_int(9, _COUNTER))
-    event.add_int(11, samples.track + 1)
-    event.add_fixed64(44, samples.value)
+    event.add_encoded(encode_int(_TYPE, _COUNTER))
+    event.add_int(_TRACK, samples.track + 1)
+    event.add_fixed64(_VALUE, samples.value)
     return _wrap_events(event, samples.start_ns - events.zero_ns, b"").to_bytes()
 
 
@@ -128,9 +136,9 @@ def _wrap_events(
         more: how many bytes will be put behind each of them, as of `Messages.add_messages`.
     """
     packet = Messages(event.count)
-    packet.add_int(8, time_ns)
+    packet.add_int(_TIME, time_ns)
     packet.add_encoded(_SEQUENCE + state)
-    packet.add_messages(11, event, more=more)
+    packet.add_messages(_EVENT, event, more=more)
     trace = Messages(event.count)
     trace.add_messages(1, packet, more=more)
     return trace
@@ -175,29 +183,29 @@ class _SliceWriter:
             interned.append(entry)
             size += len(entry)
             if size >= _INTERNED_BYTES:
-                yield _SEQUENCE + state + encode_bytes(12, b"".join(interned))
+                yield _SEQUENCE + state + encode_bytes(_INTERNED, b"".join(interned))
                 state, interned, size = _NEEDS_STATE, [], 0
-        yield _SEQUENCE + state + encode_bytes(12, b"".join(interned))
+        yield _SEQUENCE + state + encode_bytes(_INTERNED, b"".join(interned))
 
     def encode(self, slices: Slices, rows: slice, types: Sequence[int]) -> bytes:
         """Return the packets of some slices, for each slice one of each type."""
         first, *others = types
         track = slices.track[rows] + 1
         event = Messages(len(track))
-        event.add_encoded(encode_int(9, first))
-        event.add_int(3, slices.category[rows] + np.int64(1))
-        event.add_int(10, self._names[slices.name[rows]])
-        event.add_int(11, track)
+        event.add_encoded(encode_int(_TYPE, first))
+        event.add_int(_CATEGORY, slices.category[rows] + np.int64(1))
+        event.add_int(_NAME, self._names[slices.name[rows]])
+        event.add_int(_TRACK, track)
         for argument in slices.arguments:
             if argument.kind != FIELDS:
                 self._add_argument(event, argument.take(rows))
         if slices.flow is not None:
-            event.add_fixed64(48, slices.flow[rows], slices.flow[rows] > 0)
+            event.add_fixed64(_FLOW_TO, slices.flow[rows], slices.flow[rows] > 0)
         if slices.first_flow is not None and slices.flows is not None:
             is_single = slices.flows[rows] == 1
             if is_single.any():
                 flow = self._events.flows[np.where(is_single, slices.first_flow[rows], 0)]
-                event.add_fixed64(47, flow, is_single)
+                event.add_fixed64(_FLOW_FROM, flow, is_single)
         tails = dict(self._encode_tails(slices, rows))
         more = np.zeros(len(track), np.int64)
         more[list(tails)] = [len(tail) for tail in tails.values()]
@@ -205,8 +213,8 @@ class _SliceWriter:
         behind = packets.measure_bytes()
         for kind in others:
             end = Messages(len(track))
-            end.add_encoded(encode_int(9, kind))
-            end.add_int(11, track)
+            end.add_encoded(encode_int(_TYPE, kind))
+            end.add_int(_TRACK, track)
             packets.add_all(_wrap_events(end, slices.end_ns[rows] - self._events.zero_ns, b""))
         return _insert_tails(packets, behind, tails)
 
@@ -220,11 +228,12 @@ class _SliceWriter:
             annotation.add_int(4, values, has_value)
         else:
             annotation.add_int(17, self._texts[np.where(has_value, values, 0)], has_value)
-        event.add_messages(4, annotation, has_value)
+        event.add_messages(_ARGUMENT, annotation, has_value)
 
     def _encode_tails(self, slices: Slices, rows: slice) -> Iterator[tuple[int, bytes]]:
         """Yield what few slices have, of any length: named fields, and the arrows of a call that launched many."""
-        fields = [(one.values[rows], one.has_value[rows]) for one in slices.arguments if one.kind == FIELDS]
+        arguments = [one.take(rows) for one in slices.arguments if one.kind == FIELDS]
+        fields = [(one.values, one.has_value) for one in arguments]
         has_tail = np.zeros(len(slices.track[rows]), np.bool_)
         for _, has_value in fields:
             has_tail |= has_value
@@ -236,14 +245,14 @@ class _SliceWriter:
             if first is not None and flows is not None and (count := int(flows[rows][row])) > 1:
                 begin = int(first[rows][row])
                 several = Messages(count)
-                several.add_fixed64(47, self._events.flows[begin : begin + count])
+                several.add_fixed64(_FLOW_FROM, self._events.flows[begin : begin + count])
                 tail += several.to_bytes()
             yield row, tail
 
     def _encode_fields(self, text: int) -> bytes:
         if text not in self._fields:
             name = encode_int(1, self._argument_numbers["fields"])
-            self._fields[text] = encode_bytes(4, name + _encode_json(self._events.texts[text]))
+            self._fields[text] = encode_bytes(_ARGUMENT, name + _encode_json(self._events.texts[text]))
         return self._fields[text]
 
 

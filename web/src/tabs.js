@@ -11,8 +11,12 @@
  * @property {(container: HTMLElement, page: Page) => void | Promise<void>} mount fills the container
  */
 import { mountOverview } from "./overview.js";
+import { mountTimeline } from "./timeline/timeline.js";
 
 /** @type {Record<string, Tab[]>} */
 export const TABS = {
-  report: [{ name: "overview", title: "Overview", mount: mountOverview }],
+  report: [
+    { name: "overview", title: "Overview", mount: mountOverview },
+    { name: "timeline", title: "Timeline", mount: mountTimeline },
+  ],
 };

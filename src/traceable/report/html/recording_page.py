@@ -10,6 +10,7 @@ from traceable.errors import MissingDataError
 from traceable.report.document import MAX_ROWS, build_bounded_report, missing_data_to_dict, table_to_dict
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import REPORT, write_html
+from traceable.report.html.timeline import build_timeline_blocks
 from traceable.report.row_filter import RowFilter
 from traceable.report.views import FINDINGS, RANGES, VIEWS
 
@@ -36,7 +37,10 @@ def write_recording_page(recording: Recording, path: Path, verdicts: Sequence[Ex
 
 
 def _build_blocks(recording: Recording, verdicts: Sequence[ExpectationResult]) -> list[str]:
-    return [pack_block("report", _build_document(recording, verdicts))]
+    return [
+        pack_block("report", _build_document(recording, verdicts)),
+        *build_timeline_blocks(recording.context, recording.client_records),
+    ]
 
 
 def _build_document(recording: Recording, verdicts: Sequence[ExpectationResult]) -> dict[str, Any]:

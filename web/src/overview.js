@@ -1,7 +1,7 @@
 /** The first screen: what was run, what costs most, where a step's time goes, the steps, and all ranges. */
 import { KINDS, createBars, createLegend } from "./bars.js";
 import { hasBlock, loadBlock } from "./blocks.js";
-import { createElement } from "./dom.js";
+import { createElement, createNotes } from "./dom.js";
 import { formatCount, formatDuration, formatPercent } from "./format.js";
 import { formatHash, formatPathKey } from "./router.js";
 import { mountSteps } from "./steps.js";
@@ -10,6 +10,9 @@ import "./overview.css";
 
 const TOP_FINDINGS = 3;
 const TOP_RANGES = 10;
+
+/** Below this number of instances a p99 is close to the maximum. */
+const FEW = 100;
 
 /** Kinds of a critical path as kinds of the bars. */
 const KIND_OF_SEGMENT = /** @type {Record<string, string>} */ ({
@@ -155,7 +158,7 @@ function createStepTime({ report }) {
       [...shown.map(({ range, label, parts }) => ({ label: linkRange(range, label), parts })), ...others],
       { whole, widest: Math.max(...shown.map(({ total }) => total), ...others.map(({ parts }) => sumParts(parts))) },
     ),
-    ...path.notes.map((/** @type {{text: string}} */ note) => createElement("p", { class: "note" }, note.text)),
+    createNotes("How the path was found", path.notes),
   );
 }
 
@@ -215,7 +218,12 @@ function createRangeTable(container, { report, hasTab }, getHistogram) {
     },
     { key: "cpu_p50_ns", title: "p50", format: formatDuration },
     { key: "cpu_p90_ns", title: "p90", format: formatDuration },
-    { key: "cpu_p99_ns", title: "p99", format: formatDuration },
+    {
+      key: "cpu_p99_ns",
+      title: "p99",
+      format: (value, row) => formatDuration(value) + (row.count - row.clipped < FEW ? "~" : ""),
+      hint: "with ~ of fewer than 100 instances: close to the maximum",
+    },
     { key: "cpu_max_ns", title: "Max", format: formatDuration },
     { key: "kernels", title: "Kernels", format: (value) => formatCount(value) },
     { key: "gpu_busy_total_ns", title: "GPU busy", format: formatDuration, hint: "union of its GPU operations" },

@@ -3,7 +3,7 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 
 import { loadBlock } from "./blocks.js";
-import { createElement } from "./dom.js";
+import { createElement, createNotes } from "./dom.js";
 import { formatCount, formatDuration, formatPercent } from "./format.js";
 import { formatHash, formatSpan } from "./router.js";
 import { createTable } from "./table.js";
@@ -58,7 +58,7 @@ export async function mountSteps(section, page) {
     section.append(createElement("h3", {}, "Slowest steps against the median one"), table);
     createSlowest(table, slowest, page.hasTab("timeline"));
   }
-  section.append(...notes.map((/** @type {{text: string}} */ note) => createElement("p", { class: "note" }, note.text)));
+  section.append(createNotes("How steps were found", notes) ?? "");
 }
 
 /**

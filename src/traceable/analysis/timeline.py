@@ -25,7 +25,7 @@ from traceable.analysis.interval_index import argsort_index
 from traceable.analysis.labels import OPERATION_NAMES, label_operations
 from traceable.analysis.operations import GRAPH, KERNEL
 from traceable.analysis.requests import requests
-from traceable.analysis.step_detection import map_threads_to_processes
+from traceable.analysis.step_detection import RANGE, map_threads_to_processes
 from traceable.analysis.steps import measure_steady_steps, number_steps
 from traceable.errors import MissingDataError
 from traceable.trace.load_records import ClientRecords
@@ -499,7 +499,8 @@ def _collect_steps(
         (Track(STEPS, process, device=device), np.flatnonzero(steps.lane == lane))
         for lane, (process, device) in enumerate(zip(steps.process.tolist(), steps.device.tolist(), strict=True))
     ]
-    return tracks, table, steps.labels
+    # What ends a step is not a name for it.
+    return tracks, table, steps.labels if steps.kind == RANGE else tuple("step" for _ in steps.labels)
 
 
 def _find_last_operation(context: Context, bounds: Int64, operation: Int64, end_ns: Int64) -> Int64:

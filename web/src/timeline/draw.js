@@ -33,7 +33,7 @@ const OVERVIEW = 26;
 const FADED = 0.22;
 const TEXT_SIZE = 11;
 
-/** Widths of texts in the font of slices. */
+/** Widths of texts in the font of slices. @type {Map<string, number>} */
 const widths = new Map();
 
 /**
@@ -506,13 +506,16 @@ class Painter {
     const begin = valueAt(model.start, operation);
     const endX = this.toX(model.axis.toPlace(begin));
     const startX = this.toX(model.axis.toPlace(Math.min(valueAt(model.end, launch), begin)));
-    const bend = Math.max(24, Math.abs(endX - startX) / 2);
+    // Along the track of the call first: a line across all others would hide them.
+    const bend = Math.min(120, Math.max(24, (endX - startX) / 2));
+    const turn = Math.max(startX, endX - 2 * bend);
     for (const [color, width] of /** @type {const} */ ([[palette.background, 4], [palette.text, 1.5]])) {
       context.strokeStyle = color;
       context.lineWidth = width;
       context.beginPath();
       context.moveTo(startX, from);
-      context.bezierCurveTo(startX + bend, from, endX - bend, to, endX - 5, to);
+      context.lineTo(turn, from);
+      context.bezierCurveTo(turn + bend, from, endX - bend, to, endX - 5, to);
       context.stroke();
     }
     context.fillStyle = palette.text;
@@ -541,23 +544,32 @@ class Painter {
  * @param {number} room
  */
 function fitText(context, text, room) {
-  if (text.length * 3 > room * 2) {
-    // Hardly a letter is so narrow; and a name may have 100 000 of them.
-    text = text.slice(0, Math.ceil(room / 2));
+  // Hardly a letter is narrower; and a name may have 100 000 of them.
+  const shown = text.slice(0, Math.ceil(room / 2));
+  if (measureText(context, shown) <= room) {
+    return shown;
   }
+  let letters = Math.floor((shown.length * (room - 8)) / measureText(context, shown));
+  while (letters > 1 && measureText(context, `${shown.slice(0, letters)}…`) > room) {
+    letters -= 1;
+  }
+  return letters < 2 ? "" : `${shown.slice(0, letters)}…`;
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} text
+ */
+function measureText(context, text) {
   let width = widths.get(text);
   if (width === undefined) {
-    width = context.measureText(text).width;
-    if (widths.size > 20000) {
+    if (widths.size > 50000) {
       widths.clear();
     }
+    width = context.measureText(text).width;
     widths.set(text, width);
   }
-  if (width <= room) {
-    return text;
-  }
-  const letters = Math.floor((text.length * (room - 8)) / width);
-  return letters < 2 ? "" : `${text.slice(0, letters)}…`;
+  return width;
 }
 
 /**

@@ -120,11 +120,16 @@ class _NameTable:
         trace = self._timeline.context.trace
         texts = [_shorten(self._timeline.get_name(number)) for number in self._numbers]
         labels = {}
-        for source, shorten in ((trace.kernels.name, extract_base_name), (trace.calls.name, strip_call_version)):
+        for source, shorten in ((trace.kernels.name, _extract_function), (trace.calls.name, strip_call_version)):
             for number in find_distinct(source).tolist():
                 if (here := self._numbers.get(number)) is not None and (label := shorten(texts[here])) != texts[here]:
                     labels[here] = label
         return {"names": texts, "labels": labels}
+
+
+def _extract_function(name: str) -> str:
+    """Return the function of a kernel's demangled name, without its namespaces."""
+    return extract_base_name(name).rpartition("::")[2]
 
 
 def _shorten(text: str) -> str:

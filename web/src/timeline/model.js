@@ -347,7 +347,7 @@ export class TimelineModel {
     /** @type {Map<string, NameTotal>} */
     const names = new Map();
     const tracks = this.tracks.map((track) => this.#measureTrack(track, span, names));
-    const sorted = [...names.values()].sort((one, other) => other.total - one.total);
+    const sorted = [...names.values()].filter(({ kind }) => kind !== "steps" && kind !== "requests").sort((one, other) => other.total - one.total);
     return { tracks: tracks.filter(({ slices, busy }) => slices > 0 || busy > 0), names: sorted };
   }
 

@@ -22,6 +22,14 @@ const HELP =
   "Wheel zooms, Shift+wheel and drag pan, Shift+drag selects a span. Keys: W S or + − zoom, A D or ← → pan, ↑ ↓ scroll, " +
   "Shift+arrows move to the next event, Enter follows a launch, F fits the selection, 0 shows all, / searches, N next match, Esc clears.";
 
+/** Why all events of a part of a large recording are kept. */
+const NOTABLE = {
+  slowest: "the slowest step",
+  median: "the median step",
+  first_steady: "the first steady step",
+  middle: "the middle of the recording",
+};
+
 const ZOOM = 1.25;
 const OVERVIEW = 26;
 const CLICK_DISTANCE = 4;
@@ -138,15 +146,18 @@ class Timeline {
     }
     const total = this.model.lanes.reduce((sum, { slices }) => sum + slices, 0);
     this.note.append(
-      `${formatCount(total)} events are too many for one page: long tracks are drawn from levels of detail, and their single events are kept in `,
+      `${formatCount(total)} events are too many for one page: long tracks are drawn from levels of detail. Single events are kept in `,
     );
-    intervals.slice(0, 6).forEach((/** @type {[number, number, string]} */ [start, end, reason], /** @type {number} */ index) => {
-      const span = { start: this.model.axis.toPlace(start), end: this.model.axis.toPlace(end) };
-      const title = { slowest: "the slowest step", median: "the median step", first_steady: "the first steady step", middle: "the middle of the recording" }[reason];
-      const show = () => this.#show(fitSpan(span, this.model.axis.limits));
-      this.note.append(index > 0 ? ", " : "", createElement("button", { type: "button", class: "link", click: show }, title ?? "a slow step"));
+    const notable = Object.entries(NOTABLE).flatMap(([reason, title]) => {
+      const found = intervals.find((/** @type {[number, number, string]} */ one) => one[2] === reason);
+      return found === undefined ? [] : [{ title, start: this.model.axis.toPlace(found[0]), end: this.model.axis.toPlace(found[1]) }];
     });
-    this.note.append(intervals.length > 6 ? ` and ${formatCount(intervals.length - 6, "more step")}.` : intervals.length > 0 ? "." : "no part of it.");
+    notable.forEach(({ title, start, end }, index) => {
+      const show = () => this.#show(fitSpan({ start, end }, this.model.axis.limits));
+      this.note.append(index > 0 ? ", " : "", createElement("button", { type: "button", class: "link", click: show }, title));
+    });
+    const others = intervals.length - notable.length;
+    this.note.append(notable.length === 0 ? "no part of it." : others > 0 ? ` and ${formatCount(others, "more slow step")}.` : ".");
   }
 
   #showHint() {

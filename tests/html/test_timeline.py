@@ -289,7 +289,8 @@ def test_long_tracks_have_levels_and_the_notable_steps_all_events(
     cells = row.locator("th,td").all_inner_texts()
     kernels = recording.trace.kernels
     here = (kernels.process == 0) & (kernels.device == 0) & (kernels.stream == 7)
-    assert cells[2] == "≈ " + f"{int(here.sum()):,}".replace(",", " ")
+    assert cells[2].startswith("≈ ")
+    assert int(cells[2][2:].replace(" ", "")) == pytest.approx(here.sum(), rel=0.05)
 
 
 def test_a_real_capture(open_page: Open, captures: Path, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class Table {
   /** @type {Set<TreeNode>} */
   #matches = new Set();
   #first = -1;
+  #isPrinting = false;
 
   /**
    * @param {HTMLElement} container
@@ -84,6 +85,8 @@ class Table {
     );
     const tools = createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count);
     container.replaceChildren(...(options.plain ? [] : [tools]), this.scroller);
+    addEventListener("beforeprint", () => this.#print(true));
+    addEventListener("afterprint", () => this.#print(false));
     this.body.addEventListener("keydown", (event) => this.#moveFocus(event));
     this.setRows(options.rows);
   }
@@ -208,9 +211,18 @@ class Table {
       });
   }
 
-  /** Makes the rows that can be seen. */
+  /** @param {boolean} isPrinting */
+  #print(isPrinting) {
+    if (this.#shown.length > VIRTUAL_ROWS) {
+      this.#isPrinting = isPrinting;
+      this.#first = -1;
+      this.#draw();
+    }
+  }
+
+  /** Makes the rows that can be seen; on paper, all of them. */
   #draw() {
-    const isVirtual = this.#shown.length > VIRTUAL_ROWS;
+    const isVirtual = this.#shown.length > VIRTUAL_ROWS && !this.#isPrinting;
     this.scroller.classList.toggle("virtual", isVirtual);
     const top = Math.floor(this.scroller.scrollTop / ROW_HEIGHT);
     const first = isVirtual ? Math.max(0, top - (top % ROWS_AROUND) - ROWS_AROUND) : 0;

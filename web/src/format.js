@@ -64,6 +64,16 @@ export function formatBytes(number) {
   return `${toFixed(number, 0)} B`;
 }
 
+/**
+ * Cuts a long text, such as a name that a program made of its data.
+ * @param {string} text
+ * @param {number} length of the result at most
+ */
+export function truncateText(text, length) {
+  // Not through a character of two halves.
+  return text.length <= length ? text : `${text.slice(0, length - 1).replace(/[\ud800-\udbff]$/, "")}…`;
+}
+
 /** @param {number} value */
 function countDigits(value) {
   return String(Math.trunc(Math.abs(value))).length;

@@ -25,12 +25,13 @@
  * @typedef {{row: Row, text: string, children: TreeNode[], parent: TreeNode | null, depth: number, isOpen: boolean}} TreeNode
  */
 import { createElement, createSvgElement } from "./dom.js";
-import { ABSENT, formatCount } from "./format.js";
+import { ABSENT, formatCount, truncateText } from "./format.js";
 import { formatPathKey } from "./router.js";
 
 const VIRTUAL_ROWS = 200;
 const ROW_HEIGHT = 26;
 const ROWS_AROUND = 20;
+const MAX_TEXT = 200;
 
 /**
  * Fills a container with a table.
@@ -270,7 +271,7 @@ class Table {
       type: "button",
       class: "toggle",
       "aria-expanded": String(node.isOpen),
-      "aria-label": `Ranges inside ${node.text.slice(0, 100)}`,
+      "aria-label": `Ranges inside ${truncateText(node.text, MAX_TEXT)}`,
       click: () => this.#setOpen(node, !node.isOpen),
     });
   }
@@ -320,8 +321,8 @@ function createContent(column, row) {
   const value = row[column.key];
   const text = value === null || value === undefined ? ABSENT : column.format ? column.format(value, row) : String(value);
   const href = column.link?.(row) ?? null;
-  const shown = text.length > 200 ? `${text.slice(0, 199)}…` : text;
-  return href === null ? shown : createElement("a", { href, title: text.length > 40 ? text.slice(0, 2000) : null }, shown);
+  const shown = truncateText(text, MAX_TEXT);
+  return href === null ? shown : createElement("a", { href, title: text.length > 40 ? truncateText(text, 10 * MAX_TEXT) : null }, shown);
 }
 
 /**

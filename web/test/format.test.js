@@ -26,3 +26,9 @@ test("a count has its noun", () => {
   assert.equal(format.formatCount(1, "copy", "copies"), "1 copy");
   assert.equal(format.formatCount(1536, "call"), "1 536 calls");
 });
+
+test("a text is cut between characters", () => {
+  assert.equal(format.truncateText("abcd", 4), "abcd");
+  assert.equal(format.truncateText("abcde", 4), "abc…");
+  assert.equal(format.truncateText("ab\u{1f600}cd", 4), "ab…");
+});

@@ -74,6 +74,14 @@ export function truncateText(text, length) {
   return text.length <= length ? text : `${text.slice(0, length - 1).replace(/[\ud800-\udbff]$/, "")}…`;
 }
 
+/**
+ * Keeps the digits of a number, and its unit, on one line of a sentence.
+ * @param {string} text
+ */
+export function joinNumbers(text) {
+  return text.replace(/(\d) (?=\d{3}(?!\d)|(?:[num]?s|%|[KMGT]i?B|B)(?!\w))/g, "$1\u00a0");
+}
+
 /** @param {number} value */
 function countDigits(value) {
   return String(Math.trunc(Math.abs(value))).length;

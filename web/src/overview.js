@@ -2,7 +2,7 @@
 import { KINDS, createBars, createLegend } from "./bars.js";
 import { hasBlock, loadBlock } from "./blocks.js";
 import { createElement, createNotes } from "./dom.js";
-import { formatCount, formatDuration, formatPercent, truncateText } from "./format.js";
+import { formatCount, formatDuration, formatPercent, joinNumbers, truncateText } from "./format.js";
 import { formatHash, formatPathKey } from "./router.js";
 import { mountSteps } from "./steps.js";
 import { createTable } from "./table.js";
@@ -74,7 +74,7 @@ function createFacts(facts) {
     { class: "facts" },
     ...facts.flatMap(({ term, texts }) => [
       createElement("dt", {}, term),
-      createElement("dd", {}, ...texts.map((text) => createElement("div", {}, truncateText(text, MAX_TEXT)))),
+      createElement("dd", {}, ...texts.map((text) => createElement("div", {}, joinNumbers(truncateText(text, MAX_TEXT))))),
     ]),
   );
 }
@@ -99,7 +99,7 @@ function createFindings({ report, hasTab }) {
         "p",
         {},
         saving === null ? null : createElement("strong", {}, `at most ${formatDuration(saving)}${share}: `),
-        truncateText(finding.message, MAX_TEXT),
+        joinNumbers(truncateText(finding.message, MAX_TEXT)),
       ),
       createElement("p", { class: "fix" }, "To do: ", finding.fix),
       createElement("p", { class: "note" }, `${finding.code}, ${finding.certainty}`),

@@ -197,7 +197,12 @@ class StepChart {
       "Logarithmic",
     );
     container.append(
-      createElement("div", { class: "table-tools" }, this.#createMarkLegend(), createElement("span", { class: "segmented" }, scale)),
+      createElement(
+        "div",
+        { class: "chart-tools" },
+        this.#createMarkLegend(),
+        createElement("span", { class: "segmented chart-scale" }, scale),
+      ),
       this.holder,
       this.readout,
     );

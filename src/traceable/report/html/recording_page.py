@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,14 @@ from traceable.errors import MissingDataError
 from traceable.report.document import MAX_ROWS, build_bounded_report, missing_data_to_dict, table_to_dict
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import REPORT, write_html
+from traceable.report.html.pages import QUERIES, build_screen_blocks
 from traceable.report.row_filter import RowFilter
-from traceable.report.views import FINDINGS, RANGES, VIEWS
+from traceable.report.views import VIEWS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.expectations import ExpectationResult
+    from traceable.analysis.table import Table
     from traceable.recording import Recording
 
 
@@ -36,17 +38,23 @@ def write_recording_page(recording: Recording, path: Path, verdicts: Sequence[Ex
 
 
 def _build_blocks(recording: Recording, verdicts: Sequence[ExpectationResult]) -> list[str]:
-    return [pack_block("report", _build_document(recording, verdicts))]
+    answers = recording.query_all([("ranges", {}), ("findings", {}), *QUERIES.values()])
+    results = dict(zip(QUERIES, answers[2:], strict=True))
+    return [
+        pack_block("report", _build_document(recording, verdicts, results)),
+        *build_screen_blocks(recording, results),
+    ]
 
 
-def _build_document(recording: Recording, verdicts: Sequence[ExpectationResult]) -> dict[str, Any]:
+def _build_document(
+    recording: Recording, verdicts: Sequence[ExpectationResult], results: Mapping[str, Table | MissingDataError]
+) -> dict[str, Any]:
     """Return the document of `report --json --view all`, with at most MAX_ROWS rows in each list."""
-    views = [view for view in VIEWS.values() if view not in (RANGES, FINDINGS)]
-    answers = recording.query_all([("ranges", {}), ("findings", {}), *((view.name, {}) for view in views)])
     document = build_bounded_report(recording, verdicts)
-    for view, answer in zip(views, answers[2:], strict=True):
-        if isinstance(answer, MissingDataError):
-            document[view.name] = missing_data_to_dict(answer)
+    for name in filter(results.__contains__, VIEWS):
+        result = results[name]
+        if isinstance(result, MissingDataError):
+            document[name] = missing_data_to_dict(result)
         else:
-            document[view.name] = table_to_dict(answer, RowFilter(top=MAX_ROWS))
+            document[name] = table_to_dict(result, RowFilter(top=MAX_ROWS))
     return document

@@ -15,14 +15,7 @@ from traceable.analysis.context import Context
 from traceable.analysis.fields import get_instance_fields, inherit_field_values, select_by_fields
 from traceable.analysis.gpus import find_gpus
 from traceable.analysis.instances import build_children
-from traceable.analysis.profile import (
-    STYLES,
-    find_main_rules,
-    group_by_keys,
-    measure_instances,
-    profile_by_group,
-    profile_ranges,
-)
+from traceable.analysis.profile import STYLES, find_main_rules, measure_instances, profile_by_group, profile_ranges
 from traceable.analysis.select import map_gpu_numbers, select_part
 from traceable.analysis.table import Table, mask_integers, pack_objects
 from traceable.errors import MissingDataError, UsageError
@@ -238,25 +231,22 @@ def list_slowest_instances(context: Context, most: int, *, range_name: str | Non
 
 
 def list_slowest_of_paths(context: Context, most: int) -> Table:
-    """Return the slowest instances of each range path (and domain and style), the slowest first.
+    """Return the slowest instances of each row of `RangeProfile.ranges`, the slowest first.
 
     Args:
         most: how many of each.
 
     Returns:
-        Rows as of `list_range_instances`, after `path`, the names from the outermost.
+        Rows as of `list_range_instances`, after `row`, the row of `RangeProfile.ranges`.
     """
-    instances, selected = context.instances, context.selected_instances
-    rows = np.flatnonzero(instances.entered & selected)
-    group, _ = group_by_keys(instances.path[rows], instances.domain[rows], instances.style[rows])
-    order = np.lexsort((instances.start_ns[rows] - instances.end_ns[rows], group))
-    first = np.flatnonzero(np.diff(group[order], prepend=-1))
+    instances = context.instances.take(context.selected_instances)
+    row = profile_ranges(context).row
+    entered = np.flatnonzero(instances.entered)
+    order = entered[np.lexsort(((instances.start_ns - instances.end_ns)[entered], row[entered]))]
+    first = np.flatnonzero(np.diff(row[order], prepend=-1))
     rank = np.arange(len(order)) - np.repeat(first, np.diff(first, append=len(order)))
-    rows = rows[order[rank < most]]
-    names = context.trace.names
-    paths = pack_objects([names[one] for one in instances.paths[path]] for path in instances.path[rows].tolist())
-    place = np.cumsum(selected) - 1
-    return Table({"path": paths, **list_range_instances(context).take(place[rows]).values})
+    slowest = order[rank < most]
+    return Table({"row": row[slowest], **list_range_instances(context).take(slowest).values})
 
 
 def _get_payloads(context: Context) -> Int64:

@@ -142,7 +142,7 @@ def _build_range_pages(recording: Recording, results: Mapping[str, Table | Missi
 
     ranges = recording.profile.ranges
     places = RowFilter(top=MAX_RANGES).select_indices(ranges, DEFAULT_SORT)
-    slowest = _split(list_slowest_of_paths(recording.context, SLOWEST), ("path", "domain", "style"))
+    slowest = _split(list_slowest_of_paths(recording.context, SLOWEST), ("row",))
     calls = results["api-by-range"]
     paths = {} if isinstance(calls, MissingDataError) else _split(calls.others["paths"], ("path", "domain", "style"))
     shown = list(ranges.take(places).rows())
@@ -157,11 +157,10 @@ def _build_range_pages(recording: Recording, results: Mapping[str, Table | Missi
         "paths": [
             {
                 **{key: row[key] for key in ("path", "domain", "style")},
-                **_pack_part("slowest", slowest, key, TREE_COLUMNS),
-                **_pack_part("api", paths, key, VIEWS["api"].others["paths"].columns),
+                **_pack_part("slowest", slowest, (place,), TREE_COLUMNS),
+                **_pack_part("api", paths, (tuple(row["path"]), row["domain"], row["style"]), _COLUMNS_OF["api"]),
             }
-            for row in shown
-            for key in [(tuple(row["path"]), row["domain"], row["style"])]
+            for place, row in zip(places, shown, strict=True)
         ],
         "names": [
             {
@@ -184,6 +183,7 @@ def _drop(columns: Sequence[Column], *sources: str) -> tuple[Column, ...]:
 
 
 _COLUMNS_OF = {
+    "api": _drop(VIEWS["api"].others["paths"].columns, "path"),
     "kernels": _drop(VIEWS["kernels"].columns, "range"),
     "memory": _drop(VIEWS["memory"].columns, "range"),
     "waits": _drop(VIEWS["sync"].columns, "range"),

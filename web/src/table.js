@@ -11,6 +11,7 @@
  * @property {(value: any, row: Row) => string} [format] the text of a value; without it, the value itself
  * @property {(row: Row) => string | null} [link] address that a click on the cell leads to
  * @property {(row: Row) => ArrayLike<number> | null} [sparkline] heights of bars, drawn in place of a text
+ * @property {(row: Row) => Node | null} [draw] any other drawing in place of a text
  *
  * @typedef {object} TableOptions
  * @property {string} title what the rows are, for screen readers and the search field
@@ -19,6 +20,7 @@
  * @property {{pathKey: string}} [tree] rows have a path there, a list of names, and may be shown as a tree
  * @property {{key: string, descending: boolean}} [sort] the initial order; without it, that of the rows
  * @property {string} [filter] the initial text of the search
+ * @property {boolean} [isPlain] without its search and the number of rows, for the few rows of a small table
  *
  * @typedef {{setRows: (rows: Row[]) => void}} TableHandle
  * @typedef {{row: Row, text: string, children: TreeNode[], parent: TreeNode | null, depth: number, isOpen: boolean}} TreeNode
@@ -82,7 +84,7 @@ class Table {
       this.table,
     );
     container.replaceChildren(
-      createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count),
+      createElement("div", { class: "table-tools", hidden: options.isPlain }, this.search, ...this.#createModeButtons(), this.count),
       this.scroller,
     );
     this.body.addEventListener("keydown", (event) => this.#moveFocus(event));
@@ -315,6 +317,9 @@ function createContent(column, row) {
   if (column.sparkline) {
     const heights = column.sparkline(row);
     return heights === null ? ABSENT : createSparkline(heights);
+  }
+  if (column.draw) {
+    return column.draw(row) ?? ABSENT;
   }
   const value = row[column.key];
   const text = value === null || value === undefined ? ABSENT : column.format ? column.format(value, row) : String(value);

@@ -86,8 +86,10 @@ export function drawHistogram(bins, marks, { label, format, place }) {
     return column;
   });
   const lines = marks.map((mark, index) => {
-    const line = createElement("span", { class: "histogram-mark" }, createElement("span", {}, mark.label));
-    line.style.left = `${Math.min(1, Math.max(0, place(mark.value))) * 100}%`;
+    const at = Math.min(1, Math.max(0, place(mark.value)));
+    const side = at > 0.6 ? " is-right" : "";
+    const line = createElement("span", { class: `histogram-mark${side}` }, createElement("span", {}, mark.label));
+    line.style.left = `${at * 100}%`;
     line.style.setProperty("--level", String(index));
     return line;
   });

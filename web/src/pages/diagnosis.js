@@ -5,6 +5,7 @@ import { createTable } from "../table.js";
 import { drawBars, getColor } from "./charts.js";
 import { createBadge, createFacts, createNotes, createRemark, createSection } from "./elements.js";
 import { formatCell, formatHeading, formatValue } from "./values.js";
+import { FEW_ROWS } from "./view.js";
 
 /** @typedef {import("./view.js").Page} Page */
 /** @typedef {import("./view.js").Row} Row */
@@ -64,7 +65,7 @@ function createCapture(capture) {
 function createCoverage(coverage) {
   /** @param {Record<string, {operations: number, gpu_ns: number}>} shares @param {string} color */
   const list = (shares, color) =>
-    Object.entries(shares).map(([name, share]) => ({
+    Object.entries(shares).filter(([, share]) => share.operations > 0).map(([name, share]) => ({
       label: name.replaceAll("_", " "),
       value: share.gpu_ns,
       text: `${formatDuration(share.gpu_ns)} · ${formatPercent(coverage.gpu_ns ? share.gpu_ns / coverage.gpu_ns : 0)} · ${formatCount(share.operations, "operation")}`,
@@ -94,7 +95,7 @@ function createRules(rules) {
  * @param {Row[]} rows
  */
 function createRows(heading, rows) {
-  return rows.length ? createSection(heading, createRowTable(heading, rows)) : null;
+  return rows.length ? createSection(heading, createRowTable("rows", rows)) : null;
 }
 
 /**
@@ -108,6 +109,7 @@ function createRowTable(title, rows) {
   createTable(container, {
     title,
     rows,
+    isPlain: rows.length <= FEW_ROWS,
     columns: keys.map((key) => ({
       key,
       title: formatHeading(key),

@@ -60,3 +60,11 @@ export function createFacts(pairs) {
 export function createBadge(text, kind) {
   return createElement("span", { class: `badge badge-${kind}` }, text);
 }
+
+/**
+ * Returns a text with its first letter large, as a heading or a sentence.
+ * @param {string} text
+ */
+export function capitalize(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

@@ -1,10 +1,10 @@
 /** The page of a range: its times, what it consists of, its kernels, copies, waits and fields, its slowest instances. */
-import { hasBlock, loadBlock } from "../blocks.js";
+import { loadBlock } from "../blocks.js";
 import { createElement } from "../dom.js";
 import { formatCount, formatDuration, formatPercent } from "../format.js";
 import { formatHash, formatPathKey, parsePathKey } from "../router.js";
 import { createTable } from "../table.js";
-import { drawBars, getColor } from "./charts.js";
+import { drawBars, drawHistogram, getColor } from "./charts.js";
 import { createFacts, createName, createRemark, createSection } from "./elements.js";
 import { formatCell, formatHeading, formatValue } from "./values.js";
 import { createPackedTable, formatMomentLink, formatRangeLink } from "./view.js";
@@ -12,6 +12,7 @@ import { createPackedTable, formatMomentLink, formatRangeLink } from "./view.js"
 /** @typedef {import("./view.js").Page} Page */
 /** @typedef {import("./view.js").Row} Row */
 /** @typedef {import("./view.js").PackedTable} PackedTable */
+/** @typedef {{pages: {paths: Row[], names: Row[]}, distributions: import("../blocks.js").Block}} Data */
 
 /** The columns of a range that its page shows first, in groups. */
 const FACTS = [
@@ -41,7 +42,7 @@ const LISTED = [
  * @param {Page} page
  */
 export async function mountRanges(container, page) {
-  const pages = hasBlock("range-pages") ? (await loadBlock("range-pages")).meta : { paths: [], names: [], omitted: 0 };
+  const [{ meta: pages }, distributions] = await Promise.all([loadBlock("range-pages"), loadBlock("distributions")]);
   /** @type {string | undefined | null} */
   let shown = null;
   const show = () => {
@@ -51,7 +52,7 @@ export async function mountRanges(container, page) {
     const path = range === undefined ? [] : parsePathKey(range);
     const rows = page.report.ranges.filter((/** @type {Row} */ row) => isSamePath(row.path, path));
     container.replaceChildren(
-      ...(range === undefined ? createList(page) : createRangePage(path, rows, pages, page)),
+      ...(range === undefined ? createList(page) : createRangePage(path, rows, { pages, distributions }, page)),
     );
   };
   page.router.addEventListener("route", show);
@@ -87,10 +88,10 @@ function createList(page) {
 /**
  * @param {string[]} path
  * @param {Row[]} rows of this path: several if ranges of several domains have it
- * @param {{paths: Row[], names: Row[], omitted: number}} pages
+ * @param {Data} data
  * @param {Page} page
  */
-function createRangePage(path, rows, pages, page) {
+function createRangePage(path, rows, data, page) {
   const head = [createTrail(path), createElement("h2", {}, createName(path[path.length - 1] ?? ""))];
   if (!rows.length) {
     return [...head, createElement("p", { class: "missing" }, "This page has no range of this path.")];
@@ -99,7 +100,7 @@ function createRangePage(path, rows, pages, page) {
     ...head,
     ...rows.flatMap((row) => [
       rows.length > 1 ? createElement("h3", {}, `Domain ${formatValue(row.domain)}, ${formatValue(row.style)}`) : null,
-      ...createRangeParts(row, pages, page),
+      ...createRangeParts(row, data, page),
     ]),
   ].filter((one) => one !== null);
 }
@@ -118,10 +119,10 @@ function createTrail(path) {
 
 /**
  * @param {Row} row
- * @param {{paths: Row[], names: Row[], omitted: number}} pages
+ * @param {Data} data
  * @param {Page} page
  */
-function createRangeParts(row, pages, page) {
+function createRangeParts(row, { pages, distributions }, page) {
   const ofPath = pages.paths.find((one) => isSamePath(one.path, row.path) && one.domain === row.domain && one.style === row.style);
   const ofName = pages.names.find((one) => one.name === row.name && one.domain === row.domain);
   const paths = new Set(
@@ -135,6 +136,7 @@ function createRangeParts(row, pages, page) {
     ofName?.[key] ? createSection(`${heading}${wide}`, createPackedTable(ofName[key], { title, page })) : null;
   return [
     createFactGroups(row),
+    createDistribution(row, page.report.ranges.indexOf(row), distributions),
     createChildren(row, page),
     ofPath?.slowest ? createSlowest(ofPath.slowest, row, page) : null,
     add("kernels", "Kernels", "kernels"),
@@ -160,6 +162,40 @@ function createFactGroups(row) {
     );
   });
   return createElement("div", { class: "fact-groups" }, ...groups);
+}
+
+/**
+ * Draws how the times of its instances are spread, on a logarithmic axis, with its quantiles.
+ * @param {Row} row
+ * @param {number} index of the row in the report
+ * @param {import("../blocks.js").Block} distributions
+ */
+function createDistribution(row, index, { meta, columns }) {
+  const [low, high] = [columns.low_ns?.[index], columns.high_ns?.[index]];
+  if (low === undefined || high === undefined || Number.isNaN(low)) return null;
+  const counts = Array.from(columns.counts?.subarray(index * meta.bins, (index + 1) * meta.bins) ?? []);
+  const [least, most] = [Math.max(low, 1), Math.max(high, 1)];
+  if (least === most) {
+    return createSection("Distribution", createRemark(`All instances took ${formatDuration(low)}.`));
+  }
+  /** @param {number} bin */
+  const edge = (bin) => least * (most / least) ** (bin / meta.bins);
+  const marks = ["p50", "p90", "p99"]
+    .map((name) => ({ name, value: row[`cpu_${name}_ns`] }))
+    .filter(({ value }) => typeof value === "number")
+    .map(({ name, value }) => ({ value, label: `${name} ${formatDuration(value)}` }));
+  return createSection(
+    "Distribution of its time on the CPU",
+    drawHistogram(
+      counts.map((count, bin) => ({ start: edge(bin), end: edge(bin + 1), count })),
+      marks,
+      {
+        label: `Instances by their time, from ${formatDuration(low)} to ${formatDuration(high)}`,
+        format: formatDuration,
+        place: (value) => Math.log(Math.max(value, 1) / least) / Math.log(most / least),
+      },
+    ),
+  );
 }
 
 /**

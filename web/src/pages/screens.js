@@ -2,7 +2,7 @@
 import { createElement } from "../dom.js";
 import { formatBytes, formatDuration, formatPercent } from "../format.js";
 import { drawBars, drawStack, drawSteps, getColor } from "./charts.js";
-import { createNotes, createRemark, createSection } from "./elements.js";
+import { capitalize, createRemark, createSection } from "./elements.js";
 import { formatTimestamp, formatValue } from "./values.js";
 import {
   createMissing,
@@ -47,7 +47,7 @@ export async function mountGaps(container, page) {
   }
   screen.append(...createViewTables(view, { title: "GPUs", page, without: ["causes"] }));
   const causes = view.others.causes;
-  if (causes) screen.append(createSection(causes.heading, createPackedTable(causes.table, { title: "causes", page })));
+  if (causes) screen.append(createSection(capitalize(causes.heading), createPackedTable(causes.table, { title: "causes", page })));
 }
 
 /**
@@ -181,7 +181,7 @@ export async function mountRequests(container, page) {
  * @param {Page} page
  */
 export async function mountSteps(container, page) {
-  const [steps, path, rates] = await Promise.all(["steps", "critical_path", "rates"].map(loadView));
+  const [steps, path, rates] = await Promise.all(["steps", "critical-path", "rates"].map(loadView));
   if (!steps || !path || !rates) return;
   const screen = startScreen(container, "Steps", "The cost of each step, and what made it as long as it was.", steps);
   if (screen === null) return;
@@ -275,9 +275,4 @@ function groupRows(rows, keys) {
     else groups.set(name, [row]);
   }
   return groups;
-}
-
-/** @param {string} text */
-function capitalize(text) {
-  return text.charAt(0).toUpperCase() + text.slice(1);
 }

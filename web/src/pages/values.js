@@ -137,7 +137,7 @@ export function formatDifference(ns) {
  */
 function formatDigits(value, digits) {
   if (value === 0) return "0";
-  const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
+  const [mantissa = "", exponent] = value.toExponential(digits - 1).split("e");
   const power = Number(exponent);
   const isPlain = power >= -4 && power < digits;
   const text = isPlain ? value.toFixed(digits - 1 - power) : mantissa;

@@ -18,8 +18,11 @@ import { createElement } from "../dom.js";
 import { formatCount } from "../format.js";
 import { formatHash, formatPathKey, formatSpan } from "../router.js";
 import { createTable } from "../table.js";
-import { createNotes, createRemark, createSection } from "./elements.js";
+import { capitalize, createNotes, createRemark, createSection } from "./elements.js";
 import { formatCell } from "./values.js";
+
+/** A table of no more rows needs no search. */
+export const FEW_ROWS = 10;
 
 /**
  * Loads a view of the recording.
@@ -53,6 +56,7 @@ export function createPackedTable(table, { title, page, links = {} }) {
   createTable(container, {
     title,
     rows,
+    isPlain: rows.length <= FEW_ROWS,
     columns: table.columns.map(({ key, title: heading }) => ({
       key,
       title: heading,
@@ -78,7 +82,7 @@ export function createViewTables(view, { title, page, without = [] }) {
   return [
     createPackedTable(view.table, { title, page }),
     createNotes(view.notes),
-    ...further.map(([, { heading, table }]) => createSection(heading, createPackedTable(table, { title: heading, page }))),
+    ...further.map(([, { heading, table }]) => createSection(capitalize(heading), createPackedTable(table, { title: "rows", page }))),
   ].filter((one) => one !== null);
 }
 

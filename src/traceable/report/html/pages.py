@@ -64,7 +64,7 @@ def build_screen_blocks(recording: Recording, results: Mapping[str, Table | Miss
         results: what each of QUERIES returned.
     """
     blocks = [
-        pack_block(f"view-{name}", _build_view(VIEWS[view], results[name]))
+        pack_block(f"view-{name.replace('_', '-')}", _build_view(VIEWS[view], results[name]))
         for name, (view, _) in QUERIES.items()
         if name not in _OF_RANGE
     ]

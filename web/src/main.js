@@ -17,15 +17,20 @@ async function start() {
     return;
   }
   const { meta } = await loadBlock("report");
-  startTabs(main, { router: new Router(), report: meta });
+  const tabs = TABS[document.body.dataset.page ?? ""] ?? [];
+  startTabs(main, tabs, {
+    router: new Router(),
+    report: meta,
+    hasTab: (name) => tabs.some((tab) => tab.name === name),
+  });
 }
 
 /**
  * @param {HTMLElement} main
+ * @param {import("./tabs.js").Tab[]} tabs
  * @param {import("./tabs.js").Page} page
  */
-function startTabs(main, page) {
-  const tabs = TABS[document.body.dataset.page ?? "report"] ?? [];
+function startTabs(main, tabs, page) {
   const list = createElement("div", { role: "tablist", "aria-label": "Screens" });
   const screens = tabs.map((tab) => {
     const button = createElement(

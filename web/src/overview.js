@@ -1,33 +1,243 @@
-/** The first screen: what was run, what it shows, and where the time goes. */
-import { createElement } from "./dom.js";
-import { formatCount, formatDuration } from "./format.js";
+/** The first screen: what was run, what costs most, where a step's time goes, the steps, and all ranges. */
+import { KINDS, createBars, createLegend } from "./bars.js";
+import { hasBlock, loadBlock } from "./blocks.js";
+import { createElement, createNotes } from "./dom.js";
+import { formatCount, formatDuration, formatPercent } from "./format.js";
 import { formatHash, formatPathKey } from "./router.js";
+import { mountSteps } from "./steps.js";
 import { createTable } from "./table.js";
+import "./overview.css";
+
+const TOP_FINDINGS = 3;
+const TOP_RANGES = 10;
+
+/** Below this number of instances a p99 is close to the maximum. */
+const FEW = 100;
+
+/** Kinds of a critical path as kinds of the bars. */
+const KIND_OF_SEGMENT = /** @type {Record<string, string>} */ ({
+  kernel: "compute",
+  graph: "compute",
+  nccl: "nccl",
+  copy: "copy",
+  memset: "copy",
+  launch: "launch",
+  launch_latency: "launch",
+  api: "launch",
+  wait_overhead: "sync",
+  gpu_gap: "idle",
+  cpu: "cpu",
+  unknown: "unknown",
+});
 
 /**
  * @param {HTMLElement} container
  * @param {import("./tabs.js").Page} page
  */
-export function mountOverview(container, { report }) {
-  const table = createElement("div");
-  container.replaceChildren(createElement("h2", {}, "Ranges"), table);
-  createTable(table, {
-    title: "ranges",
-    rows: report.ranges,
-    tree: { pathKey: "path" },
-    columns: [
-      {
-        key: "name",
-        title: "Range",
-        align: "left",
-        link: (row) => formatHash({ tab: "ranges", range: formatPathKey(row.path) }),
-      },
-      { key: "count", title: "Count", format: (value) => formatCount(value) },
-      { key: "cpu_total_ns", title: "CPU total", format: formatDuration },
-      { key: "cpu_p50_ns", title: "p50", format: formatDuration },
-      { key: "cpu_p90_ns", title: "p90", format: formatDuration },
-      { key: "cpu_p99_ns", title: "p99", format: formatDuration },
-      { key: "gpu_busy_total_ns", title: "GPU busy", format: formatDuration },
-    ],
+export async function mountOverview(container, page) {
+  const steps = createSection("Steps");
+  const ranges = createSection("Ranges");
+  container.replaceChildren(
+    createFacts(page.report.facts),
+    createFindings(page),
+    createStepTime(page),
+    steps,
+    ranges,
+  );
+  const { meta, columns } = await loadBlock("distributions");
+  createRangeTable(ranges.appendChild(createElement("div")), page, (index) => {
+    const counts = columns.counts?.subarray(index * meta.bins, (index + 1) * meta.bins) ?? [];
+    return Array.from({ length: meta.bins / 2 }, (_, bin) => (counts[2 * bin] ?? 0) + (counts[2 * bin + 1] ?? 0));
   });
+  if (hasBlock("steps")) {
+    await mountSteps(steps, page);
+  } else {
+    steps.append(createElement("p", { class: "note" }, page.report.steps.missing_data.text));
+  }
+}
+
+/**
+ * @param {string} title
+ * @param {...(Node | string | null)} children
+ */
+function createSection(title, ...children) {
+  return createElement("section", {}, createElement("h2", {}, title), ...children);
+}
+
+/** @param {{term: string, texts: string[]}[]} facts */
+function createFacts(facts) {
+  return createElement(
+    "dl",
+    { class: "facts" },
+    ...facts.flatMap(({ term, texts }) => [
+      createElement("dt", {}, term),
+      createElement("dd", {}, ...texts.map((text) => createElement("div", {}, text))),
+    ]),
+  );
+}
+
+/** @param {import("./tabs.js").Page} page */
+function createFindings({ report, hasTab }) {
+  /** @type {any[]} */
+  const findings = report.findings;
+  if (findings.length === 0) {
+    const reason = report.finding_rules.missing_data?.text;
+    const count = reason === undefined ? report.finding_rules.filter((/** @type {any} */ one) => one.state === "nothing").length : 0;
+    const text = reason ?? `None: ${formatCount(count, "rule")} of ${formatCount(report.finding_rules.length)} could be checked on this recording, and found nothing.`;
+    return createSection("Findings", createElement("p", { class: "note" }, text));
+  }
+  const items = findings.slice(0, TOP_FINDINGS).map((finding) => {
+    const saving = finding.potential_saving_ns;
+    const share = finding.potential_saving_share === null ? "" : `, ${formatPercent(finding.potential_saving_share)}`;
+    return createElement(
+      "li",
+      {},
+      createElement(
+        "p",
+        {},
+        saving === null ? null : createElement("strong", {}, `at most ${formatDuration(saving)}${share}: `),
+        finding.message,
+      ),
+      createElement("p", { class: "fix" }, "To do: ", finding.fix),
+      createElement("p", { class: "note" }, `${finding.code}, ${finding.certainty}`),
+    );
+  });
+  const more = findings.length - items.length;
+  const link = more > 0 && hasTab("diagnosis") ? createElement("a", { href: formatHash({ tab: "diagnosis" }) }, `all ${formatCount(findings.length, "finding")}`) : null;
+  return createSection("Findings", createElement("ol", { class: "findings" }, ...items), link);
+}
+
+/**
+ * Shows the critical path of the mean steady step: its parts add up to the time of the step.
+ * @param {import("./tabs.js").Page} page
+ */
+function createStepTime({ report }) {
+  const title = "Where a step's time goes";
+  const path = report.critical_path;
+  if (path.missing_data !== undefined) {
+    return createSection(title, createElement("p", { class: "note" }, path.missing_data.text));
+  }
+  /** @type {{range: string | null, kind: string, total_ns: number, path_share: number}[]} */
+  const rows = path.rows;
+  const first = rows.find((row) => row.path_share > 0);
+  if (first === undefined) {
+    return createSection(title, createElement("p", { class: "note" }, "no step is in the steady state"));
+  }
+  const steps = path.others.kinds.reduce((/** @type {number} */ most, /** @type {any} */ row) => Math.max(most, row.steps), 0);
+  const toStep = 1 / steps;
+  const whole = (first.total_ns / first.path_share) * toStep;
+  /** @type {Map<string | null, Map<string, number>>} */
+  const byRange = new Map();
+  for (const row of rows) {
+    const kinds = byRange.get(row.range) ?? new Map();
+    const kind = KIND_OF_SEGMENT[row.kind] ?? "unknown";
+    kinds.set(kind, (kinds.get(kind) ?? 0) + row.total_ns * toStep);
+    byRange.set(row.range, kinds);
+  }
+  const bars = [...byRange].map(([range, kinds]) => ({
+    range,
+    label: range === null ? "outside ranges" : range,
+    parts: [...kinds].map(([kind, ns]) => ({ kind, ns })),
+    total: [...kinds.values()].reduce((sum, ns) => sum + ns, 0),
+  }));
+  bars.sort((one, other) => other.total - one.total);
+  const shown = bars.slice(0, bars.length > TOP_RANGES + 1 ? TOP_RANGES : bars.length);
+  const rest = bars.slice(shown.length);
+  const all = { label: "a step", parts: mergeParts(bars) };
+  const others = rest.length ? [{ label: `${formatCount(rest.length)} other ranges`, parts: mergeParts(rest) }] : [];
+  const inferred = path.others.kinds.reduce((/** @type {number} */ sum, /** @type {any} */ row) => sum + row.path_share * row.inferred_share, 0);
+  const sentence =
+    `The critical path of ${formatCount(steps, "steady step")}, as a mean: what the step waited for at each moment, ` +
+    `by innermost range${inferred > 0 ? `; ${formatPercent(inferred)} of it is inferred` : ""}.`;
+  return createSection(
+    title,
+    createElement("p", { class: "note" }, sentence),
+    createLegend(all.parts.map(({ kind }) => kind)),
+    createBars([all], { whole, widest: whole }),
+    createBars(
+      [...shown.map(({ range, label, parts }) => ({ label: linkRange(range, label), parts })), ...others],
+      { whole, widest: Math.max(...shown.map(({ total }) => total), ...others.map(({ parts }) => sumParts(parts))) },
+    ),
+    createNotes("How the path was found", path.notes),
+  );
+}
+
+/** @param {{parts: {kind: string, ns: number}[]}[]} bars */
+function mergeParts(bars) {
+  return KINDS.map(({ kind }) => ({
+    kind,
+    ns: sumParts(bars.flatMap(({ parts }) => parts).filter((part) => part.kind === kind)),
+  })).filter(({ ns }) => ns > 0);
+}
+
+/** @param {{ns: number}[]} parts */
+function sumParts(parts) {
+  return parts.reduce((sum, { ns }) => sum + ns, 0);
+}
+
+/**
+ * @param {string | null} range
+ * @param {string} label
+ */
+function linkRange(range, label) {
+  const href = range === null ? null : formatHash({ tab: "ranges", range: formatPathKey([range]) });
+  return href === null ? label : createElement("a", { href, title: label }, label);
+}
+
+/**
+ * @param {HTMLElement} container
+ * @param {import("./tabs.js").Page} page
+ * @param {(index: number) => number[]} getHistogram of a row of the report's ranges
+ */
+function createRangeTable(container, { report, hasTab }, getHistogram) {
+  /** @type {any[]} */
+  const ranges = report.ranges.map((/** @type {any} */ row, /** @type {number} */ index) => ({
+    ...row,
+    index,
+    spread: row.cpu_mean_ns > 0 ? row.cpu_stddev_ns / row.cpu_mean_ns : null,
+  }));
+  /** @type {import("./table.js").TableColumn[]} */
+  const columns = [
+    {
+      key: "name",
+      title: "Range",
+      align: "left",
+      link: (row) => (hasTab("ranges") ? formatHash({ tab: "ranges", range: formatPathKey(row.path) }) : null),
+    },
+    { key: "domain", title: "Domain", hint: "NVTX domain" },
+    { key: "count", title: "Count", format: (value) => formatCount(value), hint: "all instances" },
+    { key: "cpu_total_ns", title: "CPU total", format: formatDuration, hint: "wall time on the CPU, all instances" },
+    { key: "cpu_share", title: "Share", format: formatPercent, hint: "of the time of the outermost ranges" },
+    { key: "cpu_self_total_ns", title: "Self", format: formatDuration, hint: "less the ranges inside it" },
+    {
+      key: "spread",
+      title: "Distribution",
+      align: "right",
+      sparkline: (row) => (row.cpu_p50_ns === null ? null : getHistogram(row.index)),
+      hint: "wall times of the instances, from the least to the largest, on a logarithmic axis; sorts by standard deviation over mean",
+    },
+    { key: "cpu_p50_ns", title: "p50", format: formatDuration },
+    { key: "cpu_p90_ns", title: "p90", format: formatDuration },
+    {
+      key: "cpu_p99_ns",
+      title: "p99",
+      format: (value, row) => formatDuration(value) + (row.count - row.clipped < FEW ? "~" : ""),
+      hint: "with ~ of fewer than 100 instances: close to the maximum",
+    },
+    { key: "cpu_max_ns", title: "Max", format: formatDuration },
+    { key: "kernels", title: "Kernels", format: (value) => formatCount(value) },
+    { key: "gpu_busy_total_ns", title: "GPU busy", format: formatDuration, hint: "union of its GPU operations" },
+    { key: "gpu_idle_total_ns", title: "GPU idle", format: formatDuration, hint: "GPU span less busy" },
+    { key: "sync_wait_total_ns", title: "Sync wait", format: formatDuration, hint: "blocked in synchronizing calls" },
+  ];
+  createTable(container, {
+    title: "ranges",
+    rows: ranges,
+    tree: { pathKey: "path" },
+    columns: columns.filter(({ key }) => ranges.some((row) => row[key] !== null && row[key] !== 0)),
+  });
+  const omitted = report.omitted.ranges;
+  if (omitted) {
+    container.append(createElement("p", { class: "note" }, `${formatCount(omitted, "more range path")} with less time: report --csv has all`));
+  }
 }

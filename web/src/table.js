@@ -20,7 +20,7 @@
  * @property {{pathKey: string}} [tree] rows have a path there, a list of names, and may be shown as a tree
  * @property {{key: string, descending: boolean}} [sort] the initial order; without it, that of the rows
  * @property {string} [filter] the initial text of the search
- * @property {boolean} [isPlain] without its search and the number of rows, for the few rows of a small table
+ * @property {boolean} [plain] a few rows, which need no search
  *
  * @typedef {{setRows: (rows: Row[]) => void}} TableHandle
  * @typedef {{row: Row, text: string, children: TreeNode[], parent: TreeNode | null, depth: number, isOpen: boolean}} TreeNode
@@ -83,10 +83,8 @@ class Table {
       { class: "table-scroll", tabindex: 0, role: "region", "aria-label": options.title, scroll: () => this.#draw() },
       this.table,
     );
-    container.replaceChildren(
-      createElement("div", { class: "table-tools", hidden: options.isPlain }, this.search, ...this.#createModeButtons(), this.count),
-      this.scroller,
-    );
+    const tools = createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count);
+    container.replaceChildren(...(options.plain ? [] : [tools]), this.scroller);
     this.body.addEventListener("keydown", (event) => this.#moveFocus(event));
     this.setRows(options.rows);
   }
@@ -95,27 +93,17 @@ class Table {
   setRows(rows) {
     const { tree, columns } = this.options;
     const label = /** @type {TableColumn} */ (columns[0]).key;
-    /** @type {Map<string, TreeNode>} */
-    const byPath = new Map();
-    this.#nodes = rows.map((row) => {
-      /** @type {string[]} */
-      const path = tree ? row[tree.pathKey] : [];
-      const parent = (tree && path.length > 1 && byPath.get(formatPathKey(path.slice(0, -1)))) || null;
-      /** @type {TreeNode} */
-      const node = {
-        row,
-        text: (tree ? path.join("/") : String(row[label] ?? "")).toLowerCase(),
-        children: [],
-        parent,
-        depth: parent ? parent.depth + 1 : 0,
-        isOpen: true,
-      };
-      parent?.children.push(node);
-      if (tree && !byPath.has(formatPathKey(path))) {
-        byPath.set(formatPathKey(path), node);
-      }
-      return node;
-    });
+    this.#nodes = rows.map((row) => ({
+      row,
+      text: (tree ? row[tree.pathKey].join("/") : String(row[label] ?? "")).toLowerCase(),
+      children: [],
+      parent: null,
+      depth: 0,
+      isOpen: true,
+    }));
+    if (tree) {
+      linkTree(this.#nodes, tree.pathKey);
+    }
     this.#arrange();
   }
 
@@ -343,6 +331,32 @@ export function createSparkline(heights) {
     { class: "sparkline", viewBox: `0 0 ${heights.length * 3} 16`, width: heights.length * 3, height: 16, "aria-hidden": "true" },
     createSvgElement("path", { d: bars.join("") }),
   );
+}
+
+/**
+ * Puts each node below that of the longest path that its own begins with.
+ * @param {TreeNode[]} nodes
+ * @param {string} pathKey
+ */
+function linkTree(nodes, pathKey) {
+  /** @type {Map<string, TreeNode>} */
+  const byPath = new Map();
+  for (const node of nodes) {
+    const key = formatPathKey(node.row[pathKey]);
+    // Ranges of one path in several domains: what is inside lies below the first.
+    if (!byPath.has(key)) {
+      byPath.set(key, node);
+    }
+  }
+  for (const node of [...nodes].sort((one, other) => one.row[pathKey].length - other.row[pathKey].length)) {
+    /** @type {string[]} */
+    const path = node.row[pathKey];
+    for (let length = path.length - 1; length > 0 && node.parent === null; length -= 1) {
+      node.parent = byPath.get(formatPathKey(path.slice(0, length))) ?? null;
+    }
+    node.parent?.children.push(node);
+    node.depth = node.parent === null ? 0 : node.parent.depth + 1;
+  }
 }
 
 /** @param {TableColumn} column */

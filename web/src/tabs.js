@@ -4,6 +4,7 @@
  * @typedef {object} Page
  * @property {import("./router.js").Router} router
  * @property {any} report meta of the block `report`
+ * @property {(name: string) => boolean} hasTab
  *
  * @typedef {object} Tab
  * @property {string} name as in the address

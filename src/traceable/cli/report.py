@@ -26,7 +26,6 @@ from traceable.cli.options import (
     has_table_output,
     parse_positive_int,
     parse_row_filter,
-    resolve_output_file,
 )
 from traceable.cli.selection import (
     add_filter_arguments,
@@ -154,8 +153,6 @@ def run(arguments: argparse.Namespace) -> int:
     paths: list[Path] = arguments.paths
     memory.check_memory_limit(paths[0])
     check_output_files(arguments)
-    if arguments.html is not None:
-        arguments.html = resolve_output_file("html", arguments.html)
     views = resolve_views(arguments)
     thresholds = parse_thresholds(arguments)
     expected = _load_expected_names(paths, arguments)

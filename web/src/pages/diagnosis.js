@@ -109,7 +109,7 @@ function createRowTable(title, rows) {
   createTable(container, {
     title,
     rows,
-    isPlain: rows.length <= FEW_ROWS,
+    plain: rows.length <= FEW_ROWS,
     columns: keys.map((key) => ({
       key,
       title: formatHeading(key),

@@ -56,7 +56,7 @@ export function createPackedTable(table, { title, page, links = {} }) {
   createTable(container, {
     title,
     rows,
-    isPlain: rows.length <= FEW_ROWS,
+    plain: rows.length <= FEW_ROWS,
     columns: table.columns.map(({ key, title: heading }) => ({
       key,
       title: heading,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traceable.analysis.distributions import build_histograms
 from traceable.analysis.table import Table
@@ -203,7 +204,7 @@ def _pack_distributions(recording: Recording) -> str:
         profile.row, np.maximum(instances.end_ns - instances.start_ns, 0), len(profile.ranges), whole, BINS
     )
     places = RowFilter(top=MAX_ROWS).select_indices(profile.ranges, DEFAULT_SORT)
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "counts": histograms.counts[places].reshape(-1).astype(np.uint32),
         "low_ns": histograms.low_ns[places],
         "high_ns": histograms.high_ns[places],
@@ -224,7 +225,7 @@ def _pack_steps(table: Table) -> str:
         "steps": len(keys),
         "shown": len(shown),
     }
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "lane": lane[shown],
         "step": values["step"][shown],
         "start_ns": values["start_ns"][shown],
@@ -234,7 +235,7 @@ def _pack_steps(table: Table) -> str:
     return pack_block("steps", meta, columns)
 
 
-def _select_slowest_of_each(lane: Any, wall_ns: Any, size: int) -> Any:
+def _select_slowest_of_each(lane: NDArray[Any], wall_ns: NDArray[Any], size: int) -> NDArray[Any]:
     """Return the rows of the slowest of `size` consecutive steps of a lane each, in their order."""
     if size <= 1:
         return np.arange(len(lane))

@@ -1,0 +1,66 @@
+/** Stacked bars: a time in parts, each with its kind, and the numbers as text beside the drawing. */
+import { createElement } from "./dom.js";
+import { formatDuration, formatPercent } from "./format.js";
+
+/**
+ * @typedef {{kind: string, title: string}} Kind of time; `--kind-KIND` is its color
+ * @typedef {{label: Node | string, parts: {kind: string, ns: number}[]}} Bar
+ */
+
+/** @type {Kind[]} */
+export const KINDS = [
+  { kind: "compute", title: "compute" },
+  { kind: "nccl", title: "NCCL" },
+  { kind: "copy", title: "copy" },
+  { kind: "launch", title: "launch and other CUDA calls" },
+  { kind: "sync", title: "sync" },
+  { kind: "idle", title: "GPU idle" },
+  { kind: "cpu", title: "CPU" },
+  { kind: "unknown", title: "unknown" },
+];
+
+/**
+ * Makes rows of a label, a bar, a time and its share of the whole.
+ * @param {Bar[]} bars
+ * @param {{whole: number, widest: number}} scale ns: what shares are of, and what a full bar stands for
+ */
+export function createBars(bars, { whole, widest }) {
+  const rows = bars.map(({ label, parts }) => {
+    const total = parts.reduce((sum, { ns }) => sum + ns, 0);
+    const order = KINDS.flatMap(({ kind, title }) =>
+      parts.filter((part) => part.kind === kind && part.ns > 0).map((part) => ({ ...part, title })),
+    );
+    const drawn = order.map(({ kind, title, ns }) =>
+      createElement("span", {
+        class: "bar-part",
+        style: `width: ${((ns / widest) * 100).toFixed(3)}%; background: var(--kind-${kind})`,
+        title: `${title}: ${formatDuration(ns)}, ${formatPercent(ns / whole)}`,
+      }),
+    );
+    const words = order.map(({ title, ns }) => `${title} ${formatDuration(ns)}`).join(", ");
+    return createElement(
+      "tr",
+      {},
+      createElement("th", { scope: "row" }, label),
+      createElement("td", { class: "bar" }, createElement("span", { class: "hidden" }, words), ...drawn),
+      createElement("td", { class: "right" }, formatDuration(total)),
+      createElement("td", { class: "right" }, formatPercent(total / whole)),
+    );
+  });
+  return createElement("table", { class: "bars" }, createElement("tbody", {}, ...rows));
+}
+
+/**
+ * Makes the legend of some kinds.
+ * @param {Iterable<string>} kinds
+ */
+export function createLegend(kinds) {
+  const present = new Set(kinds);
+  return createElement(
+    "ul",
+    { class: "legend" },
+    ...KINDS.filter(({ kind }) => present.has(kind)).map(({ kind, title }) =>
+      createElement("li", {}, createElement("span", { class: "swatch", style: `background: var(--kind-${kind})` }), title),
+    ),
+  );
+}

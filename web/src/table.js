@@ -33,6 +33,9 @@ const VIRTUAL_ROWS = 200;
 const ROW_HEIGHT = 26;
 const ROWS_AROUND = 20;
 
+/** A text of more letters may be cut by its column. */
+const LONG_TEXT = 40;
+
 /**
  * Fills a container with a table.
  * @param {HTMLElement} container
@@ -238,7 +241,8 @@ class Table {
       const content = createContent(column, node.row);
       const classes = `${alignOf(column)}${content === ABSENT ? " absent" : ""}`;
       if (place > 0) {
-        return createElement("td", { class: classes }, content);
+        const title = typeof content === "string" && content.length > LONG_TEXT ? content : null;
+        return createElement("td", { class: classes, title }, content);
       }
       const style = this.isTree ? `--depth: ${node.depth}` : null;
       return createElement("th", { scope: "row", class: classes, style }, this.#createToggle(node), content);
@@ -313,7 +317,7 @@ function createContent(column, row) {
   const text = value === null || value === undefined ? ABSENT : column.format ? column.format(value, row) : String(value);
   const href = column.link?.(row) ?? null;
   const shown = text.length > 200 ? `${text.slice(0, 199)}…` : text;
-  return href === null ? shown : createElement("a", { href, title: text.length > 40 ? text.slice(0, 2000) : null }, shown);
+  return href === null ? shown : createElement("a", { href, title: text.length > LONG_TEXT ? text.slice(0, 2000) : null }, shown);
 }
 
 /**

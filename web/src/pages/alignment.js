@@ -12,6 +12,7 @@ import { drawWaterfall } from "./charts.js";
 import { createConditions } from "./comparison.js";
 import { createBadge, createName, createNotes, createRemark, createSection } from "./elements.js";
 import { formatCell, formatDifference, formatHeading, formatValue } from "./values.js";
+import { FEW_ROWS } from "./view.js";
 
 const STATES = /** @type {const} */ ({ passed: "good", failed: "bad", unknown: "unknown" });
 const MARKS = { passed: "✓", failed: "✗", unknown: "?" };
@@ -153,6 +154,7 @@ function createResidual(part) {
   createTable(table, {
     title: "causes",
     rows,
+    plain: true,
     columns: [
       { key: "cause", title: "cause", format: formatHeading, align: "left" },
       { key: "places", title: "places", format: (value) => formatCount(value) },
@@ -176,6 +178,7 @@ function createShares(shares) {
   createTable(table, {
     title: "expected shares",
     rows: shares,
+    plain: shares.length <= FEW_ROWS,
     columns: [
       { key: "name", title: "expected share" },
       { key: "kind", title: "of" },
@@ -195,7 +198,7 @@ function createHints(hints) {
     "Possible reasons",
     createElement(
       "ul",
-      { class: "notes" },
+      { class: "note-list" },
       ...hints.map((hint) =>
         createElement("li", {}, createBadge(hint.certainty, "unknown"), ` ${hint.text} `, createElement("code", {}, hint.hint)),
       ),

@@ -29,9 +29,9 @@ export function drawBars(parts, label) {
   const largest = Math.max(...parts.map((part) => part.value), 0);
   return createElement(
     "ul",
-    { class: "bars", "aria-label": label },
+    { class: "bar-list", "aria-label": label },
     ...parts.map((part) => {
-      const bar = createElement("span", { class: "bar" });
+      const bar = createElement("span", { class: "bar-fill" });
       bar.style.width = `${toPercent(part.value, largest)}%`;
       bar.style.background = part.color;
       return createElement(
@@ -54,7 +54,7 @@ export function drawStack(parts, label) {
   const shown = parts.filter((part) => part.value > 0);
   const total = shown.reduce((sum, part) => sum + part.value, 0);
   const bar = createElement("div", { class: "stack-bar", "aria-hidden": "true" });
-  const legend = createElement("ul", { class: "legend" });
+  const legend = createElement("ul", { class: "stack-legend" });
   for (const part of shown) {
     const piece = createElement("span", { class: "stack-piece", title: `${part.label}: ${part.text}` });
     piece.style.width = `${toPercent(part.value, total)}%`;
@@ -62,7 +62,7 @@ export function drawStack(parts, label) {
     bar.append(piece);
     const key = createElement("span", { class: "legend-key", "aria-hidden": "true" });
     key.style.background = part.color;
-    legend.append(createElement("li", {}, key, createName(part.label), " ", createElement("span", { class: "number" }, part.text)));
+    legend.append(createElement("li", {}, key, createName(part.label), " ", createElement("span", { class: "stack-number" }, part.text)));
   }
   return createElement("figure", { class: "stack", "aria-label": label }, bar, legend);
 }

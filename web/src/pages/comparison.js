@@ -12,6 +12,7 @@ import { createTable } from "../table.js";
 import { drawInterval, drawWaterfall } from "./charts.js";
 import { createBadge, createName, createNotes, createRemark, createSection } from "./elements.js";
 import { formatCell, formatDifference, formatHeading, formatValue } from "./values.js";
+import { FEW_ROWS } from "./view.js";
 
 /** The metrics of a range that are shown with their intervals. */
 const METRICS = ["cpu_p50", "gpu_busy_p50"];
@@ -153,6 +154,7 @@ function createOverview(report) {
   const letters = report.sides.map((/** @type {Row} */ side) => side.side);
   createTable(container, {
     title: "numbers",
+    plain: true,
     rows: keys.map((key) => ({
       name: formatHeading(key),
       ...Object.fromEntries(
@@ -180,11 +182,13 @@ export function createConditions(conditions, reference) {
   createTable(table, {
     title: "conditions",
     rows,
+    plain: rows.length <= FEW_ROWS,
     columns: [
       { key: "condition", title: "condition", format: formatWords, align: "left" },
       { key: reference, title: reference, format: formatCondition, align: "left" },
       { key: "candidate", title: "candidate", format: formatCondition, align: "left" },
       { key: "effect", title: "effect", format: formatWords, align: "left" },
+      { key: "code", title: "why", format: formatWords, align: "left" },
     ],
   });
   const strong = rows.filter((row) => row.effect !== "note").length;
@@ -252,10 +256,11 @@ function createRanges(candidate) {
     title: "ranges",
     rows,
     tree: { pathKey: "path" },
+    sort: { key: "rank", descending: false },
     columns: [
       { key: "name", title: "Range" },
       { key: "state", title: "in", format: formatState, align: "left" },
-      ...metrics.flatMap((metric) => createMetricColumns(metric, limit)),
+      ...metrics.flatMap((metric) => createMetricColumns(metric, limit, candidate.side)),
     ],
   });
   return createSection(
@@ -281,13 +286,14 @@ function findChanges(row) {
 /**
  * @param {string} metric
  * @param {number} limit
+ * @param {string} side the letter of the candidate
  * @returns {import("../table.js").TableColumn[]}
  */
-function createMetricColumns(metric, limit) {
+function createMetricColumns(metric, limit, side) {
   const heading = formatHeading(metric);
   return [
     { key: `baseline_${metric}_ns`, title: `${heading} A`, format: formatDuration },
-    { key: `candidate_${metric}_ns`, title: "candidate", format: formatDuration },
+    { key: `candidate_${metric}_ns`, title: `${heading} ${side}`, format: formatDuration },
     { key: `${metric}_change`, title: "change", format: formatChange },
     {
       key: `${metric}_low_share`,
@@ -370,7 +376,7 @@ function createExplanation(candidate, unit) {
 }
 
 /**
- * @typedef {{label: string, baseline: number, candidate: number, causes: Row[]}} Explained
+ * @typedef {{label: string, baseline: number, candidate: number, causes: Row[], isRange: boolean, largest: number}} Explained
  * @param {Candidate} candidate
  * @returns {Explained[]} the steps first, then by the largest cause
  */
@@ -383,7 +389,7 @@ function groupCauses(candidate) {
     if (group) group.push(row);
     else groups.set(key, [row]);
   }
-  /** @type {(Explained & {isRange: boolean, largest: number})[]} */
+  /** @type {Explained[]} */
   const explained = [];
   for (const causes of groups.values()) {
     const [{ path, domain, style, of }] = /** @type {[Row]} */ (causes);
@@ -396,7 +402,7 @@ function groupCauses(candidate) {
     const metric = `${String(of).replace(/^step_/, "")}_per_unit_ns`;
     if (whole === undefined || !isKnown(whole, `baseline_${metric}`) || !isKnown(whole, `candidate_${metric}`)) continue;
     explained.push({
-      label: `${isRange ? path.join(" / ") : "the step"}: ${formatHeading(of)}`,
+      label: isRange ? `${path.join(" / ")}: ${formatHeading(of)}` : formatHeading(of),
       baseline: whole[`baseline_${metric}`],
       candidate: whole[`candidate_${metric}`],
       causes,
@@ -411,7 +417,7 @@ function groupCauses(candidate) {
  * @param {Explained} explained
  * @param {string} unit
  */
-function drawCauses({ baseline, candidate, causes }, unit) {
+function drawCauses({ baseline, candidate, causes, isRange }, unit) {
   const ordered = [...causes].sort((one, other) => Math.abs(other.difference_ns) - Math.abs(one.difference_ns));
   const shown = ordered.slice(0, CAUSES);
   const others = ordered.slice(CAUSES);
@@ -427,7 +433,7 @@ function drawCauses({ baseline, candidate, causes }, unit) {
   };
   for (const row of shown) {
     add(
-      `${formatWords(row.cause)}${row.name ? `: ${row.name}` : ""}`,
+      `${formatHeading(row.cause)}${row.name ? `: ${row.name}` : ""}`,
       row.difference_ns,
       `${formatCell("baseline_ns", row.baseline_ns)} to ${formatCell("candidate_ns", row.candidate_ns)}`,
     );
@@ -436,7 +442,7 @@ function drawCauses({ baseline, candidate, causes }, unit) {
     add(`${formatCount(others.length)} smaller causes`, others.reduce((sum, row) => sum + row.difference_ns, 0));
   }
   steps.push({ label: "candidate", start: 0, end: candidate, text: formatDuration(candidate), kind: "total" });
-  const per = unit === "instance" ? "an instance" : `a ${unit}`;
+  const per = unit !== "instance" ? `a ${unit}` : isRange ? "an instance" : "a step";
   return createElement(
     "div",
     {},
@@ -463,6 +469,7 @@ function createPairTable(name, rows, candidate, unit) {
   createTable(container, {
     title: title.toLowerCase(),
     rows: rows.map((row) => ({ ...row, change: findChange(row) })),
+    plain: rows.length <= FEW_ROWS,
     columns: [
       ...names
         .filter((key) => rows.some((row) => isKnown(row, key)))

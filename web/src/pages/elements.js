@@ -24,7 +24,7 @@ export function createRemark(...children) {
  * @param {string} text
  */
 export function createName(text) {
-  return createElement("bdi", { class: "name", title: text }, text);
+  return createElement("bdi", { class: "given-name", title: text }, text);
 }
 
 /**
@@ -35,7 +35,7 @@ export function createNotes(notes) {
   if (!notes.length) return null;
   return createElement(
     "ul",
-    { class: "notes" },
+    { class: "note-list" },
     ...notes.map((note) => createElement("li", {}, note.text, " ", createElement("code", {}, note.code))),
   );
 }
@@ -47,7 +47,7 @@ export function createNotes(notes) {
 export function createFacts(pairs) {
   return createElement(
     "dl",
-    { class: "facts" },
+    { class: "pairs" },
     ...pairs.map(([term, value]) => createElement("div", {}, createElement("dt", {}, term), createElement("dd", {}, value))),
   );
 }

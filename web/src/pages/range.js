@@ -26,6 +26,9 @@ const FACTS = [
   ["h2d", "d2h", "d2d", "p2p"].flatMap((way) => [`${way}_count`, `${way}_bytes`, `${way}_ns`, `${way}_gb_per_s`]),
 ];
 
+/** The headings of columns whose name is not enough beside the others. */
+const TERMS = { cpu_share: "share of all ranges", cpu_self_total_ns: "in no range inside", count: "instances" };
+
 const HEADINGS = ["Time on the CPU", "Of one instance", "On the GPU", "GPU busy, of one instance", "Copies"];
 
 /** How many of the ranges directly inside are drawn. */
@@ -158,7 +161,7 @@ function createFactGroups(row) {
       "section",
       { class: "fact-group" },
       createElement("h3", {}, HEADINGS[index] ?? ""),
-      createFacts(known.map((key) => [formatHeading(key), formatCell(key, row[key])])),
+      createFacts(known.map((key) => [TERMS[/** @type {keyof typeof TERMS} */ (key)] ?? formatHeading(key), formatCell(key, row[key])])),
     );
   });
   return createElement("div", { class: "fact-groups" }, ...groups);
@@ -259,6 +262,7 @@ function createFields(fields) {
   const container = createElement("div");
   createTable(container, {
     title: "fields",
+    plain: true,
     rows: Object.entries(fields).map(([name, one]) => ({
       name,
       ...one,

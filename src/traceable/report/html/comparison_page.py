@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from traceable.analysis.table import Table
-from traceable.report.compare import ComparedCandidate, Side, build_comparison, describe_verdicts, select_ranges
+from traceable.report.compare import (
+    ComparedCandidate,
+    Side,
+    build_comparison,
+    describe_verdicts,
+    rank_by_impact,
+    select_ranges,
+)
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import write_html
 from traceable.report.row_filter import Row, RowFilter
@@ -51,17 +57,25 @@ def write_comparison_page(
                 if name == "ranges"
                 else _select_largest_differences(part["tables"][name])
             )
-    title = f"{' and '.join(side.label for side in sides[1:])} against {sides[0].label}"
+        _rank_ranges(part["tables"].get("ranges", ()))
+    names = [Path(side.label).name for side in sides]
+    title = f"{' and '.join(names[1:])} against {names[0]}"
     write_html(path, kind=COMPARISON, title=title, blocks=[pack_block("report", document)])
+
+
+def _rank_ranges(rows: Sequence[Row]) -> None:
+    """Add to each row of ranges its rank, from 0 for the one that differs most."""
+    for rank, row in enumerate(sorted(rows, key=rank_by_impact, reverse=True)):
+        row["rank"] = rank
 
 
 def _select_largest_differences(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that differ most, in their order. What one side alone has differs by all of its time."""
 
     def measure(row: Row) -> float:
-        keys = ("difference_ns",) if "difference_ns" in row else ("baseline_total_ns", "candidate_total_ns")
-        values: list[Any] = [row.get(key) or 0 for key in keys]
-        return abs(values[-1] - (values[0] if len(values) > 1 else 0))
+        if "difference_ns" in row:
+            return abs(float(row["difference_ns"]))
+        return abs(float(row.get("candidate_total_ns") or 0) - float(row.get("baseline_total_ns") or 0))
 
     largest = sorted(range(len(rows)), key=lambda place: measure(rows[place]), reverse=True)[:MAX_ROWS]
     return [rows[place] for place in sorted(largest)]

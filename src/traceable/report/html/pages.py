@@ -184,7 +184,11 @@ def _drop(columns: Sequence[Column], *sources: str) -> tuple[Column, ...]:
 
 _COLUMNS_OF = {
     "api": _drop(VIEWS["api"].others["paths"].columns, "path"),
-    "kernels": _drop(VIEWS["kernels"].columns, "range"),
+    "kernels": (
+        *_drop(VIEWS["kernels"].columns, "range", "nsys_total_ns"),
+        Column("pid", only_if_several=True),
+        Column("tid", only_if_several=True),
+    ),
     "memory": _drop(VIEWS["memory"].columns, "range"),
     "waits": _drop(VIEWS["sync"].columns, "range"),
     "waited_for": _drop(VIEWS["sync"].columns, "waited_for_range"),

@@ -221,7 +221,7 @@ function createRangeTable(container, { report, hasTab }, getHistogram) {
     {
       key: "cpu_p99_ns",
       title: "p99",
-      format: (value, row) => formatDuration(value) + (row.count - row.clipped < FEW ? "~" : ""),
+      format: (value, row) => (row.count - row.clipped < FEW ? "~" : "") + formatDuration(value),
       hint: "with ~ of fewer than 100 instances: close to the maximum",
     },
     { key: "cpu_max_ns", title: "Max", format: formatDuration },

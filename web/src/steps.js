@@ -10,7 +10,6 @@ import { createTable } from "./table.js";
 
 const HEIGHT = 220;
 const COLORS = 10;
-const NEAR_PX = 12;
 
 /** Above this factor between the longest and the median step the axis is logarithmic at first. */
 const WIDE_RANGE = 8;
@@ -99,19 +98,18 @@ function createSummary(container, rows) {
     { key: "wall_p90_ns", title: "p90", format: formatDuration },
     { key: "wall_p99_ns", title: "p99", format: formatDuration },
     { key: "wall_max_ns", title: "Max", format: formatDuration },
-    { key: "utilization_share", title: "GPU busy", format: formatPercent },
-    { key: "gpu_busy_mean_ns", title: "GPU work", format: formatDuration, hint: "mean of a step, its operations as a union" },
-    { key: "copy_mean_ns", title: "Copies", format: formatDuration },
-    { key: "nccl_mean_ns", title: "NCCL", format: formatDuration },
-    { key: "idle_mean_ns", title: "GPU idle", format: formatDuration },
-    { key: "launch_mean_ns", title: "Launch calls", format: formatDuration },
-    { key: "sync_mean_ns", title: "Sync waits", format: formatDuration },
+    { key: "utilization_share", title: "GPU busy", format: formatPercent, hint: "share of the time of steady steps" },
+    { key: "copy_mean_ns", title: "Copies", format: formatDuration, hint: "mean of a step" },
+    { key: "nccl_mean_ns", title: "NCCL", format: formatDuration, hint: "mean of a step" },
+    { key: "idle_mean_ns", title: "GPU idle", format: formatDuration, hint: "mean of a step" },
+    { key: "launch_mean_ns", title: "Launch calls", format: formatDuration, hint: "mean of a step, on any thread of its process" },
+    { key: "sync_mean_ns", title: "Sync waits", format: formatDuration, hint: "mean of a step, on any thread of its process" },
     { key: "wait_share", title: "Data wait", format: formatPercent, hint: "share of the time spent waiting for the next item" },
   ];
   createTable(container, {
     title: "step summaries",
     rows: rows.map((row) => ({ ...row, lane: nameLane(row) })),
-    columns: columns.filter(({ key }) => key === "lane" || rows.some((row) => row[key] !== null)),
+    columns: columns.filter(({ key }) => key === "lane" || rows.some((row) => row[key] !== null && row[key] !== 0)),
     plain: rows.length <= 8,
   });
 }
@@ -252,7 +250,7 @@ class StepChart {
         height: HEIGHT,
         legend: { show: false },
         cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
-        scales: { x: { time: false }, y: this.isLogarithmic ? { distr: 3 } : { range: (_plot, _least, most) => [0, most * 1.05] } },
+        scales: { x: { time: false, range: (_plot, least, most) => [least - 0.5, most + 0.5] }, y: this.isLogarithmic ? { distr: 3 } : { range: (_plot, _least, most) => [0, most * 1.05] } },
         axes: [
           { ...axis, label: "step", labelSize: 18, size: 32, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 1e6] },
           {
@@ -313,7 +311,7 @@ class StepChart {
     /** @param {Step} step */
     const distance = (step) => Math.abs(plot.valToPos(step.wall, "y") - (top ?? 0));
     const nearest = here.reduce(
-      (/** @type {Step | null} */ best, step) => (best === null || distance(step) < distance(best) - NEAR_PX / 100 ? step : best),
+      (/** @type {Step | null} */ best, step) => (best === null || distance(step) < distance(best)  ? step : best),
       null,
     );
     this.#describe(nearest);

@@ -1,0 +1,28 @@
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { test } from "node:test";
+
+import * as format from "../src/format.js";
+
+/** @type {Record<string, [number, string][]>} */
+const CASES = JSON.parse(await readFile(new URL("format_cases.json", import.meta.url), "utf-8"));
+
+for (const [name, cases] of Object.entries(CASES)) {
+  test(`${name} writes numbers as units.py does`, () => {
+    const write = /** @type {Record<string, any>} */ (format)[name];
+    for (const [number, text] of cases) {
+      assert.equal(write(number), text, `${name}(${number})`);
+    }
+  });
+
+  test(`${name} writes no number for an absent value`, () => {
+    const write = /** @type {Record<string, any>} */ (format)[name];
+    assert.equal(write(null), format.ABSENT);
+    assert.equal(write(undefined), format.ABSENT);
+  });
+}
+
+test("a count has its noun", () => {
+  assert.equal(format.formatCount(1, "copy", "copies"), "1 copy");
+  assert.equal(format.formatCount(1536, "call"), "1 536 calls");
+});

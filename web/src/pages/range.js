@@ -12,7 +12,7 @@ import { createPackedTable, formatMomentLink, formatRangeLink } from "./view.js"
 /** @typedef {import("./view.js").Page} Page */
 /** @typedef {import("./view.js").Row} Row */
 /** @typedef {import("./view.js").PackedTable} PackedTable */
-/** @typedef {{pages: {paths: Row[], names: Row[]}, distributions: import("../blocks.js").Block}} Data */
+/** @typedef {{pages: {paths: Row[], names: Row[], columns: {key: string, title: string}[]}, distributions: import("../blocks.js").Block}} Data */
 
 /** The columns of a range that its page shows first, in groups. */
 const FACTS = [
@@ -34,12 +34,6 @@ const HEADINGS = ["Time on the CPU", "Of one instance", "On the GPU", "GPU busy,
 /** How many of the ranges directly inside are drawn. */
 const CHILDREN = 10;
 
-/** The columns of the table of all ranges. */
-const LISTED = [
-  ...["count", "cpu_total_ns", "cpu_share", "cpu_self_total_ns", "cpu_mean_ns", "cpu_p50_ns", "cpu_p90_ns"],
-  ...["cpu_p99_ns", "cpu_max_ns", "sync_wait_total_ns", "kernels", "gpu_busy_total_ns", "gpu_span_total_ns"],
-];
-
 /**
  * @param {HTMLElement} container
  * @param {Page} page
@@ -55,27 +49,29 @@ export async function mountRanges(container, page) {
     const path = range === undefined ? [] : parsePathKey(range);
     const rows = page.report.ranges.filter((/** @type {Row} */ row) => isSamePath(row.path, path));
     container.replaceChildren(
-      ...(range === undefined ? createList(page) : createRangePage(path, rows, { pages, distributions }, page)),
+      ...(range === undefined ? createList(page, pages.columns) : createRangePage(path, rows, { pages, distributions }, page)),
     );
   };
   page.router.addEventListener("route", show);
   show();
 }
 
-/** @param {Page} page */
-function createList(page) {
+/**
+ * @param {Page} page
+ * @param {{key: string, title: string}[]} columns
+ */
+function createList(page, columns) {
   const container = createElement("div");
-  const keys = LISTED.filter((key) => page.report.ranges.some((/** @type {Row} */ row) => row[key] !== null));
   createTable(container, {
     title: "ranges",
     rows: page.report.ranges,
     tree: { pathKey: "path" },
     columns: [
       { key: "name", title: "Range", align: "left", link: (row) => formatRangeLink(row.path) },
-      ...keys.map((key) => ({
+      ...columns.map(({ key, title }) => ({
         key,
-        title: formatHeading(key),
-        align: /** @type {const} */ ("right"),
+        title,
+        align: key === "attribution" ? /** @type {const} */ ("left") : /** @type {const} */ ("right"),
         format: (/** @type {unknown} */ value) => formatCell(key, value),
       })),
     ],

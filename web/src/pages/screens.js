@@ -116,6 +116,15 @@ export async function mountApi(container, page) {
   screen.append(createSection("Waits for the GPU", createRemark(`${capitalize(waits.help ?? "")}.`), ...tables));
 }
 
+const OVERLAPS = [
+  { key: "busy_ns", label: "any operation", color: "var(--kind-cpu)" },
+  { key: "compute_ns", label: "compute", color: "var(--kind-compute)" },
+  { key: "copy_ns", label: "copies", color: "var(--kind-copy)" },
+  { key: "copy_exposed_ns", label: "copies without compute", color: "var(--kind-copy)" },
+  { key: "nccl_ns", label: "NCCL", color: "var(--kind-nccl)" },
+  { key: "nccl_exposed_ns", label: "NCCL without compute", color: "var(--kind-nccl)" },
+];
+
 /**
  * @param {HTMLElement} container
  * @param {Page} page
@@ -125,22 +134,14 @@ export async function mountStreams(container, page) {
   const screen = startScreen(container, "Streams", "The work of each stream, and what ran at the same time.", view);
   if (screen === null) return;
   for (const row of findRows(view, "overlap")) {
-    screen.append(
-      createSection(
-        `GPU ${formatValue(row.device)}: what ran side by side`,
-        drawTimes(
-          [
-            { part: "busy", time: row.busy_ns },
-            { part: "compute", time: row.compute_ns },
-            { part: "copies", time: row.copy_ns },
-            { part: "copies, with nothing else running", time: row.copy_exposed_ns },
-            { part: "NCCL", time: row.nccl_ns },
-            { part: "NCCL, with nothing else running", time: row.nccl_exposed_ns },
-          ].filter(({ time }) => typeof time === "number"),
-          { name: "part", time: "time", label: "Time of compute, copies and communication" },
-        ),
-      ),
-    );
+    const parts = OVERLAPS.filter(({ key }) => typeof row[key] === "number").map(({ key, label, color }) => ({
+      label,
+      value: row[key],
+      text: formatDuration(row[key]),
+      color,
+    }));
+    const heading = `GPU ${formatValue(row.device)}: what ran side by side`;
+    screen.append(createSection(heading, drawBars(parts, "Time of compute, copies and communication")));
   }
   screen.append(...createViewTables(view, { title: "streams", page }));
 }

@@ -16,7 +16,7 @@ from traceable.report.columns import Column, format_heading, is_worth_showing
 from traceable.report.document import missing_data_to_dict
 from traceable.report.html.blocks import pack_block
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
-from traceable.report.views import TREE_COLUMNS, VIEWS, View, ViewTable
+from traceable.report.views import RANGE_COLUMNS, TREE_COLUMNS, VIEWS, View, ViewTable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ MAX_ROWS_OF_RANGE = 30
 
 SLOWEST = 10
 """How many of the slowest instances the page of a range lists."""
-
-_MOMENTS_OF_USAGE = 500
-"""Into how many parts of the time changes of the memory in use are sorted, if they are more than MAX_ROWS."""
 
 QUERIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{name: (name, {}) for name in VIEWS if name not in ("ranges", "findings")},
@@ -83,55 +80,61 @@ def pack_table(table: Table, columns: Sequence[Column], *, most: int = MAX_ROWS)
         `columns`, with `key` and `title`; `values`, a list a column; and `omitted`, the number of rows left out.
     """
     part = table.take(slice(most))
-    rows = list(part.rows())
-    there = [one for one in columns or map(Column, table.columns) if one.source in table.columns]
-    shown = [one for one in there if is_worth_showing(one, rows, table)]
-    keys = dict.fromkeys((*(one.source for one in shown), *(name for name in _LINKED if name in table.columns)))
+    shown = _describe_columns(part, columns or [Column(name) for name in table.columns], table)
+    keys = dict.fromkeys((*(one["key"] for one in shown), *(name for name in _LINKED if name in table.columns)))
     return {
-        "columns": [{"key": one.source, "title": one.heading or format_heading(one.source)} for one in shown],
+        "columns": shown,
         "values": {key: part.column(key) for key in keys},
         "omitted": len(table) - len(part),
     }
 
 
+def _describe_columns(part: Table, columns: Sequence[Column], table: Table) -> list[dict[str, str]]:
+    """Return `key` and `title` of those columns that a part of a table has and that have content in it."""
+    rows = list(part.rows())
+    there = [one for one in columns if one.source in table.columns]
+    return [
+        {"key": one.source, "title": one.heading or format_heading(one.source)}
+        for one in there
+        if is_worth_showing(one, rows, table)
+    ]
+
+
 def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
     if isinstance(result, MissingDataError):
         return missing_data_to_dict(result)
-    others = {
-        name: (view.others.get(name, ViewTable(name.replace("_", " "))), _thin(name, other))
-        for name, other in result.others.items()
-    }
+    others = {}
+    for name, other in result.others.items():
+        known = view.others.get(name, ViewTable(name.replace("_", " ")))
+        shown = thin_usage(other) if name == "usage_over_time" else other
+        most = len(shown) if name == "usage_over_time" else MAX_ROWS
+        others[name] = {"heading": known.heading, "table": pack_table(shown, known.columns, most=most)}
     return {
         "help": view.help,
         "table": pack_table(result, view.columns),
-        "others": {
-            name: {"heading": known.heading, "table": pack_table(other, known.columns)}
-            for name, (known, other) in others.items()
-        },
+        "others": others,
         "notes": [note.as_dict for note in result.notes],
     }
 
 
-def _thin(name: str, table: Table) -> Table:
-    """Return a table of changes over time without most of them, where they are many; any other as it is.
+def thin_usage(table: Table) -> Table:
+    """Return the table `usage_over_time` of the view memory with about MAX_ROWS of its changes, if it has more.
 
-    Of each series the highest value in each part of the time stays, and the last one.
+    Of each memory the highest usage in each part of the time stays, and the last change.
     """
-    if name != "usage_over_time" or len(table) <= MAX_ROWS:
+    if len(table) <= MAX_ROWS:
         return table
     time, usage = table.values["time_ns"], table.values["usage_bytes"]
-    series = np.unique(np.array(list(zip(*map(table.column, _SERIES), strict=True)), str), axis=0, return_inverse=True)
-    group = series[1].reshape(-1)
-    part = (time - time.min()) * _MOMENTS_OF_USAGE // max(int(np.ptp(time)), 1)
-    order = np.lexsort((usage, part, group))
-    is_highest = np.append((np.diff(group[order]) != 0) | (np.diff(part[order]) != 0), True)
+    numbers: dict[tuple[Any, ...], int] = {}
+    keys = zip(*(table.column(name) for name in ("pid", "device", "memory_kind")), strict=True)
+    group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+    parts = max(1, MAX_ROWS // len(numbers) - 1)
+    part = (time - time.min()) * parts // (int(np.ptp(time)) + 1)
+    by_usage = np.lexsort((usage, part, group))
+    is_highest = np.append((np.diff(group[by_usage]) != 0) | (np.diff(part[by_usage]) != 0), True)
     by_time = np.lexsort((time, group))
     is_last = np.append(np.diff(group[by_time]) != 0, True)
-    return table.take(np.unique(np.concatenate([order[is_highest], by_time[is_last]])))
-
-
-_SERIES = ("pid", "device", "memory_kind")
-"""What distinguishes the memories that are in use at a time."""
+    return table.take(np.unique(np.concatenate([by_usage[is_highest], by_time[is_last]])))
 
 
 def _build_range_pages(recording: Recording, results: Mapping[str, Table | MissingDataError]) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def _build_range_pages(recording: Recording, results: Mapping[str, Table | Missi
             }
             for name, domain in names
         ],
-        "omitted": len(ranges) - len(places),
+        "columns": _describe_columns(ranges.take(places), RANGE_COLUMNS, ranges),
     }
 
 

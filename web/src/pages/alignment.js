@@ -13,6 +13,7 @@ import { createConditions } from "./comparison.js";
 import { createBadge, createName, createNotes, createRemark, createSection } from "./elements.js";
 import { formatCell, formatDifference, formatHeading, formatValue } from "./values.js";
 import { FEW_ROWS } from "./view.js";
+import { explainDifference } from "./waterfall.js";
 
 const STATES = /** @type {const} */ ({ passed: "good", failed: "bad", unknown: "unknown" });
 const MARKS = { passed: "✓", failed: "✗", unknown: "?" };
@@ -134,22 +135,18 @@ function createResidual(part) {
   if (!rows.length) {
     return createSection("Residual by cause", createRemark("None: every kernel, gap and copy takes the same time."));
   }
-  let reached = part.reference_ns;
-  /** @type {import("./charts.js").Step[]} */
-  const steps = [{ label: "reference", start: 0, end: reached, text: formatDuration(reached), kind: "total" }];
-  for (const row of rows) {
-    const start = reached;
-    reached += row.difference_ns;
-    steps.push({
+  const steps = explainDifference({
+    from: "reference",
+    to: "candidate",
+    start: part.reference_ns,
+    end: part.candidate_ns,
+    causes: rows.map((row) => ({
       label: formatHeading(row.cause),
-      start,
-      end: reached,
-      text: formatDifference(row.difference_ns),
-      kind: row.difference_ns > 0 ? "more" : "less",
+      difference: row.difference_ns,
       detail: `${formatCount(row.places, "place")}, ${formatDuration(row.absolute_ns)} absolute`,
-    });
-  }
-  steps.push({ label: "candidate", start: 0, end: part.candidate_ns, text: formatDuration(part.candidate_ns), kind: "total" });
+    })),
+    most: rows.length,
+  });
   const table = createElement("div");
   createTable(table, {
     title: "causes",

@@ -13,6 +13,7 @@ import { drawInterval, drawWaterfall } from "./charts.js";
 import { createBadge, createName, createNotes, createRemark, createSection } from "./elements.js";
 import { formatCell, formatDifference, formatHeading, formatValue } from "./values.js";
 import { FEW_ROWS } from "./view.js";
+import { explainDifference } from "./waterfall.js";
 
 /** The metrics of a range that are shown with their intervals. */
 const METRICS = ["cpu_p50", "gpu_busy_p50"];
@@ -418,37 +419,26 @@ function groupCauses(candidate) {
  * @param {string} unit
  */
 function drawCauses({ baseline, candidate, causes, isRange }, unit) {
-  const ordered = [...causes].sort((one, other) => Math.abs(other.difference_ns) - Math.abs(one.difference_ns));
-  const shown = ordered.slice(0, CAUSES);
-  const others = ordered.slice(CAUSES);
-  /** @type {import("./charts.js").Step[]} */
-  const steps = [{ label: "baseline", start: 0, end: baseline, text: formatDuration(baseline), kind: "total" }];
-  let reached = baseline;
-  /** @param {string} label @param {number} difference @param {string} [detail] */
-  const add = (label, difference, detail) => {
-    const start = reached;
-    reached += difference;
-    const kind = difference > 0 ? "more" : "less";
-    steps.push({ label, start, end: reached, text: formatDifference(difference), kind, detail });
-  };
-  for (const row of shown) {
-    add(
-      `${formatHeading(row.cause)}${row.name ? `: ${row.name}` : ""}`,
-      row.difference_ns,
-      `${formatCell("baseline_ns", row.baseline_ns)} to ${formatCell("candidate_ns", row.candidate_ns)}`,
-    );
-  }
-  if (others.length) {
-    add(`${formatCount(others.length)} smaller causes`, others.reduce((sum, row) => sum + row.difference_ns, 0));
-  }
-  steps.push({ label: "candidate", start: 0, end: candidate, text: formatDuration(candidate), kind: "total" });
+  const steps = explainDifference({
+    from: "baseline",
+    to: "candidate",
+    start: baseline,
+    end: candidate,
+    causes: causes.map((row) => ({
+      label: `${formatHeading(row.cause)}${row.name ? `: ${row.name}` : ""}`,
+      difference: row.difference_ns,
+      detail: `${formatCell("baseline_ns", row.baseline_ns)} to ${formatCell("candidate_ns", row.candidate_ns)}`,
+    })),
+    most: CAUSES,
+  });
+  const sum = causes.reduce((one, row) => one + row.difference_ns, 0);
   const per = unit !== "instance" ? `a ${unit}` : isRange ? "an instance" : "a step";
   return createElement(
     "div",
     {},
     drawWaterfall(steps, { label: "From the baseline to the candidate, by cause", format: formatDuration }),
     createRemark(
-      `Time of ${per}. The causes add up to ${formatDifference(reached - baseline)}, the difference is ${formatDifference(candidate - baseline)}.`,
+      `Time of ${per}. The causes add up to ${formatDifference(sum)}, the difference is ${formatDifference(candidate - baseline)}.`,
     ),
   );
 }

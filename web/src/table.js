@@ -11,6 +11,7 @@
  * @property {(value: any, row: Row) => string} [format] the text of a value; without it, the value itself
  * @property {(row: Row) => string | null} [link] address that a click on the cell leads to
  * @property {(row: Row) => ArrayLike<number> | null} [sparkline] heights of bars, drawn in place of a text
+ * @property {(row: Row) => Node | null} [draw] any other drawing in place of a text
  *
  * @typedef {object} TableOptions
  * @property {string} title what the rows are, for screen readers and the search field
@@ -32,6 +33,9 @@ const VIRTUAL_ROWS = 200;
 const ROW_HEIGHT = 26;
 const ROWS_AROUND = 20;
 const MAX_TEXT = 200;
+
+/** A text of more letters may be cut by its column. */
+const LONG_TEXT = 40;
 
 /**
  * Fills a container with a table.
@@ -250,7 +254,8 @@ class Table {
       const content = createContent(column, node.row);
       const classes = `${alignOf(column)}${content === ABSENT ? " absent" : ""}`;
       if (place > 0) {
-        return createElement("td", { class: classes }, content);
+        const title = typeof content === "string" && content.length > LONG_TEXT ? content : null;
+        return createElement("td", { class: classes, title }, content);
       }
       const style = this.isTree ? `--depth: ${node.depth}` : null;
       return createElement("th", { scope: "row", class: classes, style }, this.#createToggle(node), content);
@@ -318,11 +323,14 @@ function createContent(column, row) {
     const heights = column.sparkline(row);
     return heights === null ? ABSENT : createSparkline(heights);
   }
+  if (column.draw) {
+    return column.draw(row) ?? ABSENT;
+  }
   const value = row[column.key];
   const text = value === null || value === undefined ? ABSENT : column.format ? column.format(value, row) : String(value);
   const href = column.link?.(row) ?? null;
   const shown = truncateText(text, MAX_TEXT);
-  return href === null ? shown : createElement("a", { href, title: text.length > 40 ? truncateText(text, 10 * MAX_TEXT) : null }, shown);
+  return href === null ? shown : createElement("a", { href, title: text.length > LONG_TEXT ? truncateText(text, 10 * MAX_TEXT) : null }, shown);
 }
 
 /**

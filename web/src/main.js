@@ -1,6 +1,7 @@
 /** Starts a page: its theme, its tabs, and the address that tells which of them is open. */
 import "./theme.css";
 import "./page.css";
+import "./pages/pages.css";
 
 import { canDecode, loadBlock } from "./blocks.js";
 import { createElement } from "./dom.js";

@@ -11,6 +11,7 @@
  * @property {(value: any, row: Row) => string} [format] the text of a value; without it, the value itself
  * @property {(row: Row) => string | null} [link] address that a click on the cell leads to
  * @property {(row: Row) => ArrayLike<number> | null} [sparkline] heights of bars, drawn in place of a text
+ * @property {(row: Row) => Node | null} [draw] any other drawing in place of a text
  *
  * @typedef {object} TableOptions
  * @property {string} title what the rows are, for screen readers and the search field
@@ -25,12 +26,16 @@
  * @typedef {{row: Row, text: string, children: TreeNode[], parent: TreeNode | null, depth: number, isOpen: boolean}} TreeNode
  */
 import { createElement, createSvgElement } from "./dom.js";
-import { ABSENT, formatCount } from "./format.js";
+import { ABSENT, formatCount, truncateText } from "./format.js";
 import { formatPathKey } from "./router.js";
 
 const VIRTUAL_ROWS = 200;
 const ROW_HEIGHT = 26;
 const ROWS_AROUND = 20;
+const MAX_TEXT = 200;
+
+/** A text of more letters may be cut by its column. */
+const LONG_TEXT = 40;
 
 /**
  * Fills a container with a table.
@@ -51,6 +56,7 @@ class Table {
   /** @type {Set<TreeNode>} */
   #matches = new Set();
   #first = -1;
+  #isPrinting = false;
 
   /**
    * @param {HTMLElement} container
@@ -84,6 +90,8 @@ class Table {
     );
     const tools = createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count);
     container.replaceChildren(...(options.plain ? [] : [tools]), this.scroller);
+    addEventListener("beforeprint", () => this.#print(true));
+    addEventListener("afterprint", () => this.#print(false));
     this.body.addEventListener("keydown", (event) => this.#moveFocus(event));
     this.setRows(options.rows);
   }
@@ -208,9 +216,18 @@ class Table {
       });
   }
 
-  /** Makes the rows that can be seen. */
+  /** @param {boolean} isPrinting */
+  #print(isPrinting) {
+    if (this.#shown.length > VIRTUAL_ROWS) {
+      this.#isPrinting = isPrinting;
+      this.#first = -1;
+      this.#draw();
+    }
+  }
+
+  /** Makes the rows that can be seen; on paper, all of them. */
   #draw() {
-    const isVirtual = this.#shown.length > VIRTUAL_ROWS;
+    const isVirtual = this.#shown.length > VIRTUAL_ROWS && !this.#isPrinting;
     this.scroller.classList.toggle("virtual", isVirtual);
     const top = Math.floor(this.scroller.scrollTop / ROW_HEIGHT);
     const first = isVirtual ? Math.max(0, top - (top % ROWS_AROUND) - ROWS_AROUND) : 0;
@@ -237,7 +254,8 @@ class Table {
       const content = createContent(column, node.row);
       const classes = `${alignOf(column)}${content === ABSENT ? " absent" : ""}`;
       if (place > 0) {
-        return createElement("td", { class: classes }, content);
+        const title = typeof content === "string" && content.length > LONG_TEXT ? content : null;
+        return createElement("td", { class: classes, title }, content);
       }
       const style = this.isTree ? `--depth: ${node.depth}` : null;
       return createElement("th", { scope: "row", class: classes, style }, this.#createToggle(node), content);
@@ -258,7 +276,7 @@ class Table {
       type: "button",
       class: "toggle",
       "aria-expanded": String(node.isOpen),
-      "aria-label": `Ranges inside ${node.text.slice(0, 100)}`,
+      "aria-label": `Ranges inside ${truncateText(node.text, MAX_TEXT)}`,
       click: () => this.#setOpen(node, !node.isOpen),
     });
   }
@@ -305,11 +323,14 @@ function createContent(column, row) {
     const heights = column.sparkline(row);
     return heights === null ? ABSENT : createSparkline(heights);
   }
+  if (column.draw) {
+    return column.draw(row) ?? ABSENT;
+  }
   const value = row[column.key];
   const text = value === null || value === undefined ? ABSENT : column.format ? column.format(value, row) : String(value);
   const href = column.link?.(row) ?? null;
-  const shown = text.length > 200 ? `${text.slice(0, 199)}…` : text;
-  return href === null ? shown : createElement("a", { href, title: text.length > 40 ? text.slice(0, 2000) : null }, shown);
+  const shown = truncateText(text, MAX_TEXT);
+  return href === null ? shown : createElement("a", { href, title: text.length > LONG_TEXT ? truncateText(text, 10 * MAX_TEXT) : null }, shown);
 }
 
 /**

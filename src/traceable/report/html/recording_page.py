@@ -18,11 +18,11 @@ from traceable.report.document import MAX_ROWS, build_bounded_report, missing_da
 from traceable.report.flight import format_flight_recorder
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import REPORT, write_html
+from traceable.report.html.pages import QUERIES, build_screen_blocks
 from traceable.report.html.timeline import build_timeline_blocks
 from traceable.report.overhead import format_overhead
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 from traceable.report.terminal import format_coverage, format_selection, format_side
-from traceable.report.views import FINDINGS, RANGES, VIEWS
 from traceable.report.windows import format_capture
 from traceable.units import format_bytes, format_count, format_duration
 
@@ -39,6 +39,9 @@ MAX_STEPS = 100_000
 
 _STATES = {None: 0, "warm-up": 1, "other phase": 2, "edge of the capture": 3}
 """Numbers of `exclusion_reason` in the block `steps`; 0 is a steady step."""
+
+_ON_FIRST_SCREEN = ("steps", "critical_path")
+"""The views that the document has whole, for they are drawn before any other block is decoded."""
 
 _WINDOWS_LISTED = 8
 
@@ -60,12 +63,11 @@ def write_recording_page(
     Raises:
         TraceableError: it can't be written there.
     """
-    views = [view for view in VIEWS.values() if view not in (RANGES, FINDINGS)]
-    answers = recording.query_all([("ranges", {}), ("findings", {}), *((view.name, {}) for view in views)])
-    tables = dict(zip((view.name for view in views), answers[2:], strict=True))
+    answers = recording.query_all([("ranges", {}), ("findings", {}), *QUERIES.values()])
+    tables = dict(zip(QUERIES, answers[2:], strict=True))
     document = build_bounded_report(recording, verdicts)
-    for name, answer in tables.items():
-        if isinstance(answer, MissingDataError):
+    for name in _ON_FIRST_SCREEN:
+        if isinstance(answer := tables[name], MissingDataError):
             document[name] = missing_data_to_dict(answer)
         else:
             document[name] = table_to_dict(answer, RowFilter(top=MAX_ROWS))
@@ -74,6 +76,7 @@ def write_recording_page(
     blocks = [pack_block("report", document), _pack_distributions(recording)]
     if isinstance(steps := tables["steps"], Table):
         blocks.append(_pack_steps(steps))
+    blocks += build_screen_blocks(recording, tables)
     blocks += build_timeline_blocks(recording.context, recording.client_records)
     names = [one.resolve().name for one in recording.paths]
     title = " + ".join(names[:3]) + (f" + {len(names) - 3}" if len(names) > 3 else "")

@@ -48,14 +48,14 @@ LEVEL_FACTOR = 4
 FULL_SLICES = 250_000
 """How many slices are kept as they are, in all tracks."""
 
-BUCKETS = 1_000_000
+BUCKETS = 3_000_000
 """How many buckets the finest levels of all lanes may have."""
 
 FULL_SAMPLES = 200_000
 """How many samples of counters are kept as they are."""
 
-_LANE_BUCKETS = 1 << 16
-"""How many buckets the finest level of a lane may have: a zoom by 32 on a screen of 2000 pixels."""
+_LANE_BUCKETS = 1 << 17
+"""How many buckets the finest level of a lane may have: a zoom by 64 on a screen of 2000 pixels."""
 
 _COARSEST = 1 << 10
 """No further level is made of one that has so few buckets."""
@@ -79,7 +79,7 @@ def assign_lanes(start_ns: Int64, end_ns: Int64) -> Int32:
         return np.empty(0, np.int32)
     lasting = end_ns > start_ns
     begun: Int64 = np.cumsum(lasting) - lasting
-    depth = begun - np.searchsorted(np.sort(end_ns[lasting]), start_ns, "right")
+    depth = begun - np.searchsorted(np.sort(end_ns[lasting], kind="stable"), start_ns, "right")
     # How many are open is the depth of what is nested. Where slices cross, a lane may be taken.
     order = np.argsort(depth, kind="stable")
     collides = (depth[order][1:] == depth[order][:-1]) & (start_ns[order][1:] < end_ns[order][:-1])

@@ -138,7 +138,8 @@ def render_markdown(pages: list[Page], rounds: int) -> str:
         )
         lines.append(
             f"| {page.kernels:,} | {page.write.seconds:.1f} | {page.timeline_s:.1f} "
-            f"| {page.write.peak_bytes / 1e6:.0f} | {page.size_bytes / 1e6:.2f} | {first:.0f} | {timeline:.0f} | {zoom:.1f} |"
+            f"| {page.write.peak_bytes / 1e6:.0f} | {page.size_bytes / 1e6:.2f} "
+            f"| {first:.0f} | {timeline:.0f} | {zoom:.1f} |"
         )
     return "\n".join(lines)
 

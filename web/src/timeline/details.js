@@ -23,6 +23,12 @@ const KINDS = /** @type {Record<string, string>} */ ({
   kernels: "Kernel",
   copies: "Copy",
   marks: "Mark",
+  operators: "Operator",
+  python: "Python function",
+  os_calls: "OS call",
+  samples: "Sample of the CPU",
+  runs: "Thread",
+  gil: "Thread",
 });
 
 const RULES = /** @type {Record<string, string>} */ ({
@@ -69,7 +75,7 @@ export function listFacts(model, row) {
   const [start, end] = [valueAt(model.start, row), valueAt(model.end, row)];
   /** @type {Fact[]} */
   const facts = [["Start", formatTime(start)]];
-  if (track.kind !== "marks") {
+  if (track.kind !== "marks" && track.kind !== "samples") {
     facts.push(["Duration", `${formatDuration(end - start)} (${formatCount(end - start)} ns)`]);
   }
   const path = model.pathOf(row);
@@ -116,6 +122,8 @@ export function listFacts(model, row) {
   if (known.steady !== undefined) {
     facts.push(["State", known.warm_up ? "warm-up" : known.steady ? "steady" : "not steady"]);
   }
+  add(facts, "CPU", known.cpu, String);
+  add(facts, "Called from", known.backtrace);
   if (known.clipped === 1) {
     facts.push(["Clipped", "cut by the edge of the recording: it lasted at least so long"]);
   }

@@ -128,7 +128,7 @@ class Screen:
         )
 
     def read_title(self) -> str:
-        return self.panel.locator("h3").inner_text()
+        return self.panel.locator("h2").inner_text()
 
 
 def parse_time(text: str) -> int:
@@ -170,7 +170,7 @@ def test_a_click_selects_what_lies_there(open_page: Open, page_path: Path) -> No
     start = parse_time(screen.read_fact("Start"))
     screen.press("Escape")
     screen.wait_for_hash(r"^[^&]*&t=[^&]*$")
-    assert screen.panel.locator("h3").count() == 0
+    assert screen.panel.locator("h2").count() == 0
     stream = screen.page.locator(".timeline-name", has_text=re.compile(r"stream \d+kernels")).first
     row, canvas = stream.bounding_box(), screen.canvas.bounding_box()
     assert row is not None and canvas is not None

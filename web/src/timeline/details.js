@@ -254,7 +254,7 @@ export function createSlicePanel(model, row, select) {
     links.push(createElement("li", {}, createElement("a", { href }, `Page of ${shorten(String(path.at(-1)))}`)));
   }
   return [
-    createElement("h3", {}, `${describeKind(model, row)} `, createElement("bdi", {}, shorten(model.nameOf(row), 600))),
+    createElement("h2", {}, `${describeKind(model, row)} `, createElement("bdi", {}, shorten(model.nameOf(row), 600))),
     createElement(
       "div",
       { class: "timeline-columns" },
@@ -274,11 +274,13 @@ export function createSpanPanel(model, span) {
   const { tracks, names } = model.measureSpan(span);
   const missing = model.axis.gaps.reduce((sum, gap) => sum + Math.max(0, Math.min(gap.end, end) - Math.max(gap.start, start)), 0);
   const recorded = end - start - missing;
+  const hasProcesses = model.meta.processes.length > 1;
   const rows = tracks.map(({ track, busy, slices, isExact }) => {
     const { title, detail } = describeItem(model, track);
     const process = track.process === undefined ? "" : describeProcess(model.meta.processes[track.process]);
     const about = isExact ? "" : "≈ ";
-    return [[title, detail].join(" ").trim(), process, about + formatCount(slices), about + formatDuration(busy), about + formatPercent(busy / recorded)];
+    const places = [[title, detail].join(" ").trim(), ...(hasProcesses ? [process] : [])];
+    return [...places, about + formatCount(slices), about + formatDuration(busy), about + formatPercent(busy / recorded)];
   });
   const tops = names.slice(0, MOST_NAMES).map(({ text, count, total, kind }) => [
     shorten(text, 160),
@@ -288,12 +290,12 @@ export function createSpanPanel(model, span) {
   ]);
   const isExact = tracks.every((track) => track.isExact);
   return [
-    createElement("h3", {}, `Span of ${formatDuration(end - start)}, from ${formatTime(start)}`),
+    createElement("h2", {}, `Span of ${formatDuration(end - start)}, from ${formatTime(start)}`),
     isExact ? null : createElement("p", { class: "timeline-note" }, "≈ is estimated from levels of detail: single events are not kept in all of this span."),
     createElement(
       "div",
       { class: "timeline-columns" },
-      createPlainTable("Tracks in the span", ["Track", "Process", "Events", "Busy", "Share"], rows, 2),
+      createPlainTable("Tracks in the span", ["Track", ...(hasProcesses ? ["Process"] : []), "Events", "Busy", "Share"], rows, hasProcesses ? 2 : 1),
       createPlainTable("Names with the most time", ["Name", "Kind", "Count", "Total"], tops, 2),
     ),
   ].filter((part) => part !== null);

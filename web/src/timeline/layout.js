@@ -103,7 +103,9 @@ function comparePlaces(one, other) {
 
 /** @param {{pid: number, name: string, rank: number | null, side: string | null}} process */
 export function describeProcess({ pid, name, rank, side }) {
-  const parts = [side, rank === null ? null : `rank ${rank}`, name || null, `pid ${pid}`];
+  // Traces of torch call a process by its rank already.
+  const hasRank = rank === null || name.startsWith(`rank ${rank}`);
+  const parts = [side, hasRank ? null : `rank ${rank}`, name || null, `pid ${pid}`];
   return parts.filter((part) => part !== null).join(" · ");
 }
 

@@ -222,14 +222,17 @@ def _pack_steps(table: Table) -> str:
     lane = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int32)
     shown = _select_slowest_of_each(lane, values["wall_ns"], -(-len(keys) // MAX_STEPS))
     state = np.array([_STATES[reason] for reason in values["exclusion_reason"].tolist()], np.uint8)
+    index = table.column("index")
+    counts_itself = all(number is not None for number in index)
     meta = {
         "lanes": [dict(zip(("pid", "device", "process"), key, strict=True)) for key in numbers],
         "steps": len(keys),
         "shown": len(shown),
+        "numbered_by_program": counts_itself,
     }
     columns: dict[str, NDArray[Any]] = {
         "lane": lane[shown],
-        "step": values["step"][shown],
+        "step": (values["index"] if counts_itself else values["step"])[shown],
         "start_ns": values["start_ns"][shown],
         "wall_ns": values["wall_ns"][shown],
         "state": state[shown],

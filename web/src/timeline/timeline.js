@@ -618,7 +618,7 @@ class Timeline {
     const level = counter.levels[0];
     const times = level === undefined ? counter.time : level.start;
     const at = countBelow(times, place, true) - 1;
-    if (at < 0) {
+    if (at < 0 || place >= this.model.findSampleEnd(times, at)) {
       return null;
     }
     const title = this.model.getName(counter.name);

@@ -77,7 +77,6 @@ def test_the_page_of_a_real_capture_has_the_numbers_of_its_ranges_and_steps(
         meta, columns = blocks["steps"]
         steps = recording.steps()
         assert meta["steps"] == meta["shown"] == len(steps)
-        assert meta["numbered_by_program"] == (None not in steps.column("index"))
         assert columns["step"].tolist() == steps.column("index" if meta["numbered_by_program"] else "step")
         for column in ("start_ns", "wall_ns"):
             assert columns[column].tolist() == steps.column(column)

@@ -40,7 +40,7 @@ const SLOW = { title: "slowest", color: "--c1" };
  */
 export async function mountSteps(section, page) {
   const { meta, columns } = await loadBlock("steps");
-  const { others, notes } = page.report.steps;
+  const { others, notes } = meta;
   const slowest = others.slowest ?? [];
   const steps = readSteps(meta, columns, slowest);
   const summary = createElement("div");

@@ -20,7 +20,15 @@ from traceable.analysis.table import Table, pack_objects
 from traceable.errors import MissingDataError
 from traceable.recording import Recording
 from traceable.report.columns import Column, format_column, format_heading
-from traceable.report.html.pages import MAX_RANGES, MAX_ROWS, MAX_ROWS_OF_RANGE, QUERIES, SLOWEST, pack_table, thin_usage
+from traceable.report.html.pages import (
+    MAX_RANGES,
+    MAX_ROWS,
+    MAX_ROWS_OF_RANGE,
+    QUERIES,
+    SLOWEST,
+    pack_table,
+    thin_usage,
+)
 from traceable.report.views import VIEWS
 
 CELLS = Path(__file__).resolve().parents[2] / "web" / "test" / "cell_cases.json"

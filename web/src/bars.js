@@ -3,20 +3,20 @@ import { createElement } from "./dom.js";
 import { formatDuration, formatPercent } from "./format.js";
 
 /**
- * @typedef {{kind: string, title: string}} Kind of time; `--kind-KIND` is its color
+ * @typedef {{kind: string, title: string, hint: string}} Kind of time; `--kind-KIND` is its color
  * @typedef {{label: Node | string, parts: {kind: string, ns: number}[]}} Bar
  */
 
 /** @type {Kind[]} */
 export const KINDS = [
-  { kind: "compute", title: "compute" },
-  { kind: "nccl", title: "NCCL" },
-  { kind: "copy", title: "copy" },
-  { kind: "launch", title: "launch and other CUDA calls" },
-  { kind: "sync", title: "sync" },
-  { kind: "idle", title: "GPU idle" },
-  { kind: "cpu", title: "CPU" },
-  { kind: "unknown", title: "unknown" },
+  { kind: "compute", title: "compute", hint: "a kernel or a CUDA graph ran" },
+  { kind: "nccl", title: "NCCL", hint: "a kernel of NCCL ran, or waited for other ranks" },
+  { kind: "copy", title: "copy", hint: "a copy or memset ran" },
+  { kind: "launch", title: "launch and other CUDA calls", hint: "in a CUDA call, or until its operation began" },
+  { kind: "sync", title: "sync", hint: "in a call that waits, after what it waited for had ended" },
+  { kind: "idle", title: "GPU gap", hint: "from the end of one operation to the begin of the next" },
+  { kind: "cpu", title: "CPU", hint: "outside of CUDA calls: the program's own code" },
+  { kind: "unknown", title: "unknown", hint: "nothing that was recorded explains it" },
 ];
 
 /**
@@ -59,8 +59,8 @@ export function createLegend(kinds) {
   return createElement(
     "ul",
     { class: "legend" },
-    ...KINDS.filter(({ kind }) => present.has(kind)).map(({ kind, title }) =>
-      createElement("li", {}, createElement("span", { class: "swatch", style: `background: var(--kind-${kind})` }), title),
+    ...KINDS.filter(({ kind }) => present.has(kind)).map(({ kind, title, hint }) =>
+      createElement("li", { title: hint }, createElement("span", { class: "swatch", style: `background: var(--kind-${kind})` }), title),
     ),
   );
 }

@@ -64,6 +64,24 @@ export function formatBytes(number) {
   return `${toFixed(number, 0)} B`;
 }
 
+/**
+ * Cuts a long text, such as a name that a program made of its data.
+ * @param {string} text
+ * @param {number} length of the result at most
+ */
+export function truncateText(text, length) {
+  // Not through a character of two halves.
+  return text.length <= length ? text : `${text.slice(0, length - 1).replace(/[\ud800-\udbff]$/, "")}…`;
+}
+
+/**
+ * Keeps the digits of a number, and its unit, on one line of a sentence.
+ * @param {string} text
+ */
+export function joinNumbers(text) {
+  return text.replace(/(\d) (?=\d{3}(?!\d)|(?:[num]?s|%|[KMGT]i?B|B)(?!\w))/g, "$1\u00a0");
+}
+
 /** @param {number} value */
 function countDigits(value) {
   return String(Math.trunc(Math.abs(value))).length;

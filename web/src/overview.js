@@ -2,7 +2,7 @@
 import { KINDS, createBars, createLegend } from "./bars.js";
 import { hasBlock, loadBlock } from "./blocks.js";
 import { createElement, createNotes } from "./dom.js";
-import { formatCount, formatDuration, formatPercent } from "./format.js";
+import { formatCount, formatDuration, formatPercent, joinNumbers, truncateText } from "./format.js";
 import { formatHash, formatPathKey } from "./router.js";
 import { mountSteps } from "./steps.js";
 import { createTable } from "./table.js";
@@ -10,6 +10,9 @@ import "./overview.css";
 
 const TOP_FINDINGS = 3;
 const TOP_RANGES = 10;
+
+/** Of a command line, a sentence: what is longer was made of data. */
+const MAX_TEXT = 1000;
 
 /** Below this number of instances a p99 is close to the maximum. */
 const FEW = 100;
@@ -71,7 +74,7 @@ function createFacts(facts) {
     { class: "facts" },
     ...facts.flatMap(({ term, texts }) => [
       createElement("dt", {}, term),
-      createElement("dd", {}, ...texts.map((text) => createElement("div", {}, text))),
+      createElement("dd", {}, ...texts.map((text) => createElement("div", {}, joinNumbers(truncateText(text, MAX_TEXT))))),
     ]),
   );
 }
@@ -96,7 +99,7 @@ function createFindings({ report, hasTab }) {
         "p",
         {},
         saving === null ? null : createElement("strong", {}, `at most ${formatDuration(saving)}${share}: `),
-        finding.message,
+        joinNumbers(truncateText(finding.message, MAX_TEXT)),
       ),
       createElement("p", { class: "fix" }, "To do: ", finding.fix),
       createElement("p", { class: "note" }, `${finding.code}, ${finding.certainty}`),
@@ -111,13 +114,13 @@ function createFindings({ report, hasTab }) {
  * Shows the critical path of the mean steady step: its parts add up to the time of the step.
  * @param {import("./tabs.js").Page} page
  */
-function createStepTime({ report }) {
+function createStepTime({ report, hasTab }) {
   const title = "Where a step's time goes";
   const path = report.critical_path;
   if (path.missing_data !== undefined) {
     return createSection(title, createElement("p", { class: "note" }, path.missing_data.text));
   }
-  /** @type {{range: string | null, kind: string, total_ns: number, path_share: number}[]} */
+  /** @type {{range: string | null, domain: string | null, kind: string, total_ns: number, path_share: number}[]} */
   const rows = path.rows;
   const first = rows.find((row) => row.path_share > 0);
   if (first === undefined) {
@@ -126,17 +129,18 @@ function createStepTime({ report }) {
   const steps = path.others.kinds.reduce((/** @type {number} */ most, /** @type {any} */ row) => Math.max(most, row.steps), 0);
   const toStep = 1 / steps;
   const whole = (first.total_ns / first.path_share) * toStep;
-  /** @type {Map<string | null, Map<string, number>>} */
+  /** @type {Map<string, {range: string | null, domain: string | null, kinds: Map<string, number>}>} */
   const byRange = new Map();
-  for (const row of rows) {
-    const kinds = byRange.get(row.range) ?? new Map();
-    const kind = KIND_OF_SEGMENT[row.kind] ?? "unknown";
-    kinds.set(kind, (kinds.get(kind) ?? 0) + row.total_ns * toStep);
-    byRange.set(row.range, kinds);
+  for (const { range, domain, kind, total_ns: total } of rows) {
+    const key = JSON.stringify([range, domain]);
+    const one = byRange.get(key) ?? { range, domain, kinds: new Map() };
+    const shown = KIND_OF_SEGMENT[kind] ?? "unknown";
+    one.kinds.set(shown, (one.kinds.get(shown) ?? 0) + total * toStep);
+    byRange.set(key, one);
   }
-  const bars = [...byRange].map(([range, kinds]) => ({
+  const bars = [...byRange.values()].map(({ range, domain, kinds }) => ({
     range,
-    label: range === null ? "outside ranges" : range,
+    domain,
     parts: [...kinds].map(([kind, ns]) => ({ kind, ns })),
     total: [...kinds.values()].reduce((sum, ns) => sum + ns, 0),
   }));
@@ -155,7 +159,7 @@ function createStepTime({ report }) {
     createLegend(all.parts.map(({ kind }) => kind)),
     createBars([all], { whole, widest: whole }),
     createBars(
-      [...shown.map(({ range, label, parts }) => ({ label: linkRange(range, label), parts })), ...others],
+      [...shown.map((bar) => ({ label: nameRange(bar, hasTab("ranges") ? report.ranges : []), parts: bar.parts })), ...others],
       { whole, widest: Math.max(...shown.map(({ total }) => total), ...others.map(({ parts }) => sumParts(parts))) },
     ),
     createNotes("How the path was found", path.notes),
@@ -176,12 +180,21 @@ function sumParts(parts) {
 }
 
 /**
- * @param {string | null} range
- * @param {string} label
+ * Names a range, with a link to the largest of those of this name.
+ * @param {{range: string | null, domain: string | null}} bar
+ * @param {any[]} rows ranges that have a page
  */
-function linkRange(range, label) {
-  const href = range === null ? null : formatHash({ tab: "ranges", range: formatPathKey([range]) });
-  return href === null ? label : createElement("a", { href, title: label }, label);
+function nameRange({ range, domain }, rows) {
+  if (range === null) {
+    return "outside ranges";
+  }
+  const text = truncateText(range, MAX_TEXT);
+  const target = rows
+    .filter((row) => row.name === range && row.domain === domain)
+    .reduce((largest, row) => ((row.cpu_total_ns ?? 0) > (largest?.cpu_total_ns ?? -1) ? row : largest), null);
+  return target === null
+    ? text
+    : createElement("a", { href: formatHash({ tab: "ranges", range: formatPathKey(target.path) }), title: text }, text);
 }
 
 /**
@@ -190,6 +203,10 @@ function linkRange(range, label) {
  * @param {(index: number) => number[]} getHistogram of a row of the report's ranges
  */
 function createRangeTable(container, { report, hasTab }, getHistogram) {
+  if (report.ranges.length === 0) {
+    container.append(createElement("p", { class: "note" }, "no ranges were recorded: annotate the program; with nsys, add nvtx to --trace"));
+    return;
+  }
   /** @type {any[]} */
   const ranges = report.ranges.map((/** @type {any} */ row, /** @type {number} */ index) => ({
     ...row,

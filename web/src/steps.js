@@ -11,6 +11,12 @@ import { createTable } from "./table.js";
 const HEIGHT = 220;
 const COLORS = 10;
 
+/** More lines than this are no drawing. */
+const MAX_LANES = 32;
+
+/** How near to a step a click is one on it. */
+const NEAR_PX = 24;
+
 /** Above this factor between the longest and the median step the axis is logarithmic at first. */
 const WIDE_RANGE = 8;
 
@@ -37,12 +43,6 @@ export async function mountSteps(section, page) {
   const { others, notes } = page.report.steps;
   const slowest = others.slowest ?? [];
   const steps = readSteps(meta, columns, slowest);
-  /** @param {Step} step */
-  const open = (step) => {
-    if (page.hasTab("timeline")) {
-      page.router.updateHash({ tab: "timeline", t: formatSpan(step.start, step.start + step.wall) });
-    }
-  };
   const summary = createElement("div");
   const chart = createElement("div");
   section.append(summary, chart);
@@ -51,13 +51,31 @@ export async function mountSteps(section, page) {
     const text = `Of ${formatCount(meta.steps)} steps ${formatCount(meta.shown)} are drawn: of consecutive ones the slowest.`;
     section.append(createElement("p", { class: "note" }, text));
   }
-  new StepChart(chart, meta.lanes, steps, open);
+  const drawn = meta.lanes.slice(0, MAX_LANES);
+  if (drawn.length < meta.lanes.length) {
+    const text = `The first ${formatCount(drawn.length)} of ${formatCount(meta.lanes.length)} processes are drawn.`;
+    section.append(createElement("p", { class: "note" }, text));
+  }
+  new StepChart(
+    chart,
+    drawn,
+    steps.filter(({ lane }) => lane < drawn.length),
+    page.hasTab("timeline") ? (step) => openStep(page, step) : null,
+  );
   if (slowest.length > 0) {
     const table = createElement("div");
     section.append(createElement("h3", {}, "Slowest steps against the median one"), table);
     createSlowest(table, slowest, page.hasTab("timeline"));
   }
   section.append(createNotes("How steps were found", notes) ?? "");
+}
+
+/**
+ * @param {import("./tabs.js").Page} page
+ * @param {Step} step
+ */
+function openStep(page, step) {
+  page.router.updateHash({ tab: "timeline", t: formatSpan(step.start, step.start + step.wall) });
 }
 
 /**
@@ -152,7 +170,7 @@ class StepChart {
    * @param {HTMLElement} container
    * @param {any[]} lanes
    * @param {Step[]} steps
-   * @param {(step: Step) => void} open
+   * @param {((step: Step) => void) | null} open shows a step in the timeline, where there is one
    */
   constructor(container, lanes, steps, open) {
     this.lanes = lanes;
@@ -160,6 +178,7 @@ class StepChart {
     this.open = open;
     /** @type {Step | null} */
     this.current = null;
+    this.isNear = false;
     const walls = Float64Array.from(steps, ({ wall }) => wall).sort();
     const median = walls[walls.length >> 1] ?? 0;
     this.isLogarithmic = (walls.at(-1) ?? 0) > WIDE_RANGE * median && (walls[0] ?? 0) > 0;
@@ -168,9 +187,9 @@ class StepChart {
       class: "chart",
       tabindex: 0,
       role: "application",
-      "aria-label": `Step times over the run, ${formatCount(steps.length, "step")}: arrow keys choose a step, Enter opens it in the timeline`,
+      "aria-label": `Step times over the run, ${formatCount(steps.length, "step")}: arrow keys choose a step${open ? ", Enter opens it in the timeline" : ""}`,
       keydown: (event) => this.#choose(event),
-      click: () => this.current !== null && this.open(this.current),
+      click: () => this.current !== null && this.isNear && this.open?.(this.current),
     });
     const scale = createElement(
       "button",
@@ -178,7 +197,12 @@ class StepChart {
       "Logarithmic",
     );
     container.append(
-      createElement("div", { class: "table-tools" }, this.#createMarkLegend(), createElement("span", { class: "segmented" }, scale)),
+      createElement(
+        "div",
+        { class: "chart-tools" },
+        this.#createMarkLegend(),
+        createElement("span", { class: "segmented chart-scale" }, scale),
+      ),
       this.holder,
       this.readout,
     );
@@ -306,7 +330,7 @@ class StepChart {
    * @param {uPlot} plot
    */
   #follow(plot) {
-    const { idx, top } = plot.cursor;
+    const { idx, left, top } = plot.cursor;
     const here = idx === null || idx === undefined ? [] : (this.byPlace[idx] ?? []);
     /** @param {Step} step */
     const distance = (step) => Math.abs(plot.valToPos(step.wall, "y") - (top ?? 0));
@@ -314,6 +338,9 @@ class StepChart {
       (/** @type {Step | null} */ best, step) => (best === null || distance(step) < distance(best)  ? step : best),
       null,
     );
+    this.isNear =
+      nearest !== null && Math.hypot(plot.valToPos(nearest.step, "x") - (left ?? 0), distance(nearest)) < NEAR_PX;
+    plot.over.style.cursor = this.isNear && this.open !== null ? "pointer" : "";
     this.#describe(nearest);
   }
 
@@ -321,7 +348,7 @@ class StepChart {
   #describe(step) {
     this.current = step;
     if (step === null) {
-      this.readout.textContent = "Point at a step to read it, click to open it in the timeline; drag to zoom, double-click to zoom out.";
+      this.readout.textContent = `Point at a step to read it${this.open ? ", click to open it in the timeline" : ""}; drag to zoom, double-click to zoom out.`;
       return;
     }
     const lane = this.lanes.length > 1 ? `${nameLane(this.lanes[step.lane])}: ` : "";
@@ -335,7 +362,7 @@ class StepChart {
     const plot = this.#plot;
     const move = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
     if (event.key === "Enter" && this.current !== null) {
-      this.open(this.current);
+      this.open?.(this.current);
     } else if (plot !== null && move !== undefined) {
       const places = /** @type {number[]} */ (this.data[0]);
       const at = this.current === null ? (move > 0 ? -1 : places.length) : places.indexOf(this.current.step);

@@ -26,12 +26,13 @@
  * @typedef {{row: Row, text: string, children: TreeNode[], parent: TreeNode | null, depth: number, isOpen: boolean}} TreeNode
  */
 import { createElement, createSvgElement } from "./dom.js";
-import { ABSENT, formatCount } from "./format.js";
+import { ABSENT, formatCount, truncateText } from "./format.js";
 import { formatPathKey } from "./router.js";
 
 const VIRTUAL_ROWS = 200;
 const ROW_HEIGHT = 26;
 const ROWS_AROUND = 20;
+const MAX_TEXT = 200;
 
 /** A text of more letters may be cut by its column. */
 const LONG_TEXT = 40;
@@ -55,6 +56,7 @@ class Table {
   /** @type {Set<TreeNode>} */
   #matches = new Set();
   #first = -1;
+  #isPrinting = false;
 
   /**
    * @param {HTMLElement} container
@@ -88,6 +90,8 @@ class Table {
     );
     const tools = createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count);
     container.replaceChildren(...(options.plain ? [] : [tools]), this.scroller);
+    addEventListener("beforeprint", () => this.#print(true));
+    addEventListener("afterprint", () => this.#print(false));
     this.body.addEventListener("keydown", (event) => this.#moveFocus(event));
     this.setRows(options.rows);
   }
@@ -212,9 +216,18 @@ class Table {
       });
   }
 
-  /** Makes the rows that can be seen. */
+  /** @param {boolean} isPrinting */
+  #print(isPrinting) {
+    if (this.#shown.length > VIRTUAL_ROWS) {
+      this.#isPrinting = isPrinting;
+      this.#first = -1;
+      this.#draw();
+    }
+  }
+
+  /** Makes the rows that can be seen; on paper, all of them. */
   #draw() {
-    const isVirtual = this.#shown.length > VIRTUAL_ROWS;
+    const isVirtual = this.#shown.length > VIRTUAL_ROWS && !this.#isPrinting;
     this.scroller.classList.toggle("virtual", isVirtual);
     const top = Math.floor(this.scroller.scrollTop / ROW_HEIGHT);
     const first = isVirtual ? Math.max(0, top - (top % ROWS_AROUND) - ROWS_AROUND) : 0;
@@ -263,7 +276,7 @@ class Table {
       type: "button",
       class: "toggle",
       "aria-expanded": String(node.isOpen),
-      "aria-label": `Ranges inside ${node.text.slice(0, 100)}`,
+      "aria-label": `Ranges inside ${truncateText(node.text, MAX_TEXT)}`,
       click: () => this.#setOpen(node, !node.isOpen),
     });
   }
@@ -316,8 +329,8 @@ function createContent(column, row) {
   const value = row[column.key];
   const text = value === null || value === undefined ? ABSENT : column.format ? column.format(value, row) : String(value);
   const href = column.link?.(row) ?? null;
-  const shown = text.length > 200 ? `${text.slice(0, 199)}…` : text;
-  return href === null ? shown : createElement("a", { href, title: text.length > LONG_TEXT ? text.slice(0, 2000) : null }, shown);
+  const shown = truncateText(text, MAX_TEXT);
+  return href === null ? shown : createElement("a", { href, title: text.length > LONG_TEXT ? truncateText(text, 10 * MAX_TEXT) : null }, shown);
 }
 
 /**

@@ -17,11 +17,13 @@ import { mountComparison, mountTables } from "./pages/comparison.js";
 import { mountDiagnosis } from "./pages/diagnosis.js";
 import { mountRanges } from "./pages/range.js";
 import { mountApi, mountGaps, mountKernels, mountMemory, mountRequests, mountSteps, mountStreams } from "./pages/screens.js";
+import { mountTimeline } from "./timeline/timeline.js";
 
 /** @type {Record<string, Tab[]>} */
 export const TABS = {
   report: [
     { name: "overview", title: "Overview", mount: mountOverview },
+    { name: "timeline", title: "Timeline", mount: mountTimeline },
     { name: "ranges", title: "Ranges", mount: mountRanges },
     { name: "steps", title: "Steps", mount: mountSteps },
     { name: "gaps", title: "Gaps", mount: mountGaps },

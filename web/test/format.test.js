@@ -26,3 +26,14 @@ test("a count has its noun", () => {
   assert.equal(format.formatCount(1, "copy", "copies"), "1 copy");
   assert.equal(format.formatCount(1536, "call"), "1 536 calls");
 });
+
+test("a text is cut between characters", () => {
+  assert.equal(format.truncateText("abcd", 4), "abcd");
+  assert.equal(format.truncateText("abcde", 4), "abc…");
+  assert.equal(format.truncateText("ab\u{1f600}cd", 4), "ab…");
+});
+
+test("a number stays together in a sentence, and nothing else", () => {
+  assert.equal(format.joinNumbers("19 118 ranges in 300.0 ms"), "19\u00a0118 ranges in 300.0\u00a0ms");
+  assert.equal(format.joinNumbers("1 234 567 B, 4 % of step 5 12 times"), "1\u00a0234\u00a0567\u00a0B, 4\u00a0% of step 5 12 times");
+});

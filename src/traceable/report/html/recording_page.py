@@ -19,6 +19,7 @@ from traceable.report.flight import format_flight_recorder
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import REPORT, write_html
 from traceable.report.html.pages import QUERIES, build_screen_blocks
+from traceable.report.html.timeline import build_timeline_blocks
 from traceable.report.overhead import format_overhead
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 from traceable.report.terminal import format_coverage, format_selection, format_side
@@ -76,6 +77,7 @@ def write_recording_page(
     if isinstance(steps := tables["steps"], Table):
         blocks.append(_pack_steps(steps))
     blocks += build_screen_blocks(recording, tables)
+    blocks += build_timeline_blocks(recording.context, recording.client_records)
     names = [one.resolve().name for one in recording.paths]
     title = " + ".join(names[:3]) + (f" + {len(names) - 3}" if len(names) > 3 else "")
     write_html(path, kind=REPORT, title=title or "recording", blocks=blocks)

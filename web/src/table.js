@@ -85,7 +85,7 @@ class Table {
     );
     this.scroller = createElement(
       "div",
-      { class: "table-scroll", tabindex: 0, role: "region", "aria-label": options.title, scroll: () => this.#draw() },
+      { class: "table-scroll", tabindex: 0, role: "group", "aria-label": options.title, scroll: () => this.#draw() },
       this.table,
     );
     const tools = createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count);

@@ -60,7 +60,12 @@ function startTabs(main, tabs, page) {
   main.replaceChildren(...screens.map(({ panel }) => panel));
 
   const show = () => {
-    const requested = page.router.route.tab;
+    const { tab: requested, t, range } = page.router.route;
+    const implied = t !== undefined ? "timeline" : range !== undefined ? "ranges" : null;
+    if (requested === undefined && implied !== null && page.hasTab(implied)) {
+      page.router.updateHash({ tab: implied }, { replace: true });
+      return;
+    }
     const current = screens.find(({ tab }) => tab.name === requested) ?? screens[0];
     for (const screen of screens) {
       const isCurrent = screen === current;

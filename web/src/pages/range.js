@@ -46,7 +46,7 @@ export async function mountRanges(container, page) {
     const { tab, range } = page.router.route;
     if (tab !== "ranges" || range === shown) return;
     shown = range;
-    const path = range === undefined ? [] : parsePathKey(range);
+    const path = range === undefined ? [] : findPath(page.report.ranges, parsePathKey(range));
     const rows = page.report.ranges.filter((/** @type {Row} */ row) => isSamePath(row.path, path));
     container.replaceChildren(
       ...(range === undefined ? createList(page, pages.columns) : createRangePage(path, rows, { pages, distributions }, page)),
@@ -54,6 +54,21 @@ export async function mountRanges(container, page) {
   };
   page.router.addEventListener("route", show);
   show();
+}
+
+/**
+ * Returns the path that a link is about: of a name that no outermost range has, that of the largest range of this name.
+ * @param {Row[]} ranges
+ * @param {string[]} path
+ * @returns {string[]}
+ */
+function findPath(ranges, path) {
+  if (path.length !== 1 || ranges.some((row) => isSamePath(row.path, path))) {
+    return path;
+  }
+  const named = ranges.filter((row) => row.name === path[0]);
+  const largest = Math.max(...named.map((row) => row.cpu_total_ns ?? 0));
+  return named.find((row) => (row.cpu_total_ns ?? 0) === largest)?.path ?? path;
 }
 
 /**

@@ -18,7 +18,7 @@ from traceable.report.document import MAX_ROWS, build_bounded_report, missing_da
 from traceable.report.flight import format_flight_recorder
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import REPORT, write_html
-from traceable.report.html.pages import QUERIES, build_screen_blocks
+from traceable.report.html.pages import QUERIES, build_screen_blocks, load_diagnoses
 from traceable.report.html.timeline import build_timeline_blocks
 from traceable.report.overhead import format_overhead
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
@@ -71,6 +71,7 @@ def write_recording_page(
     if isinstance(steps, MissingDataError):
         document["steps"] = missing_data_to_dict(steps)
     document["conditions"] = dict(conditions)
+    document["diagnoses"] = load_diagnoses(recording.paths)
     document["facts"] = [{"term": term, "texts": texts} for term, texts in _list_facts(recording, document) if texts]
     blocks = [pack_block("report", document), _pack_distributions(recording)]
     if isinstance(steps, Table):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.analysis.sample_gpu_traces import gpu_traces
+from tests.analysis.sample_traces import trace_of
 
 from traceable.analysis import timeline
 from traceable.analysis.context import Context
@@ -29,7 +31,7 @@ from traceable.analysis.timeline import (
     find_middle,
     merge_spans,
 )
-from traceable.trace.model import PUSH_POP, Trace
+from traceable.trace.model import PUSH_POP, Backtraces, CpuActivity, CpuOps, CpuSamples, GilSpans, Lazy, OsCalls, Trace
 
 
 @st.composite
@@ -206,3 +208,40 @@ def test_details_are_those_of_the_slowest_the_median_and_the_first_steady_step()
     ]
     assert chosen[0].end_ns == 3307
     assert timeline._list_notable_steps({}) == []
+
+
+def test_what_threads_do_on_the_cpu_has_tracks_of_its_own() -> None:
+    thread, none = np.array([0, 1, 0], np.int32), np.full(3, -1, np.int32)
+    start = np.array([0, 5, 10])
+    activity = replace(
+        CpuActivity.empty(),
+        names=("aten::mm", "forward", "read", "main"),
+        cpu_ops=CpuOps(start, start + 4, np.array([0, 0, 1], np.int32), thread, np.array([0, 0, 1], np.int8)),
+        os_calls=OsCalls(start, start + 2, np.full(3, 2, np.int32), thread, none),
+        cpu_samples=CpuSamples(start, thread, none, np.array([0, -1, 0], np.int32)),
+        backtraces=Backtraces(np.array([0, 2]), np.array([2, 3], np.int32), np.full(2, -1, np.int32)),
+    )
+    trace = replace(
+        trace_of(),
+        lazy_cpu_activity=Lazy(lambda: activity),
+        gil_spans=GilSpans(start, start + 1, thread, np.array([0, 1, 1], np.int8)),
+    )
+    line = build_timeline(Context(trace))
+    events = [
+        (line.tracks[line.lanes[lane].track].kind, line.tracks[line.lanes[lane].track].thread, line.get_name(name))
+        for lane, name in zip(line.slices.lane.tolist(), line.slices.name.tolist(), strict=True)
+    ]
+    assert sorted(events) == [
+        ("gil", 0, "holds the GIL"),
+        ("gil", 0, "waits for the GIL"),
+        ("gil", 1, "holds the GIL"),
+        ("operators", 0, "aten::mm"),
+        ("operators", 1, "aten::mm"),
+        ("os_calls", 0, "read"),
+        ("os_calls", 0, "read"),
+        ("os_calls", 1, "read"),
+        ("python", 0, "forward"),
+        ("samples", 0, "read"),
+        ("samples", 0, "read"),
+        ("samples", 1, "sample"),
+    ]

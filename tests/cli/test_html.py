@@ -31,7 +31,7 @@ def test_the_page_of_a_run_has_its_program_its_machine_and_the_proof_of_its_wind
     assert "-m traceable run" in facts["Program"]
     assert document["conditions"]["host"] in facts["Machine"]
     assert document["completeness"]["state"] == "complete"
-    assert blocks["steps"][1]["step"].tolist() == [0, 1, 2]
+    assert blocks["steps"][1]["step"].tolist() == [2, 3, 4]
 
 
 def test_a_page_that_can_not_be_written_changes_nothing_of_the_run(tmp_path: Path) -> None:

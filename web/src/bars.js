@@ -4,7 +4,8 @@ import { formatDuration, formatPercent } from "./format.js";
 
 /**
  * @typedef {{kind: string, title: string, hint: string}} Kind of time; `--kind-KIND` is its color
- * @typedef {{label: Node | string, parts: {kind: string, ns: number}[]}} Bar
+ * @typedef {{title: string, color: string, ns: number}} Part color: the name of a custom property of the style
+ * @typedef {{label: Node | string, parts: Part[]}} Bar
  */
 
 /** @type {Kind[]} */
@@ -27,17 +28,14 @@ export const KINDS = [
 export function createBars(bars, { whole, widest }) {
   const rows = bars.map(({ label, parts }) => {
     const total = parts.reduce((sum, { ns }) => sum + ns, 0);
-    const order = KINDS.flatMap(({ kind, title }) =>
-      parts.filter((part) => part.kind === kind && part.ns > 0).map((part) => ({ ...part, title })),
-    );
-    const drawn = order.map(({ kind, title, ns }) =>
+    const drawn = parts.map(({ title, color, ns }) =>
       createElement("span", {
         class: "bar-part",
-        style: `width: ${((ns / widest) * 100).toFixed(3)}%; background: var(--kind-${kind})`,
+        style: `width: ${((ns / widest) * 100).toFixed(3)}%; background: var(${color})`,
         title: `${title}: ${formatDuration(ns)}, ${formatPercent(ns / whole)}`,
       }),
     );
-    const words = order.map(({ title, ns }) => `${title} ${formatDuration(ns)}`).join(", ");
+    const words = parts.map(({ title, ns }) => `${title} ${formatDuration(ns)}`).join(", ");
     return createElement(
       "tr",
       {},
@@ -52,14 +50,13 @@ export function createBars(bars, { whole, widest }) {
 
 /**
  * Makes the legend of some kinds.
- * @param {Iterable<string>} kinds
+ * @param {Kind[]} kinds
  */
 export function createLegend(kinds) {
-  const present = new Set(kinds);
   return createElement(
     "ul",
     { class: "legend" },
-    ...KINDS.filter(({ kind }) => present.has(kind)).map(({ kind, title, hint }) =>
+    ...kinds.map(({ kind, title, hint }) =>
       createElement("li", { title: hint }, createElement("span", { class: "swatch", style: `background: var(--kind-${kind})` }), title),
     ),
   );

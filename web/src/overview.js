@@ -10,6 +10,7 @@ import "./overview.css";
 
 const TOP_FINDINGS = 3;
 const TOP_RANGES = 10;
+const COLORS = 10;
 
 /** Of a command line, a sentence: what is longer was made of data. */
 const MAX_TEXT = 1000;
@@ -129,26 +130,39 @@ function createStepTime({ report, hasTab }) {
   const steps = path.others.kinds.reduce((/** @type {number} */ most, /** @type {any} */ row) => Math.max(most, row.steps), 0);
   const toStep = 1 / steps;
   const whole = (first.total_ns / first.path_share) * toStep;
-  /** @type {Map<string, {range: string | null, domain: string | null, kinds: Map<string, number>}>} */
+  /** @type {Map<string, {range: string | null, domain: string | null, times: Map<string, number>, total: number}>} */
   const byRange = new Map();
   for (const { range, domain, kind, total_ns: total } of rows) {
     const key = JSON.stringify([range, domain]);
-    const one = byRange.get(key) ?? { range, domain, kinds: new Map() };
-    const shown = KIND_OF_SEGMENT[kind] ?? "unknown";
-    one.kinds.set(shown, (one.kinds.get(shown) ?? 0) + total * toStep);
+    const one = byRange.get(key) ?? { range, domain, times: new Map(), total: 0 };
+    addTime(one.times, KIND_OF_SEGMENT[kind] ?? "unknown", total * toStep);
+    one.total += total * toStep;
     byRange.set(key, one);
   }
-  const bars = [...byRange.values()].map(({ range, domain, kinds }) => ({
-    range,
-    domain,
-    parts: [...kinds].map(([kind, ns]) => ({ kind, ns })),
-    total: [...kinds.values()].reduce((sum, ns) => sum + ns, 0),
+  const ranges = [...byRange.values()].sort((one, other) => other.total - one.total);
+  const shown = ranges.slice(0, ranges.length > TOP_RANGES + 1 ? TOP_RANGES : ranges.length);
+  const rest = ranges.slice(shown.length);
+  const all = sumTimes(ranges);
+  const kinds = KINDS.filter(({ kind }) => (all.get(kind) ?? 0) > 0);
+  const bars = shown.map((one) => ({
+    label: nameRange(one, hasTab("ranges") ? report.ranges : []),
+    parts: listParts(one.times),
+    total: one.total,
   }));
-  bars.sort((one, other) => other.total - one.total);
-  const shown = bars.slice(0, bars.length > TOP_RANGES + 1 ? TOP_RANGES : bars.length);
-  const rest = bars.slice(shown.length);
-  const all = { label: "a step", parts: mergeParts(bars) };
-  const others = rest.length ? [{ label: `${formatCount(rest.length)} other ranges`, parts: mergeParts(rest) }] : [];
+  if (rest.length > 0) {
+    const total = rest.reduce((sum, one) => sum + one.total, 0);
+    bars.push({ label: `${formatCount(rest.length)} other ranges`, parts: listParts(sumTimes(rest)), total });
+  }
+  const step = { label: "a step", parts: listParts(all) };
+  if (kinds.length === 1) {
+    // All of one kind, as on the CPU alone: the ranges are told apart by color instead.
+    bars.forEach((bar, index) => bar.parts.forEach((part) => (part.color = index < COLORS ? `--c${index}` : "--muted")));
+    step.parts = bars.map((bar) => ({
+      title: typeof bar.label === "string" ? bar.label : (bar.label.textContent ?? ""),
+      color: bar.parts[0]?.color ?? "--muted",
+      ns: bar.total,
+    }));
+  }
   const inferred = path.others.kinds.reduce((/** @type {number} */ sum, /** @type {any} */ row) => sum + row.path_share * row.inferred_share, 0);
   const sentence =
     `The critical path of ${formatCount(steps, "steady step")}, as a mean: what the step waited for at each moment, ` +
@@ -156,27 +170,36 @@ function createStepTime({ report, hasTab }) {
   return createSection(
     title,
     createElement("p", { class: "note" }, sentence),
-    createLegend(all.parts.map(({ kind }) => kind)),
-    createBars([all], { whole, widest: whole }),
-    createBars(
-      [...shown.map((bar) => ({ label: nameRange(bar, hasTab("ranges") ? report.ranges : []), parts: bar.parts })), ...others],
-      { whole, widest: Math.max(...shown.map(({ total }) => total), ...others.map(({ parts }) => sumParts(parts))) },
-    ),
+    kinds.length > 1 ? createLegend(kinds) : null,
+    createBars([step], { whole, widest: whole }),
+    createBars(bars, { whole, widest: Math.max(...bars.map(({ total }) => total)) }),
     createNotes("How the path was found", path.notes),
   );
 }
 
-/** @param {{parts: {kind: string, ns: number}[]}[]} bars */
-function mergeParts(bars) {
-  return KINDS.map(({ kind }) => ({
-    kind,
-    ns: sumParts(bars.flatMap(({ parts }) => parts).filter((part) => part.kind === kind)),
-  })).filter(({ ns }) => ns > 0);
+/**
+ * @param {Map<string, number>} times in ns, by kind
+ * @param {string} kind
+ * @param {number} ns
+ */
+function addTime(times, kind, ns) {
+  times.set(kind, (times.get(kind) ?? 0) + ns);
 }
 
-/** @param {{ns: number}[]} parts */
-function sumParts(parts) {
-  return parts.reduce((sum, { ns }) => sum + ns, 0);
+/** @param {{times: Map<string, number>}[]} ranges */
+function sumTimes(ranges) {
+  /** @type {Map<string, number>} */
+  const sums = new Map();
+  ranges.forEach(({ times }) => times.forEach((ns, kind) => addTime(sums, kind, ns)));
+  return sums;
+}
+
+/**
+ * @param {Map<string, number>} times
+ * @returns {import("./bars.js").Part[]} in the order of the kinds
+ */
+function listParts(times) {
+  return KINDS.map(({ kind, title }) => ({ title, color: `--kind-${kind}`, ns: times.get(kind) ?? 0 })).filter(({ ns }) => ns > 0);
 }
 
 /**

@@ -40,7 +40,7 @@ const SLOW = { title: "slowest", color: "--c1" };
  */
 export async function mountSteps(section, page) {
   const { meta, columns } = await loadBlock("steps");
-  const { others, notes } = page.report.steps;
+  const { others, notes } = meta;
   const slowest = others.slowest ?? [];
   const steps = readSteps(meta, columns, slowest);
   const summary = createElement("div");
@@ -58,6 +58,7 @@ export async function mountSteps(section, page) {
   }
   new StepChart(
     chart,
+    meta.numbered_by_program ? "step, as the program counts" : "step of the recording",
     drawn,
     steps.filter(({ lane }) => lane < drawn.length),
     page.hasTab("timeline") ? (step) => openStep(page, step) : null,
@@ -65,7 +66,7 @@ export async function mountSteps(section, page) {
   if (slowest.length > 0) {
     const table = createElement("div");
     section.append(createElement("h3", {}, "Slowest steps against the median one"), table);
-    createSlowest(table, slowest, page.hasTab("timeline"));
+    createSlowest(table, slowest, meta.numbered_by_program ? "index" : "step", page.hasTab("timeline"));
   }
   section.append(createNotes("How steps were found", notes) ?? "");
 }
@@ -135,13 +136,14 @@ function createSummary(container, rows) {
 /**
  * @param {HTMLElement} container
  * @param {any[]} rows
+ * @param {"index" | "step"} number of a step: the program's own, or its place in the recording
  * @param {boolean} isLinked to the timeline
  */
-function createSlowest(container, rows, isLinked) {
+function createSlowest(container, rows, number, isLinked) {
   /** @type {import("./table.js").TableColumn[]} */
   const columns = [
     {
-      key: "step",
+      key: number,
       title: "Step",
       format: (value) => formatCount(value),
       link: (row) =>
@@ -168,11 +170,13 @@ class StepChart {
 
   /**
    * @param {HTMLElement} container
+   * @param {string} axis
    * @param {any[]} lanes
    * @param {Step[]} steps
    * @param {((step: Step) => void) | null} open shows a step in the timeline, where there is one
    */
-  constructor(container, lanes, steps, open) {
+  constructor(container, axis, lanes, steps, open) {
+    this.axis = axis;
     this.lanes = lanes;
     this.steps = steps;
     this.open = open;
@@ -276,7 +280,7 @@ class StepChart {
         cursor: { y: false, points: { size: 7 }, drag: { x: true, y: false } },
         scales: { x: { time: false, range: (_plot, least, most) => [least - 0.5, most + 0.5] }, y: this.isLogarithmic ? { distr: 3 } : { range: (_plot, _least, most) => [0, most * 1.05] } },
         axes: [
-          { ...axis, label: "step", labelSize: 18, size: 32, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 1e6] },
+          { ...axis, label: this.axis, labelFont: style.font, labelSize: 18, size: 32, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5, 1e6] },
           {
             ...axis,
             size: 74,

@@ -31,7 +31,10 @@ from traceable.errors import MissingDataError
 from traceable.trace.load_records import ClientRecords
 from traceable.trace.model import (
     NULL,
+    OPERATOR,
     PUSH_POP,
+    PYTHON_FUNCTION,
+    CpuActivity,
     Float64,
     Int32,
     Int64,
@@ -48,14 +51,14 @@ LEVEL_FACTOR = 4
 FULL_SLICES = 250_000
 """How many slices are kept as they are, in all tracks."""
 
-BUCKETS = 1_000_000
+BUCKETS = 3_000_000
 """How many buckets the finest levels of all lanes may have."""
 
 FULL_SAMPLES = 200_000
 """How many samples of counters are kept as they are."""
 
-_LANE_BUCKETS = 1 << 16
-"""How many buckets the finest level of a lane may have: a zoom by 32 on a screen of 2000 pixels."""
+_LANE_BUCKETS = 1 << 17
+"""How many buckets the finest level of a lane may have: a zoom by 64 on a screen of 2000 pixels."""
 
 _COARSEST = 1 << 10
 """No further level is made of one that has so few buckets."""
@@ -79,7 +82,7 @@ def assign_lanes(start_ns: Int64, end_ns: Int64) -> Int32:
         return np.empty(0, np.int32)
     lasting = end_ns > start_ns
     begun: Int64 = np.cumsum(lasting) - lasting
-    depth = begun - np.searchsorted(np.sort(end_ns[lasting]), start_ns, "right")
+    depth = begun - np.searchsorted(np.sort(end_ns[lasting], kind="stable"), start_ns, "right")
     # How many are open is the depth of what is nested. Where slices cross, a lane may be taken.
     order = np.argsort(depth, kind="stable")
     collides = (depth[order][1:] == depth[order][:-1]) & (start_ns[order][1:] < end_ns[order][:-1])
@@ -294,13 +297,21 @@ def merge_spans(intervals: Sequence[Interval]) -> list[tuple[int, int]]:
 STEPS, REQUESTS, RANGES, TASKS, CALLS, KERNELS, COPIES, MARKS = (
     *("steps", "requests", "ranges", "tasks", "calls", "kernels", "copies", "marks"),
 )
+OPERATORS, PYTHON, OS_CALLS, SAMPLES, RUNS, GIL = ("operators", "python", "os_calls", "samples", "runs", "gil")
 """Kinds of tracks: what a slice is, and what its row in the source is an index of.
 
 - `steps`: the rows of the view steps. `requests`: those of the view requests.
 - `ranges`: `Instances.segments`, what ran on a thread. `tasks`: `Instances`, start/end ranges and coroutines.
 - `calls`: `Trace.calls`. `kernels` (and whole CUDA graphs) and `copies` (and memory sets): `Context.gpu`.
 - `marks`: `Trace.marks`.
+- `operators` and `python` (calls of functions): `CpuActivity.cpu_ops`; `os_calls`, `samples` and `runs`: the columns of
+  these names. `gil`: `Trace.gil_spans`.
 """
+
+WAITS_FOR_GIL, HOLDS_GIL, ON_CPU, SAMPLE = range(4)
+
+ACTIVITY_NAMES = ("waits for the GIL", "holds the GIL", "on a CPU", "sample")
+"""Names of events that have none, in order of the numbers above."""
 
 
 @dataclass(frozen=True)
@@ -399,7 +410,8 @@ class Timeline:
         intervals: where the slices of all lanes are kept; empty where they are everywhere.
         counters: of the processes.
         step_table, request_table: the rows of these views by column; empty where there are none.
-        extra_names: see `get_name`.
+        activity: what threads did besides ranges and CUDA calls.
+        step_names: see `get_name`.
     """
 
     context: Context
@@ -412,19 +424,17 @@ class Timeline:
     counters: tuple[CounterTrack, ...]
     step_table: Mapping[str, NDArray[Any]]
     request_table: Mapping[str, NDArray[Any]]
-    extra_names: tuple[str, ...]
+    activity: CpuActivity
+    step_names: tuple[str, ...]
 
     def get_name(self, number: int) -> str:
-        """Return a name by its number: those of the trace, then `OPERATION_NAMES`, then those of steps."""
-        names = self.context.trace.names
-        if number < len(names):
-            return names[number]
-        number -= len(names)
-        return (
-            OPERATION_NAMES[number]
-            if number < len(OPERATION_NAMES)
-            else self.extra_names[number - len(OPERATION_NAMES)]
-        )
+        """Return a name by its number: that of the trace, `OPERATION_NAMES`, steps, `ACTIVITY_NAMES`, `activity`."""
+        trace = self.context.trace
+        for names in (trace.names, OPERATION_NAMES, self.step_names, ACTIVITY_NAMES, self.activity.names):
+            if number < len(names):
+                return names[number]
+            number -= len(names)
+        raise IndexError(number)
 
 
 def build_timeline(
@@ -440,10 +450,11 @@ def build_timeline(
     trace = context.trace
     steps, step_table, step_names = _collect_steps(context)
     request_table = _collect_requests(context, client_records)
-    sources = _collect_sources(context, step_table, request_table)
+    activity = trace.cpu_activity
+    sources = _collect_sources(context, step_table, request_table, activity, len(step_names))
     tracks: list[Track] = []
     lanes: list[Lane] = []
-    for track, rows in (*steps, *_iter_tracks(context, request_table)):
+    for track, rows in (*steps, *_iter_tracks(context, request_table, activity)):
         source = sources[track.kind]
         start, end = source.start_ns[rows], source.end_ns[rows]
         order = argsort_by_start(start, end)
@@ -471,7 +482,8 @@ def build_timeline(
         counters=tuple(_collect_counters(trace, extent)),
         step_table=step_table,
         request_table=request_table,
-        extra_names=step_names,
+        activity=activity,
+        step_names=step_names,
     )
 
 
@@ -523,8 +535,17 @@ def _collect_requests(context: Context, records: ClientRecords | None) -> dict[s
 
 
 def _collect_sources(
-    context: Context, steps: Mapping[str, NDArray[Any]], request_table: Mapping[str, NDArray[Any]]
+    context: Context,
+    steps: Mapping[str, NDArray[Any]],
+    request_table: Mapping[str, NDArray[Any]],
+    activity: CpuActivity,
+    step_names: int,
 ) -> dict[str, Source]:
+    """Return the events of each kind that there is, but for those without a track.
+
+    Args:
+        step_names: how many names steps have.
+    """
     trace, gpu, instances = context.trace, context.gpu, context.instances
     segments, marks, calls = instances.segments, trace.marks, trace.calls
     own = len(trace.names) + len(OPERATION_NAMES)
@@ -542,10 +563,34 @@ def _collect_sources(
     if request_table:
         start, end = request_table["start_ns"], request_table["end_ns"]
         sources[REQUESTS] = Source(start, end, np.full(len(start), own - 1))
+    first_activity = own + step_names
+    first_name = first_activity + len(ACTIVITY_NAMES)
+    cpu_ops, os_calls, samples = activity.cpu_ops, activity.os_calls, activity.cpu_samples
+    runs, gil = activity.thread_runs, trace.gil_spans
+    leaf = _find_innermost_functions(activity, samples.backtrace)
+    sources[OPERATORS] = sources[PYTHON] = Source(cpu_ops.start_ns, cpu_ops.end_ns, cpu_ops.name + first_name)
+    sources[OS_CALLS] = Source(os_calls.start_ns, os_calls.end_ns, os_calls.name + first_name)
+    leaf_name = np.where(leaf >= 0, leaf + first_name, first_activity + SAMPLE)
+    sources[SAMPLES] = Source(samples.start_ns, samples.start_ns, leaf_name)
+    sources[RUNS] = Source(runs.start_ns, runs.end_ns, np.full(len(runs), first_activity + ON_CPU))
+    held = np.where(gil.held == 1, HOLDS_GIL, WAITS_FOR_GIL)
+    sources[GIL] = Source(gil.start_ns, gil.end_ns, held + first_activity)
     return sources
 
 
-def _iter_tracks(context: Context, request_table: Mapping[str, NDArray[Any]]) -> Iterator[tuple[Track, Int64]]:
+def _find_innermost_functions(activity: CpuActivity, backtrace: Int32) -> Int64:
+    """Return the function that each backtrace ends in, an index into the names of the activity; -1 for none."""
+    stacks = activity.backtraces
+    depth = np.append(np.diff(stacks.first), 0)
+    some = np.flatnonzero(depth[backtrace] > 0)
+    function = np.full(len(backtrace), -1, np.int64)
+    function[some] = stacks.symbol[stacks.first[backtrace[some]]]
+    return function
+
+
+def _iter_tracks(
+    context: Context, request_table: Mapping[str, NDArray[Any]], activity: CpuActivity
+) -> Iterator[tuple[Track, Int64]]:
     """Yield the tracks but those of steps, and the rows of each in its source, by start."""
     trace, gpu, instances = context.trace, context.gpu, context.instances
     process_of_thread = map_threads_to_processes(trace)
@@ -572,6 +617,17 @@ def _iter_tracks(context: Context, request_table: Mapping[str, NDArray[Any]]) ->
         yield Track(TASKS, process), rows
     for process, rows in _split_by(process_of_thread[trace.marks.thread], np.arange(len(trace.marks))):
         yield Track(MARKS, process), rows
+    cpu_ops = activity.cpu_ops
+    for kind, thread_of, rows in (
+        (OPERATORS, cpu_ops.thread, np.flatnonzero(cpu_ops.kind == OPERATOR)),
+        (PYTHON, cpu_ops.thread, np.flatnonzero(cpu_ops.kind == PYTHON_FUNCTION)),
+        (OS_CALLS, activity.os_calls.thread, np.arange(len(activity.os_calls))),
+        (SAMPLES, activity.cpu_samples.thread, np.arange(len(activity.cpu_samples))),
+        (RUNS, activity.thread_runs.thread, np.arange(len(activity.thread_runs))),
+        (GIL, trace.gil_spans.thread, np.arange(len(trace.gil_spans))),
+    ):
+        for thread, here in _split_by(thread_of[rows], rows):
+            yield Track(kind, activity.threads[thread].process, thread), here
 
 
 def _split_by(place: NDArray[np.integer], rows: Int64) -> Iterator[tuple[int, Int64]]:

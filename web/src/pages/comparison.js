@@ -57,7 +57,7 @@ export function mountComparison(container, page) {
   showCandidate(container, page, (candidate) => [
     createElement("h2", {}, "Comparison"),
     createSides(page),
-    page.report.candidates.length > 1 ? createOverview(page.report) : null,
+    hasOverview(page.report) ? createOverview(page.report) : null,
     createConditions(candidate.conditions, "baseline"),
     createVerdict(candidate),
     createExplanation(candidate, page.report.per),
@@ -146,6 +146,14 @@ function createSides({ report }) {
       ),
     ),
   );
+}
+
+/**
+ * Whether the sides are shown next to each other: there are several candidates, or throughputs.
+ * @param {any} report
+ */
+function hasOverview({ candidates, overview }) {
+  return candidates.length > 1 || overview.some((/** @type {Row} */ row) => isKnown(row, "throughput_tokens_per_s"));
 }
 
 /** @param {any} report */

@@ -23,6 +23,12 @@ const KINDS = /** @type {Record<string, string>} */ ({
   kernels: "Kernel",
   copies: "Copy",
   marks: "Mark",
+  operators: "Operator",
+  python: "Python function",
+  os_calls: "OS call",
+  samples: "Sample of the CPU",
+  runs: "Thread",
+  gil: "Thread",
 });
 
 const RULES = /** @type {Record<string, string>} */ ({
@@ -69,7 +75,7 @@ export function listFacts(model, row) {
   const [start, end] = [valueAt(model.start, row), valueAt(model.end, row)];
   /** @type {Fact[]} */
   const facts = [["Start", formatTime(start)]];
-  if (track.kind !== "marks") {
+  if (track.kind !== "marks" && track.kind !== "samples") {
     facts.push(["Duration", `${formatDuration(end - start)} (${formatCount(end - start)} ns)`]);
   }
   const path = model.pathOf(row);
@@ -116,6 +122,8 @@ export function listFacts(model, row) {
   if (known.steady !== undefined) {
     facts.push(["State", known.warm_up ? "warm-up" : known.steady ? "steady" : "not steady"]);
   }
+  add(facts, "CPU", known.cpu, String);
+  add(facts, "Called from", known.backtrace);
   if (known.clipped === 1) {
     facts.push(["Clipped", "cut by the edge of the recording: it lasted at least so long"]);
   }
@@ -246,7 +254,7 @@ export function createSlicePanel(model, row, select) {
     links.push(createElement("li", {}, createElement("a", { href }, `Page of ${shorten(String(path.at(-1)))}`)));
   }
   return [
-    createElement("h3", {}, `${describeKind(model, row)} `, createElement("bdi", {}, shorten(model.nameOf(row), 600))),
+    createElement("h2", {}, `${describeKind(model, row)} `, createElement("bdi", {}, shorten(model.nameOf(row), 600))),
     createElement(
       "div",
       { class: "timeline-columns" },
@@ -266,11 +274,13 @@ export function createSpanPanel(model, span) {
   const { tracks, names } = model.measureSpan(span);
   const missing = model.axis.gaps.reduce((sum, gap) => sum + Math.max(0, Math.min(gap.end, end) - Math.max(gap.start, start)), 0);
   const recorded = end - start - missing;
+  const hasProcesses = model.meta.processes.length > 1;
   const rows = tracks.map(({ track, busy, slices, isExact }) => {
     const { title, detail } = describeItem(model, track);
     const process = track.process === undefined ? "" : describeProcess(model.meta.processes[track.process]);
     const about = isExact ? "" : "≈ ";
-    return [[title, detail].join(" ").trim(), process, about + formatCount(slices), about + formatDuration(busy), about + formatPercent(busy / recorded)];
+    const places = [[title, detail].join(" ").trim(), ...(hasProcesses ? [process] : [])];
+    return [...places, about + formatCount(slices), about + formatDuration(busy), about + formatPercent(busy / recorded)];
   });
   const tops = names.slice(0, MOST_NAMES).map(({ text, count, total, kind }) => [
     shorten(text, 160),
@@ -280,12 +290,12 @@ export function createSpanPanel(model, span) {
   ]);
   const isExact = tracks.every((track) => track.isExact);
   return [
-    createElement("h3", {}, `Span of ${formatDuration(end - start)}, from ${formatTime(start)}`),
+    createElement("h2", {}, `Span of ${formatDuration(end - start)}, from ${formatTime(start)}`),
     isExact ? null : createElement("p", { class: "timeline-note" }, "≈ is estimated from levels of detail: single events are not kept in all of this span."),
     createElement(
       "div",
       { class: "timeline-columns" },
-      createPlainTable("Tracks in the span", ["Track", "Process", "Events", "Busy", "Share"], rows, 2),
+      createPlainTable("Tracks in the span", ["Track", ...(hasProcesses ? ["Process"] : []), "Events", "Busy", "Share"], rows, hasProcesses ? 2 : 1),
       createPlainTable("Names with the most time", ["Name", "Kind", "Count", "Total"], tops, 2),
     ),
   ].filter((part) => part !== null);

@@ -89,7 +89,10 @@ export function drawRuler(canvas, scene) {
   for (const { place, text } of makeTicks(model.axis, view, width / 110)) {
     const x = Math.round((place - view.start) * perPlace) + 0.5;
     drawLine(context, x, OVERVIEW + 4, x, height);
-    context.fillText(text, x + 4, (OVERVIEW + height) / 2 + 2);
+    // A time that is cut is another time.
+    if (x + 4 + measureText(context, text) <= width) {
+      context.fillText(text, x + 4, (OVERVIEW + height) / 2 + 2);
+    }
   }
   if (scene.selection !== null) {
     const { start, end } = scene.selection;

@@ -21,7 +21,7 @@ const COUNTER = 40;
 const MOST = 420;
 
 /** Height of a lane where there are few, by kind. */
-const LANE_HEIGHT = /** @type {Record<string, number>} */ ({ calls: 15, marks: 13, copies: 16 });
+const LANE_HEIGHT = /** @type {Record<string, number>} */ ({ calls: 15, marks: 13, copies: 16, os_calls: 13, runs: 10, gil: 12, samples: 12 });
 
 const TITLES = /** @type {Record<string, string>} */ ({
   steps: "Steps",
@@ -32,10 +32,16 @@ const TITLES = /** @type {Record<string, string>} */ ({
   kernels: "kernels",
   copies: "copies",
   marks: "Marks",
+  operators: "operators",
+  python: "Python",
+  os_calls: "OS calls",
+  samples: "samples",
+  runs: "on a CPU",
+  gil: "GIL",
 });
 
 /** The order of the kinds within a process; what is of one thread or stream stays together. */
-const ORDER = ["steps", "kernels", "copies", "ranges", "calls", "tasks", "marks"];
+const ORDER = ["steps", "kernels", "copies", "ranges", "operators", "python", "calls", "os_calls", "gil", "runs", "samples", "tasks", "marks"];
 
 /**
  * Returns the rows that are shown, and their height together.
@@ -97,7 +103,9 @@ function comparePlaces(one, other) {
 
 /** @param {{pid: number, name: string, rank: number | null, side: string | null}} process */
 export function describeProcess({ pid, name, rank, side }) {
-  const parts = [side, rank === null ? null : `rank ${rank}`, name || null, `pid ${pid}`];
+  // Traces of torch call a process by its rank already.
+  const hasRank = rank === null || name.startsWith(`rank ${rank}`);
+  const parts = [side, hasRank ? null : `rank ${rank}`, name || null, `pid ${pid}`];
   return parts.filter((part) => part !== null).join(" · ");
 }
 

@@ -423,7 +423,8 @@ export class TimelineModel {
   }
 
   /**
-   * Returns the ranges of a path, by start; and, with a path of one name, all of that name.
+   * Returns the ranges of a path, by start, with a path of one name all of that name; where no range has a time of its own,
+   * as in the replay of a CUDA graph, the operations that belong to it.
    * @param {readonly string[]} path
    */
   findRanges(path) {
@@ -432,14 +433,19 @@ export class TimelineModel {
       const listed = names.map((name) => this.getName(name));
       return JSON.stringify(listed) === key || (path.length === 1 && listed.at(-1) === path[0]);
     });
-    const rows = [];
+    const [ranges, operations] = [/** @type {number[]} */ ([]), /** @type {number[]} */ ([])];
     for (let row = 0; row < this.count; row += 1) {
       const path = valueAt(this.path, row);
-      if (path > 0 && matches[path - 1] && ["ranges", "tasks"].includes(this.trackOf(row).kind)) {
-        rows.push(row);
+      if (path > 0 && matches[path - 1]) {
+        const { kind } = this.trackOf(row);
+        if (kind === "ranges" || kind === "tasks") {
+          ranges.push(row);
+        } else if (kind !== "calls") {
+          operations.push(row);
+        }
       }
     }
-    return rows;
+    return ranges.length > 0 ? ranges : operations;
   }
 }
 

@@ -18,9 +18,11 @@ import { clampSpan, fitSpan, formatTime, panSpan, zoomSpan } from "./view.js";
  * @typedef {import("./layout.js").Row} Row
  */
 
-const HELP =
+const MOUSE_HELP =
   "Wheel zooms, Shift+wheel and drag pan, Shift+drag selects a span. Keys: W S or + − zoom, A D or ← → pan, ↑ ↓ scroll, " +
   "Shift+arrows move to the next event, Enter follows a launch, F fits the selection, 0 shows all, / searches, N next match, Esc clears.";
+
+const TOUCH_HELP = "Drag pans, two fingers zoom, a tap selects, a drag on the times selects a span.";
 
 /** Why all events of a part of a large recording are kept. */
 const NOTABLE = {
@@ -107,7 +109,12 @@ class Timeline {
     this.note = createElement("p", { class: "timeline-note" });
     container.replaceChildren(
       createElement("div", { class: "timeline-tools" }, this.search, ...this.#createButtons(), this.status),
-      createElement("p", { class: "timeline-help", id: "timeline-help" }, HELP),
+      createElement(
+        "p",
+        { class: "timeline-help", id: "timeline-help" },
+        createElement("span", { class: "timeline-mouse" }, MOUSE_HELP),
+        createElement("span", { class: "timeline-touch" }, TOUCH_HELP),
+      ),
       this.note,
       createElement("div", { class: "timeline-box" }, createElement("div", { class: "timeline-corner" }), this.ruler, this.scroller),
       this.panel,
@@ -512,7 +519,7 @@ class Timeline {
       const { row, bucket } = this.#findAt(event.offsetX, event.offsetY);
       this.#select(row);
       if (bucket !== null) {
-        this.panel.replaceChildren(createElement("h3", {}, createElement("bdi", {}, shorten(bucket.title, 600))), createFactList(bucket.facts));
+        this.panel.replaceChildren(createElement("h2", {}, createElement("bdi", {}, shorten(bucket.title, 600))), createFactList(bucket.facts));
       }
     }
   }

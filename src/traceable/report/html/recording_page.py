@@ -40,9 +40,6 @@ MAX_STEPS = 100_000
 _STATES = {None: 0, "warm-up": 1, "other phase": 2, "edge of the capture": 3}
 """Numbers of `exclusion_reason` in the block `steps`; 0 is a steady step."""
 
-_ON_FIRST_SCREEN = ("steps", "critical_path")
-"""The views that the document has whole, for they are drawn before any other block is decoded."""
-
 _WINDOWS_LISTED = 8
 
 
@@ -66,16 +63,18 @@ def write_recording_page(
     answers = recording.query_all([("ranges", {}), ("findings", {}), *QUERIES.values()])
     tables = dict(zip(QUERIES, answers[2:], strict=True))
     document = build_bounded_report(recording, verdicts)
-    for name in _ON_FIRST_SCREEN:
-        if isinstance(answer := tables[name], MissingDataError):
-            document[name] = missing_data_to_dict(answer)
-        else:
-            document[name] = table_to_dict(answer, RowFilter(top=MAX_ROWS))
+    path_of_step, steps = tables["critical_path"], tables["steps"]
+    if isinstance(path_of_step, MissingDataError):
+        document["critical_path"] = missing_data_to_dict(path_of_step)
+    else:
+        document["critical_path"] = table_to_dict(path_of_step, RowFilter(top=MAX_ROWS))
+    if isinstance(steps, MissingDataError):
+        document["steps"] = missing_data_to_dict(steps)
     document["conditions"] = dict(conditions)
     document["diagnoses"] = load_diagnoses(recording.paths)
     document["facts"] = [{"term": term, "texts": texts} for term, texts in _list_facts(recording, document) if texts]
     blocks = [pack_block("report", document), _pack_distributions(recording)]
-    if isinstance(steps := tables["steps"], Table):
+    if isinstance(steps, Table):
         blocks.append(_pack_steps(steps))
     blocks += build_screen_blocks(recording, tables)
     blocks += build_timeline_blocks(recording.context, recording.client_records)
@@ -223,14 +222,20 @@ def _pack_steps(table: Table) -> str:
     lane = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int32)
     shown = _select_slowest_of_each(lane, values["wall_ns"], -(-len(keys) // MAX_STEPS))
     state = np.array([_STATES[reason] for reason in values["exclusion_reason"].tolist()], np.uint8)
+    index = table.column("index")
+    # A program that has two loops of steps counts each from 0.
+    counts_itself = None not in index and len(set(zip(lane.tolist(), index, strict=True))) == len(index)
     meta = {
         "lanes": [dict(zip(("pid", "device", "process"), key, strict=True)) for key in numbers],
         "steps": len(keys),
         "shown": len(shown),
+        "numbered_by_program": counts_itself,
+        # Its rows are the columns.
+        **table_to_dict(table.take(slice(0)), RowFilter()),
     }
     columns: dict[str, NDArray[Any]] = {
         "lane": lane[shown],
-        "step": values["step"][shown],
+        "step": (values["index"] if counts_itself else values["step"])[shown],
         "start_ns": values["start_ns"][shown],
         "wall_ns": values["wall_ns"][shown],
         "state": state[shown],

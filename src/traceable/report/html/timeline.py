@@ -27,8 +27,11 @@ from traceable.analysis.timeline import (
     COPIES,
     KERNELS,
     MARKS,
+    OS_CALLS,
     RANGES,
     REQUESTS,
+    RUNS,
+    SAMPLES,
     STEPS,
     TASKS,
     Slices,
@@ -37,7 +40,7 @@ from traceable.analysis.timeline import (
 )
 from traceable.report.html.blocks import pack_block
 from traceable.trace.load_records import ClientRecords
-from traceable.trace.model import GEOMETRY, NULL, START_END, Int64, NDArray, Trace, find_distinct
+from traceable.trace.model import GEOMETRY, NULL, START_END, CpuActivity, Int64, NDArray, Trace, find_distinct
 
 TEXT_MAX = 2000
 """How many characters of a name are kept."""
@@ -74,7 +77,7 @@ def build_timeline_blocks(
     meta = {
         "extent": timeline.extent_ns,
         "gaps": np.stack(context.trace.windows.find_gaps(), axis=1).tolist(),
-        **_describe_places(context),
+        **_describe_places(timeline),
         "tracks": [_describe_track(timeline, number) for number in range(len(timeline.tracks))],
         "lanes": [
             {"track": lane.track, "slices": len(lane.rows), "levels": of_lane}
@@ -139,14 +142,15 @@ def _shorten(text: str) -> str:
 # ---- places
 
 
-def _describe_places(context: Context) -> dict[str, Any]:
-    trace = context.trace
+def _describe_places(timeline: Timeline) -> dict[str, Any]:
+    activity = timeline.activity
     return {
         "processes": [
-            {"pid": one.pid, "name": _shorten(one.name), "rank": one.rank, "side": one.side} for one in trace.processes
+            {"pid": one.pid, "name": _shorten(one.name), "rank": one.rank, "side": one.side}
+            for one in activity.processes
         ],
-        "threads": [{"tid": one.tid, "name": _shorten(one.name)} for one in trace.threads],
-        "devices": {one.number: _shorten(one.name) for one in trace.devices},
+        "threads": [{"tid": one.tid, "name": _shorten(one.name)} for one in activity.threads],
+        "devices": {one.number: _shorten(one.name) for one in timeline.context.trace.devices},
     }
 
 
@@ -238,7 +242,10 @@ def _narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
 
 # ---- what is known of slices
 
-_ATTRIBUTES = (STEPS, REQUESTS, RANGES, TASKS, CALLS, KERNELS, COPIES, MARKS)
+_ATTRIBUTES = (STEPS, REQUESTS, RANGES, TASKS, CALLS, KERNELS, COPIES, MARKS, OS_CALLS, SAMPLES, RUNS)
+
+_FRAMES_MAX = 40
+"""How many frames of a backtrace are written, the innermost first."""
 
 
 def _encode_attributes(
@@ -283,7 +290,16 @@ def _collect_attributes(
         instance = context.instances.segments.owner[row] if kind == RANGES else row
         return _collect_range_attributes(context, names, instance, kind), {}
     if kind == CALLS:
-        return {"return_value": trace.calls.return_value[row], "driver": _widen(trace.calls.driver[row])}, {}
+        backtrace, stacks = _describe_backtraces(timeline.activity, _find_call_backtraces(timeline, row))
+        return {"return_value": trace.calls.return_value[row], "backtrace": backtrace}, {"backtrace": stacks}
+    if kind in (OS_CALLS, SAMPLES):
+        activity = timeline.activity
+        events = activity.os_calls if kind == OS_CALLS else activity.cpu_samples
+        backtrace, stacks = _describe_backtraces(activity, events.backtrace[row])
+        return {"backtrace": backtrace}, {"backtrace": stacks}
+    if kind == RUNS:
+        runs = timeline.activity.thread_runs
+        return {"cpu": _mask(_widen(runs.cpu[row])), "clipped": np.where(runs.clipped[row], 1, NULL)}, {}
     if kind == MARKS:
         marks = trace.marks
         return {
@@ -301,6 +317,30 @@ def _collect_attributes(
         "source_kind": MEMORY_KINDS,
         "target_kind": MEMORY_KINDS,
     }
+
+
+def _find_call_backtraces(timeline: Timeline, row: Int64) -> Int64:
+    """Return the backtrace of each of these API calls; -1 for none."""
+    calls, recorded = timeline.context.trace.calls, timeline.activity.call_backtraces
+    keys = zip(recorded.thread.tolist(), recorded.start_ns.tolist(), strict=True)
+    known = dict(zip(keys, recorded.backtrace.tolist(), strict=True))
+    if not known:
+        return np.full(len(row), -1)
+    times = zip(calls.thread[row].tolist(), calls.start_ns[row].tolist(), strict=True)
+    return np.array([known.get(key, -1) for key in times], np.int64)
+
+
+def _describe_backtraces(activity: CpuActivity, backtrace: NDArray[np.integer]) -> tuple[Int64, list[str]]:
+    """Return the backtraces that occur as texts, a line a frame, and which of them each is; absent for none."""
+    distinct = find_distinct(backtrace[backtrace >= 0])
+    texts = []
+    for number in distinct.tolist():
+        frames = activity.backtraces.symbol[activity.backtraces.get_frames(number)].tolist()
+        lines = [_shorten(activity.names[frame]) for frame in frames[:_FRAMES_MAX]]
+        if len(frames) > _FRAMES_MAX:
+            lines.append(f"and {len(frames) - _FRAMES_MAX} more frames")
+        texts.append("\n".join(lines))
+    return np.where(backtrace >= 0, np.searchsorted(distinct, backtrace), NULL), texts
 
 
 def _collect_range_attributes(context: Context, names: _NameTable, instance: Int64, kind: str) -> dict[str, Int64]:

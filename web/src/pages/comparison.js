@@ -7,7 +7,7 @@
  * @typedef {Row & {side: string, tables: Record<string, Row[]>, omitted: Record<string, number>, sentences: string[]}} Candidate
  */
 import { createElement } from "../dom.js";
-import { ABSENT, formatCount, formatDuration, formatPercent } from "../format.js";
+import { ABSENT, formatCount, formatDuration, formatPercent, truncateText } from "../format.js";
 import { createTable } from "../table.js";
 import { drawInterval, drawWaterfall } from "./charts.js";
 import { createBadge, createName, createNotes, createRemark, createSection } from "./elements.js";
@@ -29,6 +29,8 @@ const STATES = /** @type {const} */ ({ passed: "good", failed: "bad", unknown: "
 
 /** How many sentences of the verdict are shown at first. */
 const SENTENCES = 8;
+
+const LONGEST_OPTION = 150;
 
 /** How many causes a waterfall has; the smaller ones are one bar. */
 const CAUSES = 12;
@@ -55,7 +57,7 @@ export function mountComparison(container, page) {
   showCandidate(container, page, (candidate) => [
     createElement("h2", {}, "Comparison"),
     createSides(page),
-    page.report.candidates.length > 1 ? createOverview(page.report) : null,
+    hasOverview(page.report) ? createOverview(page.report) : null,
     createConditions(candidate.conditions, "baseline"),
     createVerdict(candidate),
     createExplanation(candidate, page.report.per),
@@ -144,6 +146,14 @@ function createSides({ report }) {
       ),
     ),
   );
+}
+
+/**
+ * Whether the sides are shown next to each other: there are several candidates, or throughputs.
+ * @param {any} report
+ */
+function hasOverview({ candidates, overview }) {
+  return candidates.length > 1 || overview.some((/** @type {Row} */ row) => isKnown(row, "throughput_tokens_per_s"));
 }
 
 /** @param {any} report */
@@ -259,7 +269,7 @@ function createRanges(candidate) {
     tree: { pathKey: "path" },
     sort: { key: "rank", descending: false },
     columns: [
-      { key: "name", title: "Range" },
+      { key: "name", title: "Range", align: "left", format: formatValue },
       { key: "state", title: "in", format: formatState, align: "left" },
       ...metrics.flatMap((metric) => createMetricColumns(metric, limit, candidate.side)),
     ],
@@ -366,7 +376,7 @@ function createExplanation(candidate, unit) {
   const select = createElement(
     "select",
     { "aria-label": "Difference to explain", change: () => draw() },
-    ...groups.map((group, index) => createElement("option", { value: index }, group.label)),
+    ...groups.map((group, index) => createElement("option", { value: index }, truncateText(group.label, LONGEST_OPTION))),
   );
   const draw = () => {
     const group = groups[Number(select.value)];

@@ -16,6 +16,7 @@ import { FEW_ROWS } from "./view.js";
  */
 export function mountDiagnosis(container, { report }) {
   const parts = [
+    ...report.diagnoses.map(createDiagnosis),
     createCompleteness(report.completeness),
     report.capture ? createCapture(report.capture) : null,
     report.coverage.gpu_operations === null ? null : createCoverage(report.coverage),
@@ -32,6 +33,27 @@ export function mountDiagnosis(container, { report }) {
     createElement("h2", {}, "Diagnosis"),
     createRemark("Whether the recording holds what the program did, and what it can't answer."),
     ...parts.filter((part) => part !== null),
+  );
+}
+
+const SEVERITIES = /** @type {const} */ ({ ok: "good", note: "plain", warning: "unknown", problem: "bad" });
+
+/** @param {Row} diagnosis of a run */
+function createDiagnosis({ run, findings }) {
+  const items = findings.map((/** @type {Row} */ finding) =>
+    createElement(
+      "li",
+      {},
+      createBadge(formatValue(finding.severity), SEVERITIES[/** @type {keyof typeof SEVERITIES} */ (finding.severity)] ?? "plain"),
+      ` ${formatValue(finding.certainty)}: ${formatValue(finding.message)} `,
+      createElement("code", {}, formatValue(finding.code)),
+      ...(Array.isArray(finding.evidence) ? finding.evidence : []).map((one) => createRemark(formatValue(one))),
+      finding.fix ? createElement("p", {}, createElement("strong", {}, "Fix: "), formatValue(finding.fix)) : null,
+    ),
+  );
+  return createSection(
+    `What is missing from the run ${run}, and why`,
+    items.length ? createElement("ul", { class: "diagnosis" }, ...items) : createRemark("Nothing: no cause was found."),
   );
 }
 
@@ -114,7 +136,8 @@ function createRowTable(title, rows) {
       key,
       title: formatHeading(key),
       align: rows.some((row) => typeof row[key] === "number") ? "right" : "left",
-      format: (value) => formatCell(key, value),
+      // A message is a text with its code.
+      format: (value) => (typeof value?.text === "string" ? value.text : formatCell(key, value)),
     })),
   });
   return container;

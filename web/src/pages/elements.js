@@ -1,6 +1,10 @@
 /** Elements of a page. Whatever a program put into a name is only ever set as text. */
 
 import { createElement } from "../dom.js";
+import { truncateText } from "../format.js";
+
+const LONGEST_NAME = 300;
+const LONGEST_TITLE = 2000;
 
 /**
  * Returns a part of a page with its heading.
@@ -24,7 +28,8 @@ export function createRemark(...children) {
  * @param {string} text
  */
 export function createName(text) {
-  return createElement("bdi", { class: "given-name", title: text }, text);
+  const shown = truncateText(text, LONGEST_NAME);
+  return createElement("bdi", { class: "given-name", title: truncateText(text, LONGEST_TITLE) }, shown || "(no name)");
 }
 
 /**

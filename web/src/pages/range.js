@@ -82,7 +82,7 @@ function createList(page, columns) {
     rows: page.report.ranges,
     tree: { pathKey: "path" },
     columns: [
-      { key: "name", title: "Range", align: "left", link: (row) => formatRangeLink(row.path) },
+      { key: "name", title: "Range", align: "left", format: formatValue, link: (row) => formatRangeLink(row.path) },
       ...columns.map(({ key, title }) => ({
         key,
         title,

@@ -5,6 +5,7 @@
  * @typedef {{heading: string, table: PackedTable}} FurtherTable
  * @typedef {object} View
  * @property {string} help
+ * @property {string} first which of the others comes before its own table; "" for none
  * @property {PackedTable} table
  * @property {Record<string, FurtherTable>} others
  * @property {{code: string, text: string}[]} notes
@@ -79,10 +80,14 @@ export function createPackedTable(table, { title, page, links = {} }) {
  */
 export function createViewTables(view, { title, page, without = [] }) {
   const further = Object.entries(view.others).filter(([name, { table }]) => !without.includes(name) && hasRows(table));
+  /** @param {[string, FurtherTable]} entry */
+  const create = ([, { heading, table }]) =>
+    createSection(capitalize(heading), createPackedTable(table, { title: "rows", page }));
   return [
+    ...further.filter(([name]) => name === view.first).map(create),
     createPackedTable(view.table, { title, page }),
     createNotes(view.notes),
-    ...further.map(([, { heading, table }]) => createSection(capitalize(heading), createPackedTable(table, { title: "rows", page }))),
+    ...further.filter(([name]) => name !== view.first).map(create),
   ].filter((one) => one !== null);
 }
 

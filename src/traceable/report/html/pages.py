@@ -5,13 +5,16 @@ Nothing is computed but which rows come first. Every list is bounded, and says h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from traceable.analysis.table import Table
-from traceable.errors import MissingDataError
+from traceable.errors import MissingDataError, TraceError
+from traceable.protocol.run_dir import DIAGNOSIS_KEY, list_runs, load_manifest
 from traceable.report.columns import Column, format_heading, is_worth_showing
 from traceable.report.document import missing_data_to_dict
 from traceable.report.html.blocks import pack_block
@@ -50,6 +53,8 @@ _OF_RANGE = ("kernels-by-range", "api-by-range", "memory-by-range")
 _LINKED = ("start_ns", "end_ns", "duration_ns", "wall_ns", "peak_at_ns", "path", "range", "domain", "style")
 """Columns that links to the timeline, and to the page of a range, are made of, whether they are shown or not."""
 
+_OF_FINDING = ("severity", "certainty", "code", "message", "fix", "evidence")
+
 _WAITED_FOR = ("waited_for_range", "waited_for_domain")
 
 
@@ -66,6 +71,24 @@ def build_screen_blocks(recording: Recording, results: Mapping[str, Table | Miss
         if name not in _OF_RANGE
     ]
     return [*blocks, pack_block("range-pages", _build_range_pages(recording, results))]
+
+
+def load_diagnoses(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return what `run` found missing, and why, of each run at some paths: `run`, its name, and `findings`.
+
+    Args:
+        paths: of a recording; of anything but run directories there is none.
+    """
+    diagnoses = []
+    for path in filter(Path.is_dir, paths):
+        # Whoever reads the recording has been told of what can't be read of its run.
+        with contextlib.suppress(TraceError):
+            for run in list_runs(path):
+                diagnosis = load_manifest(run).get(DIAGNOSIS_KEY)
+                if isinstance(diagnosis, dict) and isinstance(found := diagnosis.get("findings"), list):
+                    findings = [{key: one.get(key) for key in _OF_FINDING} for one in found if isinstance(one, dict)]
+                    diagnoses.append({"run": run.name, "findings": findings})
+    return diagnoses
 
 
 def pack_table(table: Table, columns: Sequence[Column], *, most: int = MAX_ROWS) -> dict[str, Any]:
@@ -111,6 +134,7 @@ def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
         others[name] = {"heading": known.heading, "table": pack_table(shown, known.columns, most=most)}
     return {
         "help": view.help,
+        "first": view.first_table,
         "table": pack_table(result, view.columns),
         "others": others,
         "notes": [note.as_dict for note in result.notes],

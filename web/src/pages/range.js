@@ -6,13 +6,13 @@ import { formatHash, formatPathKey, parsePathKey } from "../router.js";
 import { createTable } from "../table.js";
 import { drawBars, drawHistogram, getColor } from "./charts.js";
 import { createFacts, createName, createRemark, createSection } from "./elements.js";
-import { formatCell, formatHeading, formatValue } from "./values.js";
-import { createPackedTable, formatMomentLink, formatRangeLink } from "./view.js";
+import { formatHeading, formatValue } from "./values.js";
+import { createFormat, createLegend, createPackedTable, formatMomentLink, formatRangeLink } from "./view.js";
 
 /** @typedef {import("./view.js").Page} Page */
 /** @typedef {import("./view.js").Row} Row */
 /** @typedef {import("./view.js").PackedTable} PackedTable */
-/** @typedef {{pages: {paths: Row[], names: Row[], columns: {key: string, title: string}[]}, distributions: import("../blocks.js").Block}} Data */
+/** @typedef {{pages: {paths: Row[], names: Row[], ranges: import("./view.js").ColumnsOf}, distributions: import("../blocks.js").Block}} Data */
 
 /** The columns of a range that its page shows first, in groups. */
 const FACTS = [
@@ -49,7 +49,7 @@ export async function mountRanges(container, page) {
     const path = range === undefined ? [] : findPath(page.report.ranges, parsePathKey(range));
     const rows = page.report.ranges.filter((/** @type {Row} */ row) => isSamePath(row.path, path));
     container.replaceChildren(
-      ...(range === undefined ? createList(page, pages.columns) : createRangePage(path, rows, { pages, distributions }, page)),
+      ...(range === undefined ? createList(page, pages.ranges) : createRangePage(path, rows, { pages, distributions }, page)),
     );
   };
   page.router.addEventListener("route", show);
@@ -73,9 +73,9 @@ function findPath(ranges, path) {
 
 /**
  * @param {Page} page
- * @param {{key: string, title: string}[]} columns
+ * @param {import("./view.js").ColumnsOf} described how to show the ranges
  */
-function createList(page, columns) {
+function createList(page, described) {
   const container = createElement("div");
   createTable(container, {
     title: "ranges",
@@ -83,11 +83,11 @@ function createList(page, columns) {
     tree: { pathKey: "path" },
     columns: [
       { key: "name", title: "Range", align: "left", format: formatValue, link: (row) => formatRangeLink(row.path) },
-      ...columns.map(({ key, title }) => ({
+      ...described.columns.map(({ key, title }) => ({
         key,
         title,
         align: key === "attribution" ? /** @type {const} */ ("left") : /** @type {const} */ ("right"),
-        format: (/** @type {unknown} */ value) => formatCell(key, value),
+        format: createFormat(described, key, page.report.ranges),
       })),
     ],
   });
@@ -95,6 +95,7 @@ function createList(page, columns) {
   return [
     createElement("h2", {}, "Ranges"),
     container,
+    ...[createLegend(described)].filter((one) => one !== null),
     ...(omitted ? [createRemark(`and ${formatCount(omitted)} more, which this page leaves out: --json has all`)] : []),
   ];
 }
@@ -149,7 +150,7 @@ function createRangeParts(row, { pages, distributions }, page) {
   const add = (key, heading, title) =>
     ofName?.[key] ? createSection(`${heading}${wide}`, createPackedTable(ofName[key], { title, page })) : null;
   return [
-    createFactGroups(row),
+    createFactGroups(row, (key) => createFormat(pages.ranges, key, page.report.ranges)(row[key], row)),
     createDistribution(row, page.report.ranges.indexOf(row), distributions),
     createChildren(row, page),
     ofPath?.slowest ? createSlowest(ofPath.slowest, row, page) : null,
@@ -163,8 +164,11 @@ function createRangeParts(row, { pages, distributions }, page) {
   ];
 }
 
-/** @param {Row} row */
-function createFactGroups(row) {
+/**
+ * @param {Row} row
+ * @param {(key: string) => string} format returns the text of a column
+ */
+function createFactGroups(row, format) {
   const groups = FACTS.map((keys, index) => {
     const known = keys.filter((key) => row[key] !== null && row[key] !== undefined && !(key === "clipped" && !row[key]));
     if (!known.length) return null;
@@ -172,7 +176,7 @@ function createFactGroups(row) {
       "section",
       { class: "fact-group" },
       createElement("h3", {}, HEADINGS[index] ?? ""),
-      createFacts(known.map((key) => [TERMS[/** @type {keyof typeof TERMS} */ (key)] ?? formatHeading(key), formatCell(key, row[key])])),
+      createFacts(known.map((key) => [TERMS[/** @type {keyof typeof TERMS} */ (key)] ?? formatHeading(key), format(key)])),
     );
   });
   return createElement("div", { class: "fact-groups" }, ...groups);

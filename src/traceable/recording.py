@@ -554,12 +554,12 @@ class Recording:
         outside = measure_outside_ranges(self.context)
         return outside.take(slice(0)) if self.conditions else outside
 
-    def to_html(self, path: str | Path, expected: Sequence[str] = ()) -> None:
+    def to_html(self, path: str | Path, verdicts: Sequence[ExpectationResult] = ()) -> None:
         """Write a page with all views, which opens in a browser without a network (docs/html-report.md).
 
         Args:
             path: the file; only a page of traceable is replaced.
-            expected: names of ranges (docs/contract.md).
+            verdicts: results of `verdicts` to show.
 
         Raises:
             UsageError: there is another file at `path`.
@@ -569,7 +569,7 @@ class Recording:
         from traceable.report.html.recording_page import write_recording_page
 
         conditions = read_conditions(self, self.paths[0] if len(self.paths) == 1 else Path(self.trace.source.path))
-        write_recording_page(self, Path(path), conditions, self.verdicts(expected))
+        write_recording_page(self, Path(path), conditions, verdicts)
 
     def query(self, question: str, **options: Any) -> Table:
         """Compute a view by its name, with the function `analysis.<view>.<view>`.

@@ -124,3 +124,13 @@ def test_a_file_that_can_not_be_written_is_one_line(
     assert message(output.err, code)
     assert output.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["made.sqlite"]
+
+
+def test_expectations_are_on_the_page(made: Made, tmp_path: Path) -> None:
+    page, recording = tmp_path / "page.html", made((0, 9_000, "outer"))
+    options = ["--quiet", "--expect", "outer,inner", "--html", str(page)]
+    assert main.main(["report", str(recording), *options]) == 0
+    document, _ = read_blocks(page.read_text())["report"]
+    assert [(row["name"], row["ok"]) for row in document["expectations"]] == [("outer", True), ("inner", False)]
+    (texts,) = (fact["texts"] for fact in document["facts"] if fact["term"] == "Expected")
+    assert len(texts) == 3

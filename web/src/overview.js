@@ -85,10 +85,7 @@ function createFindings({ report, hasTab }) {
   /** @type {any[]} */
   const findings = report.findings;
   if (findings.length === 0) {
-    const reason = report.finding_rules.missing_data?.text;
-    const count = reason === undefined ? report.finding_rules.filter((/** @type {any} */ one) => one.state === "nothing").length : 0;
-    const text = reason ?? `None: ${formatCount(count, "rule")} of ${formatCount(report.finding_rules.length)} could be checked on this recording, and found nothing.`;
-    return createSection("Findings", createElement("p", { class: "note" }, text));
+    return createSection("Findings", createElement("p", { class: "note" }, explainNoFindings(report.finding_rules)));
   }
   const items = findings.slice(0, TOP_FINDINGS).map((finding) => {
     const saving = finding.potential_saving_ns;
@@ -107,8 +104,20 @@ function createFindings({ report, hasTab }) {
     );
   });
   const more = findings.length - items.length;
-  const link = more > 0 && hasTab("diagnosis") ? createElement("a", { href: formatHash({ tab: "diagnosis" }) }, `all ${formatCount(findings.length, "finding")}`) : null;
+  const link =
+    more > 0 && hasTab("diagnosis")
+      ? createElement("a", { href: formatHash({ tab: "diagnosis" }) }, `all ${formatCount(findings.length, "finding")}`)
+      : null;
   return createSection("Findings", createElement("ol", { class: "findings" }, ...items), link);
+}
+
+/** @param {any} rules their states, or why the recording supports none */
+function explainNoFindings(rules) {
+  if (rules.missing_data !== undefined) {
+    return rules.missing_data.text;
+  }
+  const checked = rules.filter((/** @type {any} */ rule) => rule.state === "nothing").length;
+  return `None: ${formatCount(checked, "rule")} of ${formatCount(rules.length)} could be checked on this recording, and found nothing.`;
 }
 
 /**
@@ -121,38 +130,35 @@ function createStepTime({ report, hasTab }) {
   if (path.missing_data !== undefined) {
     return createSection(title, createElement("p", { class: "note" }, path.missing_data.text));
   }
-  /** @type {{range: string | null, domain: string | null, kind: string, total_ns: number, path_share: number}[]} */
-  const rows = path.rows;
-  const first = rows.find((row) => row.path_share > 0);
+  /** @type {{kind: string, total_ns: number, step_mean_ns: number, path_share: number, inferred_share: number}[]} */
+  const totals = path.others.kinds;
+  const first = totals[0];
   if (first === undefined) {
     return createSection(title, createElement("p", { class: "note" }, "no step is in the steady state"));
   }
-  const steps = path.others.kinds.reduce((/** @type {number} */ most, /** @type {any} */ row) => Math.max(most, row.steps), 0);
-  const toStep = 1 / steps;
-  const whole = (first.total_ns / first.path_share) * toStep;
-  /** @type {Map<string, {range: string | null, domain: string | null, times: Map<string, number>, total: number}>} */
+  const steps = Math.round(first.total_ns / first.step_mean_ns);
+  const all = sumByKind(totals);
+  const whole = sumTimes(all);
+  /** @type {Map<string, any[]>} */
   const byRange = new Map();
-  for (const { range, domain, kind, total_ns: total } of rows) {
-    const key = JSON.stringify([range, domain]);
-    const one = byRange.get(key) ?? { range, domain, times: new Map(), total: 0 };
-    addTime(one.times, KIND_OF_SEGMENT[kind] ?? "unknown", total * toStep);
-    one.total += total * toStep;
-    byRange.set(key, one);
+  for (const row of path.rows) {
+    const key = JSON.stringify([row.range, row.domain]);
+    byRange.set(key, [...(byRange.get(key) ?? []), row]);
   }
-  const ranges = [...byRange.values()].sort((one, other) => other.total - one.total);
+  const ranges = [...byRange.values()].map((rows) => ({ ...rows[0], times: sumByKind(rows) }));
+  ranges.sort((one, other) => sumTimes(other.times) - sumTimes(one.times));
   const shown = ranges.slice(0, ranges.length > TOP_RANGES + 1 ? TOP_RANGES : ranges.length);
-  const rest = ranges.slice(shown.length);
-  const all = sumTimes(ranges);
-  const kinds = KINDS.filter(({ kind }) => (all.get(kind) ?? 0) > 0);
   const bars = shown.map((one) => ({
     label: nameRange(one, hasTab("ranges") ? report.ranges : []),
     parts: listParts(one.times),
-    total: one.total,
+    total: sumTimes(one.times),
   }));
-  if (rest.length > 0) {
-    const total = rest.reduce((sum, one) => sum + one.total, 0);
-    bars.push({ label: `${formatCount(rest.length)} other ranges`, parts: listParts(sumTimes(rest)), total });
+  if (shown.length < ranges.length) {
+    const rest = new Map(all);
+    shown.forEach(({ times }) => times.forEach((/** @type {number} */ ns, /** @type {string} */ kind) => addTime(rest, kind, -ns)));
+    bars.push({ label: "other ranges", parts: listParts(rest), total: sumTimes(rest) });
   }
+  const kinds = KINDS.filter(({ kind }) => all.has(kind));
   const step = { label: "a step", parts: listParts(all) };
   if (kinds.length === 1) {
     // All of one kind, as on the CPU alone: the ranges are told apart by color instead.
@@ -163,7 +169,7 @@ function createStepTime({ report, hasTab }) {
       ns: bar.total,
     }));
   }
-  const inferred = path.others.kinds.reduce((/** @type {number} */ sum, /** @type {any} */ row) => sum + row.path_share * row.inferred_share, 0);
+  const inferred = totals.reduce((sum, row) => sum + row.path_share * row.inferred_share, 0);
   const sentence =
     `The critical path of ${formatCount(steps, "steady step")}, as a mean: what the step waited for at each moment, ` +
     `by innermost range${inferred > 0 ? `; ${formatPercent(inferred)} of it is inferred` : ""}.`;
@@ -186,12 +192,20 @@ function addTime(times, kind, ns) {
   times.set(kind, (times.get(kind) ?? 0) + ns);
 }
 
-/** @param {{times: Map<string, number>}[]} ranges */
-function sumTimes(ranges) {
+/**
+ * Returns the mean time of a step by the kinds of the bars.
+ * @param {{kind: string, step_mean_ns: number}[]} rows of a critical path
+ */
+function sumByKind(rows) {
   /** @type {Map<string, number>} */
-  const sums = new Map();
-  ranges.forEach(({ times }) => times.forEach((ns, kind) => addTime(sums, kind, ns)));
-  return sums;
+  const times = new Map();
+  rows.forEach((row) => addTime(times, KIND_OF_SEGMENT[row.kind] ?? "unknown", row.step_mean_ns));
+  return times;
+}
+
+/** @param {Map<string, number>} times */
+function sumTimes(times) {
+  return [...times.values()].reduce((sum, ns) => sum + ns, 0);
 }
 
 /**
@@ -199,7 +213,9 @@ function sumTimes(ranges) {
  * @returns {import("./bars.js").Part[]} in the order of the kinds
  */
 function listParts(times) {
-  return KINDS.map(({ kind, title }) => ({ title, color: `--kind-${kind}`, ns: times.get(kind) ?? 0 })).filter(({ ns }) => ns > 0);
+  const parts = KINDS.map(({ kind, title }) => ({ title, color: `--kind-${kind}`, ns: times.get(kind) ?? 0 }));
+  // Differences of real numbers are not quite 0.
+  return parts.filter(({ ns }) => ns > 1e-3);
 }
 
 /**
@@ -227,7 +243,8 @@ function nameRange({ range, domain }, rows) {
  */
 function createRangeTable(container, { report, hasTab }, getHistogram) {
   if (report.ranges.length === 0) {
-    container.append(createElement("p", { class: "note" }, "no ranges were recorded: annotate the program; with nsys, add nvtx to --trace"));
+    const text = "no ranges were recorded: annotate the program; with nsys, add nvtx to --trace";
+    container.append(createElement("p", { class: "note" }, text));
     return;
   }
   /** @type {any[]} */
@@ -278,6 +295,7 @@ function createRangeTable(container, { report, hasTab }, getHistogram) {
   });
   const omitted = report.omitted.ranges;
   if (omitted) {
-    container.append(createElement("p", { class: "note" }, `${formatCount(omitted, "more range path")} with less time: report --csv has all`));
+    const text = `${formatCount(omitted, "more range path")} with less time: report --csv has all`;
+    container.append(createElement("p", { class: "note" }, text));
   }
 }

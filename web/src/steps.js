@@ -61,7 +61,9 @@ export async function mountSteps(section, page) {
     meta.numbered_by_program ? "step, as the program counts" : "step of the recording",
     drawn,
     steps.filter(({ lane }) => lane < drawn.length),
-    page.hasTab("timeline") ? (step) => openStep(page, step) : null,
+    page.hasTab("timeline")
+      ? ({ start, wall }) => page.router.updateHash({ tab: "timeline", t: formatSpan(start, start + wall) })
+      : null,
   );
   if (slowest.length > 0) {
     const table = createElement("div");
@@ -69,14 +71,6 @@ export async function mountSteps(section, page) {
     createSlowest(table, slowest, meta.numbered_by_program ? "index" : "step", page.hasTab("timeline"));
   }
   section.append(createNotes("How steps were found", notes) ?? "");
-}
-
-/**
- * @param {import("./tabs.js").Page} page
- * @param {Step} step
- */
-function openStep(page, step) {
-  page.router.updateHash({ tab: "timeline", t: formatSpan(step.start, step.start + step.wall) });
 }
 
 /**

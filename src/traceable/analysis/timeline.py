@@ -60,6 +60,9 @@ FULL_SAMPLES = 200_000
 _LANE_BUCKETS = 1 << 17
 """How many buckets the finest level of a lane may have: a zoom by 64 on a screen of 2000 pixels."""
 
+_FEWEST_BUCKETS = 1 << 6
+"""How many buckets the finest level of a lane has at least, however many lanes there are."""
+
 _COARSEST = 1 << 10
 """No further level is made of one that has so few buckets."""
 
@@ -768,7 +771,7 @@ def _build_lane_levels(
             yield ()
             continue
         # Buckets with fewer slices than this would be hardly less than the slices themselves.
-        buckets = max(_COARSEST, min(_LANE_BUCKETS, BUCKETS // partial, len(lane.rows) // LEVEL_FACTOR))
+        buckets = max(_FEWEST_BUCKETS, min(_LANE_BUCKETS, BUCKETS // partial, len(lane.rows) // LEVEL_FACTOR))
         name = sources[tracks[lane.track].kind].name[lane.rows]
         width = choose_width_ns(extent[1] - extent[0], buckets)
         yield tuple(

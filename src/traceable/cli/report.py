@@ -198,7 +198,7 @@ def run(arguments: argparse.Namespace) -> int:
             recording = recording.with_range(arguments.range_name)
         answers = _query_views(recording, views, has_document, arguments)
         if arguments.html is not None:
-            recording.to_html(arguments.html)
+            recording.to_html(arguments.html, verdicts)
     failure = next((answer for answer in answers.values() if isinstance(answer, MissingDataError)), None)
     if failure is not None and len(views) == 1:
         raise failure

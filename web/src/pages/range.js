@@ -31,6 +31,9 @@ const TERMS = { cpu_share: "share of all ranges", cpu_self_total_ns: "in no rang
 
 const HEADINGS = ["Time on the CPU", "Of one instance", "On the GPU", "GPU busy, of one instance", "Copies"];
 
+/** Of fewer values a p99 is close to the maximum. */
+const ENOUGH = 100;
+
 /** How many of the ranges directly inside are drawn. */
 const CHILDREN = 10;
 
@@ -149,9 +152,14 @@ function createRangeParts(row, { pages, distributions }, page) {
   /** @param {string} key @param {string} heading @param {string} title */
   const add = (key, heading, title) =>
     ofName?.[key] ? createSection(`${heading}${wide}`, createPackedTable(ofName[key], { title, page })) : null;
+  const index = page.report.ranges.indexOf(row);
+  const marks = new Set(Object.values(pages.ranges.marks).map((found) => found[index]));
+  /** @param {string} key */
+  const format = (key) => createFormat(pages.ranges, key, page.report.ranges)(row[key], row);
   return [
-    createFactGroups(row, (key) => createFormat(pages.ranges, key, page.report.ranges)(row[key], row)),
-    createDistribution(row, page.report.ranges.indexOf(row), distributions),
+    createFactGroups(row, format),
+    createLegend({ ...pages.ranges, legend: pages.ranges.legend.filter((one) => marks.has(one.charAt(0))) }),
+    createDistribution(row, index, format, distributions),
     createChildren(row, page),
     ofPath?.slowest ? createSlowest(ofPath.slowest, row, page) : null,
     add("kernels", "Kernels", "kernels"),
@@ -170,7 +178,7 @@ function createRangeParts(row, { pages, distributions }, page) {
  */
 function createFactGroups(row, format) {
   const groups = FACTS.map((keys, index) => {
-    const known = keys.filter((key) => row[key] !== null && row[key] !== undefined && !(key === "clipped" && !row[key]));
+    const known = keys.filter((key) => row[key] !== null && row[key] !== undefined && isTelling(row, key));
     if (!known.length) return null;
     return createElement(
       "section",
@@ -183,12 +191,22 @@ function createFactGroups(row, format) {
 }
 
 /**
+ * Whether a value is worth a line: not that no instance was cut, and no p99 that is the maximum.
+ * @param {Row} row
+ * @param {string} key
+ */
+function isTelling(row, key) {
+  return key === "clipped" ? row.clipped > 0 : key !== "gpu_busy_p99_ns" || row.gpu_count >= ENOUGH;
+}
+
+/**
  * Draws how the times of its instances are spread, on a logarithmic axis, with its quantiles.
  * @param {Row} row
  * @param {number} index of the row in the report
+ * @param {(key: string) => string} format returns the text of a column
  * @param {import("../blocks.js").Block} distributions
  */
-function createDistribution(row, index, { meta, columns }) {
+function createDistribution(row, index, format, { meta, columns }) {
   const [low, high] = [columns.low_ns?.[index], columns.high_ns?.[index]];
   if (low === undefined || high === undefined || Number.isNaN(low)) return null;
   const counts = Array.from(columns.counts?.subarray(index * meta.bins, (index + 1) * meta.bins) ?? []);
@@ -201,7 +219,7 @@ function createDistribution(row, index, { meta, columns }) {
   const marks = ["p50", "p90", "p99"]
     .map((name) => ({ name, value: row[`cpu_${name}_ns`] }))
     .filter(({ value }) => typeof value === "number")
-    .map(({ name, value }) => ({ value, label: `${name} ${formatDuration(value)}` }));
+    .map(({ name, value }) => ({ value, label: `${name} ${format(`cpu_${name}_ns`)}` }));
   return createSection(
     "Distribution of its time on the CPU",
     drawHistogram(

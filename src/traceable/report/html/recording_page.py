@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traceable.analysis.comparability import WHOLE_RUN
 from traceable.analysis.distributions import build_histograms
 from traceable.analysis.table import Table
 from traceable.checks.completeness import COMPLETE, UNKNOWN
 from traceable.errors import MissingDataError
 from traceable.report.document import MAX_ROWS, build_bounded_report, missing_data_to_dict, table_to_dict
+from traceable.report.expectations import format_expectations
 from traceable.report.flight import format_flight_recorder
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import REPORT, write_html
@@ -72,7 +74,9 @@ def write_recording_page(
         document["steps"] = missing_data_to_dict(steps)
     document["conditions"] = dict(conditions)
     document["diagnoses"] = load_diagnoses(recording.paths)
-    document["facts"] = [{"term": term, "texts": texts} for term, texts in _list_facts(recording, document) if texts]
+    document["facts"] = [
+        {"term": term, "texts": texts} for term, texts in _list_facts(recording, document, verdicts) if texts
+    ]
     blocks = [pack_block("report", document), _pack_distributions(recording)]
     if isinstance(steps, Table):
         blocks.append(_pack_steps(steps))
@@ -86,7 +90,9 @@ def write_recording_page(
 # ---- what was recorded, in words
 
 
-def _list_facts(recording: Recording, document: Mapping[str, Any]) -> Iterable[tuple[str, list[str]]]:
+def _list_facts(
+    recording: Recording, document: Mapping[str, Any], verdicts: Sequence[ExpectationResult]
+) -> Iterable[tuple[str, list[str]]]:
     """Yield what was run, on what, over which window, and how that is known: a term and its lines."""
     source, conditions = document["source"], document["conditions"]
     yield "Program", [source["command"] or "its command line is not in the recording"]
@@ -95,6 +101,7 @@ def _list_facts(recording: Recording, document: Mapping[str, Any]) -> Iterable[t
     yield "Window", [*_describe_window(document), *format_flight_recorder(document["flight_recorder"])]
     yield "Part shown", [format_selection(document["selection"])] if document["selection"] else []
     yield "Complete", _describe_completeness(recording, document)
+    yield "Expected", format_expectations(verdicts) if verdicts else []
     yield "Attribution", [format_coverage(document["coverage"])] if document["coverage"]["gpu_operations"] else []
     yield "Cost of recording", format_overhead(document["overhead"])
     yield "Notes", [note["text"] for note in source["notes"]]
@@ -153,10 +160,10 @@ def _describe_window(document: Mapping[str, Any]) -> list[str]:
     if capture is None:
         if window["start_ns"] is None:
             return ["no events"]
-        return [
-            f"no steps were requested: from the first event at {format_duration(window['start_ns'])} to the last at "
-            f"{format_duration(window['end_ns'])} of the collection"
-        ]
+        steps = document["conditions"].get("window")
+        what = "the whole run" if steps == WHOLE_RUN else f"steps {steps}" if steps else "not known what was requested"
+        times = f"{format_duration(window['start_ns'])} to {format_duration(window['end_ns'])} of the collection"
+        return [f"{what}: events from {times}"]
     rows = capture["windows"]
     lines = [*format_capture(capture), *(_describe_opening(row) for row in rows[:_WINDOWS_LISTED])]
     if len(rows) > _WINDOWS_LISTED:
@@ -224,18 +231,18 @@ def _pack_steps(table: Table) -> str:
     state = np.array([_STATES[reason] for reason in values["exclusion_reason"].tolist()], np.uint8)
     index = table.column("index")
     # A program that has two loops of steps counts each from 0.
-    counts_itself = None not in index and len(set(zip(lane.tolist(), index, strict=True))) == len(index)
+    is_numbered_by_program = None not in index and len(set(zip(lane.tolist(), index, strict=True))) == len(index)
     meta = {
         "lanes": [dict(zip(("pid", "device", "process"), key, strict=True)) for key in numbers],
         "steps": len(keys),
         "shown": len(shown),
-        "numbered_by_program": counts_itself,
+        "numbered_by_program": is_numbered_by_program,
         # Its rows are the columns.
         **table_to_dict(table.take(slice(0)), RowFilter()),
     }
     columns: dict[str, NDArray[Any]] = {
         "lane": lane[shown],
-        "step": (values["index"] if counts_itself else values["step"])[shown],
+        "step": (values["index"] if is_numbered_by_program else values["step"])[shown],
         "start_ns": values["start_ns"][shown],
         "wall_ns": values["wall_ns"][shown],
         "state": state[shown],

@@ -105,6 +105,7 @@ def load(
         recording = _load_raw(paths[0], progress, run_directory, allow_unrelated, clock_offsets or {})
     else:
         recording = _load_several(list(map(Path, paths)), progress, allow_unrelated, clock_offsets or {})
+    recording.paths = tuple(map(Path, paths)) if run_directory is None else (run_directory,)
     if rules is not None:
         normalize_names([recording], rules, [expand] if isinstance(expand, str) else expand)
     return recording
@@ -349,6 +350,7 @@ class Recording:
         command: the command line of the run, without secrets; None for a recording without a run.
         client_records: the requests that a load generator recorded; None without one.
         sides: the sides that the recording is of, with their clocks; empty for any other.
+        paths: the run directory, or the files or directories, that it was loaded from.
     """
 
     def __init__(self, trace: Trace, progress: ProgressCallback | None = None, names: RangeNames | None = None) -> None:
@@ -361,6 +363,7 @@ class Recording:
         self.completeness = Completeness()
         self.command: tuple[str, ...] | None = None
         self.sides: tuple[SideClock, ...] = ()
+        self.paths: tuple[Path, ...] = ()
         self.client_records: ClientRecords | None = None
         self._report = progress or _ignore_progress
         self._cache: dict[tuple[str, str], Table] = {}
@@ -556,15 +559,22 @@ class Recording:
         outside = measure_outside_ranges(self.context)
         return outside.take(slice(0)) if self.conditions else outside
 
-    def to_html(self, path: str | Path) -> None:
+    def to_html(self, path: str | Path, verdicts: Sequence[ExpectationResult] = ()) -> None:
         """Write a page with all views, which opens in a browser without a network (docs/html-report.md).
 
+        Args:
+            path: the file; only a page of traceable is replaced.
+            verdicts: results of `verdicts` to show.
+
         Raises:
+            UsageError: there is another file at `path`.
             TraceableError: it can't be written there.
         """
+        from traceable.conditions import read_conditions
         from traceable.report.html.recording_page import write_recording_page
 
-        write_recording_page(self, Path(path))
+        conditions = read_conditions(self, self.paths[0] if len(self.paths) == 1 else Path(self.trace.source.path))
+        write_recording_page(self, Path(path), conditions, verdicts)
 
     def query(self, question: str, **options: Any) -> Table:
         """Compute a view by its name, with the function `analysis.<view>.<view>`.
@@ -825,7 +835,7 @@ class Recording:
         other = Recording(trace, self._report, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
         other.completeness, other.command, other.sides = self.completeness, self.command, self.sides
-        other.conditions, other.client_records = self.conditions, self.client_records
+        other.conditions, other.client_records, other.paths = self.conditions, self.client_records, self.paths
         return other
 
     @cached_property

@@ -21,6 +21,7 @@ from pathlib import Path
 from traceable.cli import profile
 from traceable.cli.console import log
 from traceable.cli.options import (
+    add_html_argument,
     add_output_arguments,
     check_output_files,
     has_table_output,
@@ -108,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_snapshot_arguments(parser)
     output = add_output_arguments(parser)
+    add_html_argument(output)
     output.add_argument("--junit", metavar="FILE", help="write the results of --fail-on as JUnit XML")
     output.add_argument("--sort", metavar="COLUMN", help="sort the ranges by this column, largest first")
     output.add_argument("--table", metavar="NAME", help="with --csv: print this table instead of the ranges")
@@ -158,6 +160,18 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.report.junit import to_junit
 
         profile.write_output(arguments.junit, to_junit(results), sys.stdout)
+    if arguments.html is not None:
+        from traceable.report.html.comparison_page import write_comparison_page
+
+        write_comparison_page(
+            Path(arguments.html),
+            sides,
+            candidates,
+            overview,
+            choice,
+            match_kernels=arguments.match_kernels,
+            unit=arguments.per,
+        )
     profile.write_content(content, arguments, sys.stdout)
     if has_table_output(arguments):
         content.text(Page(sys.stdout))

@@ -73,6 +73,8 @@ def show_profile(
         if save_to is not None:
             why = {} if diagnose is None else {"diagnosis": diagnose(recording)}
             write_report({**build_bounded_report(recording, verdict), **why}, save_to)
+        if arguments.html is not None:
+            recording.to_html(arguments.html, verdict)
     print_ranges(recording, verdict, arguments, parse_row_filter(arguments), title=title, stream=stream)
     return verdict, recording.windows, recording.completeness
 

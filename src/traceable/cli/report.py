@@ -26,7 +26,6 @@ from traceable.cli.options import (
     has_table_output,
     parse_positive_int,
     parse_row_filter,
-    resolve_output_file,
 )
 from traceable.cli.selection import (
     add_filter_arguments,
@@ -135,8 +134,6 @@ def run(arguments: argparse.Namespace) -> int:
     paths: list[Path] = arguments.paths
     memory.check_memory_limit(paths[0])
     check_output_files(arguments)
-    if arguments.html is not None:
-        arguments.html = resolve_output_file("html", arguments.html)
     views = resolve_views(arguments)
     thresholds = parse_thresholds(arguments)
     expected = _load_expected_names(paths, arguments)
@@ -182,7 +179,7 @@ def run(arguments: argparse.Namespace) -> int:
             recording = recording.with_range(arguments.range_name)
         answers = _query_views(recording, views, has_document, arguments)
         if arguments.html is not None:
-            recording.to_html(arguments.html)
+            recording.to_html(arguments.html, verdicts)
     failure = next((answer for answer in answers.values() if isinstance(answer, MissingDataError)), None)
     if failure is not None and len(views) == 1:
         raise failure

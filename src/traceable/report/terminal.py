@@ -287,17 +287,17 @@ def format_header(report: Mapping[str, Any]) -> list[str]:
         processes,
         f"{format_count(source['range_instances'])} ranges",
     ]
-    lines = [" | ".join(filter(None, parts)), *map(_format_side, report["sides"])]
+    lines = [" | ".join(filter(None, parts)), *map(format_side, report["sides"])]
     if coverage["gpu_operations"] is not None:
-        lines.append(_format_coverage(coverage))
+        lines.append(format_coverage(coverage))
     if report["selection"] is not None:
-        lines.append(_format_selection(report["selection"]))
+        lines.append(format_selection(report["selection"]))
     if source["command"] is not None:
         lines.append(f"run by: {shorten_command(source['command'])}")
     return lines
 
 
-def _format_side(side: Mapping[str, Any]) -> str:
+def format_side(side: Mapping[str, Any]) -> str:
     """Return one side and its clock: `client: recorder, 1 process; the clock of server, +-310 us (typical)`."""
     what = ", ".join(
         filter(None, (side["collector"], side["host"], format_count(side["processes"], "process", "processes")))
@@ -316,7 +316,8 @@ def _format_side(side: Mapping[str, Any]) -> str:
     return f"{side['name']}: {what}; {clock}, {uncertainty}{source}"
 
 
-def _format_selection(selection: Mapping[str, Any]) -> str:
+def format_selection(selection: Mapping[str, Any]) -> str:
+    """Return the selected part of a recording: `only GPU 0, from 1.306224 s`."""
     first, last = selection["start_ns"], selection["end_ns"]
     parts = [
         *(f"side {one}" for one in selection["sides"] or ()),
@@ -331,7 +332,8 @@ def _format_selection(selection: Mapping[str, Any]) -> str:
     return line + (f" (steady: {message_from_dict(selection['steady'][0]).printed})" if selection["steady"] else "")
 
 
-def _format_coverage(coverage: Mapping[str, Any]) -> str:
+def format_coverage(coverage: Mapping[str, Any]) -> str:
+    """Return how much of the GPU's work the ranges explain."""
     reasons = [
         f"{format_count(part['operations'])} {_REASONS[reason]}"
         for reason, part in coverage["unattributed"].items()

@@ -12,7 +12,8 @@ import numpy as np
 
 from traceable.analysis.attribution import Coverage, Share
 from traceable.analysis.table import Table
-from traceable.errors import MissingDataError, TraceableError
+from traceable.errors import MissingDataError, TraceableError, UsageError
+from traceable.protocol import untrusted
 from traceable.report import windows
 from traceable.report.expectations import build_expectation_rows
 from traceable.report.json_output import to_json
@@ -161,6 +162,18 @@ def missing_data_to_dict(error: MissingDataError) -> dict[str, Any]:
 def write_report(report: dict[str, Any], path: Path) -> None:
     """Write the document to `path`, as `write_file` does."""
     write_file(to_json(report), path)
+
+
+def check_new_file(path: Path) -> None:
+    """Reject a path at which there is something, or whose directory is missing.
+
+    Raises:
+        UsageError: there is, or it is.
+    """
+    if untrusted.exists(path):
+        raise UsageError("output_exists", f"{path} exists", "give another name, or remove it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError("output_without_directory", f"no such directory: {path.absolute().parent}", "make it first")
 
 
 def write_file(text: str, path: Path) -> None:

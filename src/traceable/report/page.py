@@ -33,6 +33,10 @@ class Page:
         """Print a line, with escapes for what can't be printed."""
         self._stream.write(self._escape(text) + "\n")
 
+    def write_hint(self, text: str, options: str) -> None:
+        """Print what is not shown, if anything, and the options of the command line that show more."""
+        self.write_paragraph([], ": ".join(filter(None, (text, options))))
+
     def write_heading(self, text: str) -> None:
         """Print a line above a table."""
         text = self._escape(text)

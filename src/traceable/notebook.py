@@ -108,14 +108,15 @@ def _record_cell(line: str, cell: str) -> Recording | None:
 
     An error of the cell, or its interruption, is raised as without the magic, after the profile of what ran.
     """
-    # A traceback of the cell begins below this frame, as without the magic.
-    __tracebackhide__ = "__ipython_bottom__"
+    __tracebackhide__ = True  # in tracebacks of the cell, by IPython
     shell = InteractiveShell.instance()
     options = parse_argstring(_record_cell, line)
     if options.variable is not None and not options.variable.isidentifier():
         raise _make_error(Message("variable_invalid", f"{options.variable[:80]!r} is not the name of a variable"))
-    code = _compile_cell(shell, cell)
-    recorder = BlockRecorder(options.output, label=f"In [{shell.execution_count}]")
+    # Not `execution_count`, which is that of the next cell in some versions of IPython.
+    number = len(shell.history_manager.input_hist_parsed) - 1
+    code = _compile_cell(shell, f"# %%traceable {line}\n{cell}", number)
+    recorder = BlockRecorder(options.output, label=f"In [{number}]")
     try:
         recorder.start()
     except TraceableError as error:
@@ -135,16 +136,19 @@ def _record_cell(line: str, cell: str) -> Recording | None:
     return None if options.quiet else recorder.recording
 
 
-def _compile_cell(shell: InteractiveShell, cell: str) -> list[CodeType]:
+def _compile_cell(shell: InteractiveShell, cell: str, number: int) -> list[CodeType]:
     """Return a cell as code whose last part is its last expression, if it ends with one.
+
+    Args:
+        cell: with a line for that of the magic, so that lines have the numbers that they have in the notebook.
+        number: of the cell, for tracebacks.
 
     Raises:
         SyntaxError: of the cell.
         IPython's UsageError: it awaits, which needs an event loop that does not run yet.
     """
-    # After the line of the magic, lines have the same numbers as in the cell.
-    source = "\n" + shell.transform_cell(cell)
-    name = shell.compile.cache(source, shell.execution_count, raw_code=source)
+    source = shell.transform_cell(cell)
+    name = shell.compile.cache(source, number, raw_code=cell)
     tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
     parts: list[tuple[ast.AST, str]] = [(tree, "exec")]
     if tree.body and isinstance(tree.body[-1], ast.Expr):

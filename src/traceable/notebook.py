@@ -114,7 +114,7 @@ def _record_cell(line: str, cell: str) -> Recording | None:
     if options.variable is not None and not options.variable.isidentifier():
         raise _make_error(Message("variable_invalid", f"{options.variable[:80]!r} is not the name of a variable"))
     # Not `execution_count`, which is that of the next cell in some versions of IPython.
-    number = len(shell.history_manager.input_hist_parsed) - 1
+    number = len(shell.user_ns["In"]) - 1
     code = _compile_cell(shell, f"# %%traceable {line}\n{cell}", number)
     recorder = BlockRecorder(options.output, label=f"In [{number}]")
     try:

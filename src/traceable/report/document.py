@@ -164,33 +164,37 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     write_file(to_json(report), path)
 
 
-def check_new_file(path: Path) -> None:
-    """Reject a path at which there is something, or whose directory is missing.
+def check_new_file(path: Path, *, force: bool = False) -> None:
+    """Reject a path at which a file can't be made.
+
+    Args:
+        force: what is there may be replaced, if it is a file.
 
     Raises:
-        UsageError: there is, or it is.
+        UsageError: there is something at it, or its directory is missing.
     """
-    if untrusted.exists(path):
+    if untrusted.exists(path) and not (force and untrusted.is_regular(path)):
         raise UsageError("output_exists", f"{path} exists", "give another name, or remove it")
     if not path.absolute().parent.is_dir():
         raise UsageError("output_without_directory", f"no such directory: {path.absolute().parent}", "make it first")
 
 
-def write_file(text: str, path: Path) -> None:
-    """Write a text to `path`, which is at every moment absent, as it was, or complete, unless it is a pipe or device.
+def write_file(content: str | bytes, path: Path) -> None:
+    """Write to `path`, which is at every moment absent, as it was, or complete, unless it is a pipe or device.
 
     Raises:
         TraceableError: it can't be written there.
     """
+    data = content.encode("utf-8") if isinstance(content, str) else content
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(data)
             return
         path = path.resolve()
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
             # mkstemp makes files that only their owner may read; a report is as public as the run next to it.
             Path(temporary).chmod(0o666 & ~_get_umask())
             Path(temporary).replace(path)

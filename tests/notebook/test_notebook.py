@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,17 +145,22 @@ def test_errors_of_a_cell_are_its_own_and_its_profile_is_of_what_ran(run: Run) -
 
 
 def test_threads_and_programs_that_a_cell_starts_are_recorded_while_it_runs(run: Run) -> None:
-    program = "import traceable\nwith traceable.annotate('child'): pass\n"
-    _, _, both, outside, after = run(
+    program = "import traceable\nwith traceable.annotate('child'): pass"
+    launcher = f"{sys.executable} -m traceable run --collector recorder --quiet -o out -c {shlex.quote(program)}"
+    _, _, both, outside, after, run_of_its_own, missing = run(
         "%load_ext traceable",
         f"{DEFINITIONS}program = {program!r}",
         "%%traceable\nthread = threading.Thread(target=forward, args=[3])\nthread.start()\nthread.join()\n"
         "subprocess.run([sys.executable, '-c', program], check=True);",
         "_ = subprocess.run([sys.executable, '-c', program], check=True)",
         "%%traceable\nforward(1);",
+        f"import traceable\nsubprocess.run({shlex.split(launcher)!r}, check=True)\ntraceable.load('out')",
+        "traceable.load('out').gaps()",
     )
     assert both.counts == {"forward": 1, "child": 1}
     assert outside.errors == [] and after.counts == {"forward": 1}
+    assert run_of_its_own.counts == {"child": 1}
+    assert message(missing.error.removeprefix("MissingDataError: "), "no_gpu_operations")
 
 
 def test_bad_requests_are_one_line_and_nothing_is_run_or_written(run: Run, tmp_path: Path) -> None:

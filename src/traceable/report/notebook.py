@@ -44,18 +44,22 @@ _STYLE = """
 """The gray of the lines is visible on white and on black."""
 
 
-class NotebookPage(Page):
+class _PythonPage(Page):
+    """A page whose reader has no command line."""
+
+    def write_hint(self, text: str, options: str) -> None:  # noqa: ARG002
+        """Write what is not shown, and what has it."""
+        if text:
+            self.write_line(f"{text}: {_MORE_ROWS}")
+
+
+class NotebookPage(_PythonPage):
     """A page of HTML. Every row and column that it is given is there, and no line is cut."""
 
     def write_line(self, text: str = "") -> None:
         """Write a paragraph; nothing for no text, as there is space between all of them."""
         if text:
             self._stream.write(f"<p>{escape_html(text)}</p>\n")
-
-    def write_hint(self, text: str, options: str) -> None:  # noqa: ARG002 - a notebook has no command line
-        """Write what is not shown, and what has it."""
-        if text:
-            self.write_line(f"{text}: {_MORE_ROWS}")
 
     def write_heading(self, text: str) -> None:
         """Write a line that stands out."""
@@ -105,7 +109,7 @@ def render_recording(recording: Recording) -> str:
 def format_recording(recording: Recording) -> str:
     """Return the same as text, as a terminal shows it."""
     stream = io.StringIO()
-    _write_recording(Page(stream), recording)
+    _write_recording(_PythonPage(stream), recording)
     return stream.getvalue()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Sequence
+from typing import TextIO
 
 from traceable.analysis.columns import RANGE_COLUMNS
 from traceable.analysis.table import Table
@@ -29,28 +30,43 @@ ROWS = 30
 _FURTHER_ROWS = 10
 """How many of each further table of the same result."""
 
-_MORE_ROWS = ".rows(), .to_pandas() and .to_arrow() have all of them"
+_LONG = 60
+"""Cells with more characters are several lines."""
+
+_MORE_OF_TABLE = ".rows(), .to_pandas() and .to_arrow() have all"
+_MORE_OF_RECORDING = "the tables of .ranges(), .findings() and the other views have all"
 
 _STYLE = """
 .traceable-output { overflow-x: auto }
 .traceable-output p { margin: .3em 0; white-space: pre-wrap }
-.traceable-output table { border-collapse: collapse; margin: .5em 0; font-variant-numeric: tabular-nums }
+.traceable-output table { border-collapse: collapse; margin: .5em 0; font-variant-numeric: tabular-nums;
+  color: inherit; font-size: inherit }
 .traceable-output tr { background: transparent }
 .traceable-output :is(th, td) { padding: .15em .7em; text-align: right; white-space: pre; font-weight: normal;
   border: 0; border-bottom: 1px solid rgba(128, 128, 128, .25); color: inherit; background: transparent }
 .traceable-output thead th { font-weight: bold; border-bottom-color: rgba(128, 128, 128, .75) }
-.traceable-output :is(th, td).text { text-align: left; white-space: pre-wrap; overflow-wrap: anywhere; max-width: 45em }
+.traceable-output :is(th, td).text { text-align: left }
+.traceable-output :is(th, td).long { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 30em }
 """
 """The gray of the lines is visible on white and on black."""
 
 
 class _PythonPage(Page):
-    """A page whose reader has no command line."""
+    """A page whose reader has no command line.
+
+    Args:
+        stream: where to write.
+        more: what has the rows that are not shown.
+    """
+
+    def __init__(self, stream: TextIO, more: str) -> None:
+        super().__init__(stream)
+        self._more = more
 
     def write_hint(self, text: str, options: str) -> None:  # noqa: ARG002
         """Write what is not shown, and what has it."""
         if text:
-            self.write_line(f"{text}: {_MORE_ROWS}")
+            self.write_line(f"{text}: {self._more}")
 
 
 class NotebookPage(_PythonPage):
@@ -68,16 +84,17 @@ class NotebookPage(_PythonPage):
     def write_table(self, columns: Sequence[Cells]) -> None:
         """Write a table, and below it what its marks mean. A heading names the table's column where a mouse is."""
         heads = "".join(
-            f'<th scope="col"{_format_class(one)}{_format_title(one)}>{escape_html(one.heading.strip())}</th>'
+            f'<th scope="col"{_format_class(one, "")}{_format_title(one)}>{escape_html(one.heading.strip())}</th>'
             for one in columns
         )
         first, *rest = columns
         self._stream.write(f"<table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n")
         for label, *cells in zip(*(one.lines for one in columns), strict=True):
-            numbers = "".join(
-                f"<td{_format_class(one)}>{escape_html(text)}</td>" for one, text in zip(rest, cells, strict=True)
+            row = "".join(
+                f"<td{_format_class(one, text)}>{escape_html(text)}</td>" for one, text in zip(rest, cells, strict=True)
             )
-            self._stream.write(f'<tr><th scope="row"{_format_class(first)}>{escape_html(label)}</th>{numbers}</tr>\n')
+            head = f'<th scope="row"{_format_class(first, label)}>{escape_html(label)}</th>'
+            self._stream.write(f"<tr>{head}{row}</tr>\n")
         self._stream.write("</tbody>\n</table>\n")
         for mark in dict.fromkeys(mark for column in columns for mark in column.marks):
             self.write_line(mark)
@@ -90,7 +107,7 @@ class NotebookPage(_PythonPage):
 def render_table(table: Table) -> str:
     """Return a table, and the further tables of the same result, as a notebook shows them."""
     stream = io.StringIO()
-    page = NotebookPage(stream)
+    page = NotebookPage(stream, _MORE_OF_TABLE)
     choice = RowFilter().apply_terminal_defaults(ROWS)
     if table.view == RANGES.name and table.columns == RANGE_COLUMNS:
         write_range_rows(page, table, choice)
@@ -102,14 +119,14 @@ def render_table(table: Table) -> str:
 def render_recording(recording: Recording) -> str:
     """Return the profile of a recording as a notebook shows it."""
     stream = io.StringIO()
-    _write_recording(NotebookPage(stream), recording)
+    _write_recording(NotebookPage(stream, _MORE_OF_RECORDING), recording)
     return _wrap(stream.getvalue())
 
 
 def format_recording(recording: Recording) -> str:
     """Return the same as text, as a terminal shows it."""
     stream = io.StringIO()
-    _write_recording(_PythonPage(stream), recording)
+    _write_recording(_PythonPage(stream, _MORE_OF_RECORDING), recording)
     return stream.getvalue()
 
 
@@ -128,8 +145,10 @@ def _write_recording(page: Page, recording: Recording) -> None:
     write_profile(page, recording, choice, title=f"profile of {recording.trace.source.path}")
 
 
-def _format_class(column: Cells) -> str:
-    return ' class="text"' if column.is_text else ""
+def _format_class(column: Cells, text: str) -> str:
+    if not column.is_text:
+        return ""
+    return ' class="text long"' if len(text) > _LONG else ' class="text"'
 
 
 def _format_title(column: Cells) -> str:

@@ -129,6 +129,7 @@ def test_errors_of_a_cell_are_its_own_and_its_profile_is_of_what_ran(run: Run) -
         "%%traceable\nforward(1))\n",
         "%%traceable\nimport asyncio\nawait asyncio.sleep(0)",
         "import asyncio\nfrom traceable.notebook import BlockRecorder\nwith BlockRecorder() as block:\n"
+        "    with BlockRecorder() as inner, annotate('inside'):\n        await asyncio.sleep(0)\n"
         "    with annotate('request'):\n        await asyncio.sleep(0)\nblock.recording",
     )
     assert failed.kinds == ["display_data", "error"]
@@ -141,7 +142,7 @@ def test_errors_of_a_cell_are_its_own_and_its_profile_is_of_what_ran(run: Run) -
     assert interrupted.errors[0].ename == "KeyboardInterrupt" and interrupted.counts == {"forward": 1}
     assert syntax.errors[0].ename == "SyntaxError" and syntax.kinds == ["error"]
     assert message(awaits.stderr.removeprefix("UsageError: "), "cell_awaits")
-    assert block.counts == {"request": 1}
+    assert block.counts == {"inside": 1, "request": 1}
 
 
 def test_threads_and_programs_that_a_cell_starts_are_recorded_while_it_runs(run: Run) -> None:

@@ -16,8 +16,13 @@ from pathlib import Path
 
 from traceable.cli.console import log
 from traceable.cli.options import parse_non_negative_int
-from traceable.cli.selection import resolve_name_rules, select_requested_part
-from traceable.cli.snapshots import add_snapshot_arguments
+from traceable.cli.selection import (
+    add_filter_arguments,
+    add_name_arguments,
+    add_step_arguments,
+    resolve_name_rules,
+    select_requested_part,
+)
 from traceable.errors import UsageError
 
 TYPE_CHECKING = False
@@ -35,6 +40,7 @@ _WHAT = {
     _COMPARE: "what differs between two recordings, with intervals",
 }
 _OF_RANGES = ("ranges", _COMPARE)
+_FORMATS = ("svg", "png", "pdf")
 _SUFFIXES = ".svg, .png or .pdf"
 
 
@@ -59,10 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--match", metavar="GLOB", help="draw only ranges of these names, as in 'decode*'")
     parser.add_argument("--domain", metavar="D", help="draw only ranges of this NVTX domain ('' is the default one)")
-    add_snapshot_arguments(parser)
-    # What a comparison takes besides, as without any options.
-    parser.set_defaults(baseline=[], candidate=[], match_kernels="exact", per="instance", range_name=None, quiet=False)
-    parser.set_defaults(tokens=[])
+    group = parser.add_argument_group("recordings")
+    add_name_arguments(group)
+    add_step_arguments(group)
+    group.add_argument(
+        "--allow-unrelated", action="store_true", help="read several paths as one even if they were made far apart"
+    )
+    add_filter_arguments(parser)
+    # The other options of `compare`, as without any.
+    parser.set_defaults(baseline=[], candidate=[], match_kernels="exact", per="instance", range_name=None)
+    parser.set_defaults(tokens=[], families=None, quiet=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,9 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
     from traceable.launch.memory import use_one_blas_thread
 
     use_one_blas_thread()
-    # numpy takes a tenth of a second to import, and matplotlib longer: invalid options are rejected before.
-    form = _check_output(arguments)
+    # matplotlib takes half a second to import: invalid options are rejected before.
     _check_options(arguments)
+    form = _check_output(arguments)
     from traceable.report.document import write_file
     from traceable.report.plots import check_matplotlib, render_figure
     from traceable.report.row_filter import RowFilter
@@ -97,7 +109,7 @@ def _check_output(arguments: argparse.Namespace) -> str:
     from traceable.report.document import check_new_file
 
     form = arguments.output.suffix.lower().removeprefix(".")
-    if form not in ("svg", "png", "pdf"):
+    if form not in _FORMATS:
         problem = f"{str(arguments.output)[-200:]!r} does not end with the suffix of a format"
         raise UsageError("format_unknown", problem, f"let it end with {_SUFFIXES}")
     check_new_file(arguments.output, force=arguments.force)
@@ -123,10 +135,13 @@ def _check_options(arguments: argparse.Namespace) -> None:
                 "plot_of_two", f"a comparison is of two recordings, not {len(arguments.paths)}", "give two paths"
             )
         return
-    for name, views in (("step_range", ("steps",)), ("step_kernel", ("steps",)), ("families", ())):
-        if getattr(arguments, name) is not None and arguments.what not in views and not arguments.steady:
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError("option_not_supported", f"--what {arguments.what} does not support {flag}", "leave it out")
+    for name, flag in (("step_range", "--step-range"), ("step_kernel", "--step-kernel")):
+        if getattr(arguments, name) is not None and arguments.what != "steps" and not arguments.steady:
+            raise UsageError(
+                "option_not_supported",
+                f"--what {arguments.what} does not support {flag}",
+                "leave it out, or add --steady",
+            )
     if not arguments.paths:
         from traceable.protocol.run_dir import find_latest_run
 
@@ -158,7 +173,7 @@ def _load_recording(arguments: argparse.Namespace, choice: RowFilter) -> Callabl
             return partial(plots.draw_gaps, table=part.gaps())
         if arguments.what == "overlap":
             return partial(plots.draw_overlap, table=part.streams())
-        return partial(plots.draw_ranges, table=part.ranges(), choice=choice.apply_terminal_defaults(plots.ROWS))
+        return partial(plots.draw_ranges, table=part.ranges(), choice=choice)
 
 
 def _load_comparison(arguments: argparse.Namespace, choice: RowFilter) -> Callable[[Figure], None]:

@@ -25,6 +25,10 @@ from traceable.protocol import environment
 PROBE_DOMAIN = "traceable.live"
 """Domain of the one mark that checks that this process is recorded."""
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.capture.gates import RecorderGate
+
 _RELOADED = ("engine", "resumable", "ranges", "counters", "domains", "external.profile")
 """Modules of `annotation` that hold the choice of the backend, or a class made of it, in the order of their imports."""
 
@@ -62,6 +66,8 @@ class Attachment:
         self._directory: Path | None = None
         self._shared = False
         self._is_recorded = False
+        self._gate: RecorderGate | None = None
+        self._open_windows = 0
         try:
             self._attach()
         except TraceableError as error:
@@ -85,18 +91,19 @@ class Attachment:
 
     @contextmanager
     def open_window(self) -> Iterator[None]:
-        """Record while this is open, this process and those that it starts; nothing to do where everything is."""
-        if self._shared or not self.host.gated:
-            yield
-            return
-        from traceable.capture.gates import RecorderGate
+        """Record while this is open, this process and those that it starts; nothing to do where everything is.
 
-        gate = RecorderGate()
-        gate.open()
+        Several may be open at a time.
+        """
+        self._open_windows += 1
+        if self._gate is not None and self._open_windows == 1:
+            self._gate.open()
         try:
             yield
         finally:
-            gate.close()
+            self._open_windows -= 1
+            if self._gate is not None and self._open_windows == 0:
+                self._gate.close()
 
     def list_missed(self) -> list[Message]:
         """Return a message for each library that may have emitted ranges that are not recorded."""
@@ -142,7 +149,10 @@ class Attachment:
         os.environ.pop(environment.FLIGHT_RECORDER, None)
         os.environ.pop(environment.RECORDING_GATED, None)
         if self.host.gated:
+            from traceable.capture.gates import RecorderGate
+
             os.environ[environment.RECORDING_GATED] = "1"
+            self._gate = RecorderGate()
         if not present:
             self.missed_libraries = tuple(name for name in ("nvtx",) if name in sys.modules)
             self._wake_traceable()

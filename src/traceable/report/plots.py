@@ -10,7 +10,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from traceable.analysis.compare import BOTH
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = ("svg", "png", "pdf")
-"""The formats, which are also the suffixes of files."""
-
 ROWS = 20
 """How many ranges a figure has unless another number is given."""
+
+_ROWS_MAX = 300
+"""How many it has at most: matplotlib makes no higher pictures than 65 536 dots."""
 
 _LANES_MAX = 8
 """How many processes or GPUs a figure has."""
@@ -142,7 +142,7 @@ def render_figure(draw: Callable[[Figure], None], title: Sequence[str], form: st
     Args:
         draw: one of the functions below with its table.
         title: its lines, what it is of.
-        form: one of FORMATS.
+        form: `svg`, `png` or `pdf`.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -203,7 +203,7 @@ def draw_ranges(figure: Figure, table: Table, choice: RowFilter) -> None:
         table: of `Recording.ranges` by path.
         choice: which of them, as a terminal has them.
     """
-    rows = choice.select_rows(table, DEFAULT_SORT)
+    rows = _limit_rows(choice).select_rows(table, DEFAULT_SORT)
     if not rows:
         raise MissingDataError("no_range_matches", "no range matches", "leave --match or --domain out")
     total, own, busy = (
@@ -289,7 +289,7 @@ def draw_comparison(figure: Figure, tables: Mapping[str, Table], choice: RowFilt
         choice: which ranges.
     """
     ranges = tables.get("ranges", Table({}))
-    rows = [row for row in select_ranges(ranges, choice, ROWS) if row["state"] == BOTH] if len(ranges) else []
+    rows = [row for row in select_ranges(ranges, _limit_rows(choice)) if row["state"] == BOTH] if len(ranges) else []
     metrics = [name for name in _COMPARED if any(row[f"{name}_ratio"] is not None for row in rows)]
     if not metrics:
         raise MissingDataError(
@@ -310,6 +310,11 @@ def draw_comparison(figure: Figure, tables: Mapping[str, Table], choice: RowFilt
 
 
 # ---- parts of figures
+
+
+def _limit_rows(choice: RowFilter) -> RowFilter:
+    """Return the choice with the number of rows that a figure has where another is not given, or is too large."""
+    return replace(choice, top=min((ROWS if choice.top is None else choice.top) or _ROWS_MAX, _ROWS_MAX))
 
 
 def _draw_lane_of_steps(axes: Axes, number: int, rows: Sequence[Row], slowest: Table, size: float) -> None:

@@ -7,7 +7,9 @@ The cell runs in the kernel as any other does; the embedded recorder, which the 
 from __future__ import annotations
 
 import ast
+import ctypes
 import inspect
+import os
 import tempfile
 from argparse import Namespace
 from contextlib import ExitStack
@@ -32,6 +34,12 @@ __all__ = ["BlockRecorder", "load_ipython_extension"]
 
 _HOST = Host(
     "the notebook extension", "restart the kernel, and run `%load_ext traceable` in the first cell", gated=True
+)
+
+
+_NO_GPU = Message(
+    "block_without_gpu",
+    "GPU activity is not recorded from inside a process: run a script under nsys, or with --gpu, to see it",
 )
 
 
@@ -86,9 +94,12 @@ class BlockRecorder:
             if not self._live.export(self._live.read_end_offsets(), file):
                 return
             self.recording = load(file)
+        trace, source = self.recording.trace, self.recording.trace.source
         if self._file is None:
-            trace = self.recording.trace
-            self.recording.trace = replace(trace, source=replace(trace.source, path=self._label, files=()))
+            source = replace(source, path=self._label)
+        if _is_cuda_loaded():
+            source = replace(source, notes=(*source.notes, _NO_GPU))
+        self.recording.trace = replace(trace, source=source)
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
@@ -173,6 +184,15 @@ def _finish(recorder: BlockRecorder, options: Namespace, shell: InteractiveShell
     if recorder.recording is None:
         words = "the cell emitted no range, mark or counter; annotate what it runs: traceable help annotation"
         log(Message("cell_without_ranges", words))
+
+
+def _is_cuda_loaded() -> bool:
+    """Whether this process has loaded the driver's library, as everything that uses a GPU does."""
+    try:
+        ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
 
 
 def _make_error(message: Message) -> ShellUsageError:

@@ -148,7 +148,8 @@ def test_errors_of_a_cell_are_its_own_and_its_profile_is_of_what_ran(run: Run) -
 def test_threads_and_programs_that_a_cell_starts_are_recorded_while_it_runs(run: Run) -> None:
     program = "import traceable\nwith traceable.annotate('child'): pass"
     launcher = f"{sys.executable} -m traceable run --collector recorder --quiet -o out -c {shlex.quote(program)}"
-    _, _, both, outside, after, run_of_its_own, missing = run(
+    compiler = "gcc -shared -Wl,-soname,libcuda.so.1 -o gpu.so -x c /dev/null"
+    _, _, both, outside, after, run_of_its_own, missing, with_gpu = run(
         "%load_ext traceable",
         f"{DEFINITIONS}program = {program!r}",
         "%%traceable\nthread = threading.Thread(target=forward, args=[3])\nthread.start()\nthread.join()\n"
@@ -157,11 +158,14 @@ def test_threads_and_programs_that_a_cell_starts_are_recorded_while_it_runs(run:
         "%%traceable\nforward(1);",
         f"import traceable\nsubprocess.run({shlex.split(launcher)!r}, check=True)\ntraceable.load('out')",
         "traceable.load('out').gaps()",
+        f"%%traceable\nimport ctypes\nsubprocess.run({compiler.split()!r}, check=True)\nctypes.CDLL('./gpu.so')\n"
+        "forward(1);",
     )
     assert both.counts == {"forward": 1, "child": 1}
     assert outside.errors == [] and after.counts == {"forward": 1}
     assert run_of_its_own.counts == {"child": 1}
     assert message(missing.error.removeprefix("MissingDataError: "), "no_gpu_operations")
+    assert "[block_without_gpu]" in with_gpu.html and "[block_without_gpu]" not in both.html + after.html
 
 
 def test_bad_requests_are_one_line_and_nothing_is_run_or_written(run: Run, tmp_path: Path) -> None:

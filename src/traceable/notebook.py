@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 
-from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
@@ -35,8 +34,6 @@ __all__ = ["BlockRecorder", "load_ipython_extension"]
 _HOST = Host(
     "the notebook extension", "restart the kernel, and run `%load_ext traceable` in the first cell", gated=True
 )
-
-
 _NO_GPU = Message(
     "block_without_gpu",
     "GPU activity is not recorded from inside a process: run a script under nsys, or with --gpu, to see it",
@@ -142,7 +139,7 @@ def _record_cell(line: str, cell: str) -> Recording | None:
             display(recorder.recording)
         raise
     _finish(recorder, options, shell)
-    if value is not None and not DisplayHook.semicolon_at_end_of_expression(cell):
+    if value is not None and not cell.rstrip().endswith(";"):
         display(value)
     return None if options.quiet else recorder.recording
 
@@ -161,11 +158,11 @@ def _compile_cell(shell: InteractiveShell, cell: str, number: int) -> list[CodeT
     source = shell.transform_cell(cell)
     name = shell.compile.cache(source, number, raw_code=cell)
     tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
-    parts: list[tuple[ast.AST, str]] = [(tree, "exec")]
+    parts: list[tuple[ast.Module | ast.Expression, str]] = [(tree, "exec")]
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         parts.append((ast.Expression(tree.body.pop().value), "eval"))
-    with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
-        code: list[CodeType] = [shell.compile(node, name, mode) for node, mode in parts]  # type: ignore[arg-type]
+    flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code: list[CodeType] = [compile(node, name, mode, flags, dont_inherit=True) for node, mode in parts]
     if any(part.co_flags & inspect.CO_COROUTINE for part in code):
         words = "a cell with `await` can't run in %%traceable; use `with traceable.notebook.BlockRecorder() as block:`"
         raise _make_error(Message("cell_awaits", words))

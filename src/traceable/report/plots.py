@@ -186,7 +186,7 @@ def draw_steps(figure: Figure, table: Table) -> None:
             median = summary["wall_p50_ns"]
             axes.axhline(median / size, color=_BLACK, linestyle=":", linewidth=1, label="p50", gid=f"p50-{number}")
             middle = f"{format_count(summary['steady'], 'steady step')}, p50 {format_duration(median)}"
-        gpu = "" if summary["device"] is None else f", GPU {summary['device']}"
+        gpu = "" if summary["device"] is None else f", {_name_gpu(summary['device'])}"
         axes.set_title(f"{escape_name(summary['process'] or 'process')} {summary['pid']}{gpu}: {middle}", loc="left")
         axes.set_ylabel(f"time ({unit})")
         axes.set_ylim(bottom=0)
@@ -242,7 +242,8 @@ def draw_gaps(figure: Figure, table: Table) -> None:
             of_gpu = {row[column]: row for row in parts[name] if row["device"] == gpu["device"]}
             values = [of_gpu[label]["total_ns"] if label in of_gpu else None for label in labels]
             texts = [_describe_gaps(of_gpu.get(label)) for label in labels]
-            legend = f"GPU {gpu['device']}, {format_percent(gpu['utilization_share'])} busy"
+            share = gpu["utilization_share"]
+            legend = _name_gpu(gpu["device"]) + ("" if share is None else f", {format_percent(share)} busy")
             color, hatch = _COLORS[place], _HATCHES[place % len(_HATCHES)]
             groups.append([Bars(f"{name}-{gpu['device']}", legend, values, color, hatch, labels=texts)])
         _draw_bars(figure, axes, labels, groups, "idle time", has_legend=axes is by_cause)
@@ -261,28 +262,30 @@ def draw_overlap(figure: Figure, table: Table) -> None:
     gpus = list(table.others["overlap"].rows())
     shown = gpus[:_LANES_MAX]
     kinds = ("busy", "compute", "copies", "NCCL")
-    labels = [f"GPU {row['device']} {kind}" for row in shown for kind in kinds]
+    labels = [f"{_name_gpu(row['device'])} {kind}" for row in shown for kind in kinds]
 
-    def make_bars(name: str, color: str, columns: Mapping[str, str], hatch: str = "", **more: Any) -> Bars:
+    def make_bars(
+        name: str, color: str, columns: Mapping[str, str], hatch: str = "", after: Bars | None = None
+    ) -> Bars:
         """Return a series with values in the rows of these kinds."""
         values = [row[columns[kind]] if kind in columns else None for row in shown for kind in kinds]
-        return Bars(name.replace(" ", "_"), name, values, color, hatch, **more)
+        return Bars(name.replace(" ", "_"), name, values, color, hatch, after)
 
     one = make_bars("one stream", _GRAY, {"busy": "one_stream_ns"})
     two = make_bars("two streams", _PURPLE, {"busy": "two_streams_ns"}, "...", after=one)
-    totals = [row[f"{name}_ns"] for row in shown for name in ("busy", "compute", "copy", "nccl")]
-    more = make_bars("three or more", _BLACK, {"busy": "three_or_more_streams_ns"}, after=two)
+    three = make_bars("three or more", _BLACK, {"busy": "three_or_more_streams_ns"}, after=two)
     compute = make_bars("compute", _GREEN, {"compute": "compute_ns"})
     hidden = make_bars("during compute", _SKY, {"copies": "compute_and_copy_ns", "NCCL": "compute_and_nccl_ns"}, "///")
     exposed = {"copies": "copy_exposed_ns", "NCCL": "nccl_exposed_ns"}
     alone = make_bars("not during compute", _VERMILION, exposed, after=hidden)
+    totals = [row[f"{name}_ns"] for row in shown for name in ("busy", "compute", "copy", "nccl")]
     total = Bars("total", "", totals, "none", labels=list(map(_format_time, totals)))
-    _draw_bars(figure, figure.subplots(), labels, [[one, two, more, compute, hidden, alone, total]], "time")
+    _draw_bars(figure, figure.subplots(), labels, [[one, two, three, compute, hidden, alone, total]], "time")
     _write_omitted(figure, len(gpus) - len(shown), "GPU")
 
 
 def draw_comparison(figure: Figure, tables: Mapping[str, Table], choice: RowFilter) -> None:
-    """Draw by how much the steps and ranges of a candidate differ from those of the baseline, with the intervals.
+    """Draw by how much the ranges of a candidate differ from those of the baseline, with the intervals.
 
     Args:
         tables: of `analysis.compare.compare_snapshots`.
@@ -434,6 +437,10 @@ def _draw_series(axes: Axes, bars: Bars, offset: float, height: float, size: flo
             label = ""
         if bars.labels is not None and bars.labels[row] is not None:
             axes.text(end / size, row + offset, f" {bars.labels[row]}", va="center", fontsize=7)
+
+
+def _name_gpu(device: int | None) -> str:
+    return "GPU" if device is None else f"GPU {device}"
 
 
 def _describe_gaps(row: Row | None) -> str | None:

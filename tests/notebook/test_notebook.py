@@ -65,7 +65,7 @@ Run = Callable[..., list[Cell]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path: Path) -> Run:
     """Run cells in a new kernel, each whatever becomes of those before."""
 
     def run_cells(*sources: str, backend: str = "native", **variables: str) -> list[Cell]:
@@ -82,7 +82,8 @@ def execute(notebook: Any, environment: dict[str, str], folder: Path) -> None:
     environment = {
         name: value for name, value in environment.items() if not name.startswith(("TRACEABLE_RECORDING", "NVTX_"))
     }
-    client.execute(env={**environment, "TMPDIR": str(folder)}, cwd=str(folder))
+    own = {"TMPDIR": str(folder), "IPYTHONDIR": str(folder / "ipython"), "JUPYTER_RUNTIME_DIR": str(folder / "jupyter")}
+    client.execute(env={**environment, **own}, cwd=str(folder))
 
 
 def test_the_example_runs_and_its_outputs_are_cleared(tmp_path: Path) -> None:

@@ -140,6 +140,12 @@ def test_rows_beyond_the_cap_are_counted(recording: Recording) -> None:
     assert [line for line in shown.paragraphs if line.startswith("and 45 more")]
 
 
+def test_folded_names_are_expanded_in_python(made: Made) -> None:
+    recording = load(made(*((i * 100, i * 100 + 50, f"layers.{i}") for i in range(40))))
+    shown = Shown(recording._repr_html_())
+    assert [line for line in shown.paragraphs if line.endswith("traceable.load(PATH, expand='layers.*')")]
+
+
 def test_a_table_without_rows_and_one_without_columns_are_shown() -> None:
     assert Shown(Table({"name": pack_objects([])})._repr_html_()).paragraphs == ["none"]
     assert Shown(Table({})._repr_html_()).paragraphs == ["none"]

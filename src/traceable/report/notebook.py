@@ -63,10 +63,10 @@ class _PythonPage(Page):
         super().__init__(stream)
         self._more = more
 
-    def write_hint(self, text: str, options: str) -> None:  # noqa: ARG002
+    def write_hint(self, text: str, options: str, in_python: str = "") -> None:  # noqa: ARG002
         """Write what is not shown, and what has it."""
         if text:
-            self.write_line(f"{text}: {self._more}")
+            self.write_line(f"{text}: {in_python or self._more}")
 
 
 class NotebookPage(_PythonPage):

@@ -33,8 +33,14 @@ class Page:
         """Print a line, with escapes for what can't be printed."""
         self._stream.write(self._escape(text) + "\n")
 
-    def write_hint(self, text: str, options: str) -> None:
-        """Print what is not shown, if anything, and the options of the command line that show more."""
+    def write_hint(self, text: str, options: str, in_python: str = "") -> None:
+        """Print what is not shown, and how to see it.
+
+        Args:
+            text: what is not shown; empty for nothing.
+            options: the options of the command line that show it.
+            in_python: the call that does in a notebook, where that is not a matter of the table's rows.
+        """
         self.write_paragraph([], ": ".join(filter(None, (text, options))))
 
     def write_heading(self, text: str) -> None:

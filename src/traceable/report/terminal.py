@@ -130,7 +130,8 @@ def write_ranges(
     for one in [one for one in folded if one["name"] in names][:_FOLDED_MAX]:
         expand = f"--expand {shlex.quote(one['name'])}"
         ways = " or ".join((expand, *(f"--by field:{field}" for field in one["fields"])))
-        page.write_hint(f"{one['name']} stands for {format_count(one['names'])} names", ways)
+        in_python = f"traceable.load(PATH, expand={one['name']!r})"
+        page.write_hint(f"{one['name']} stands for {format_count(one['names'])} names", ways, in_python)
     counter_rows = list(counters.take(choice.match_indices(counters)).rows())
     shown = counter_rows[:_COUNTERS_MAX]
     if shown:

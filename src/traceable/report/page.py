@@ -33,7 +33,7 @@ class Page:
         """Print a line, with escapes for what can't be printed."""
         self._stream.write(self._escape(text) + "\n")
 
-    def write_hint(self, text: str, options: str, in_python: str = "") -> None:
+    def write_hint(self, text: str, options: str, in_python: str = "") -> None:  # noqa: ARG002
         """Print what is not shown, and how to see it.
 
         Args:

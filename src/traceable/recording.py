@@ -609,7 +609,7 @@ class Recording:
             options["client_records"] = self.client_records
         compute = getattr(importlib.import_module(module), question)
         self._report(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
-        table: Table = compute(self.context, **options)
+        table: Table = dataclasses.replace(compute(self.context, **options), view=question)
         if question in _CACHED:
             self._cache[key] = table
         return table
@@ -759,6 +759,18 @@ class Recording:
         retried = dict(zip(missing, evaluate_expectations(missing, unfolded.profile), strict=True))
         return tuple(retried[one.name] if one.name in retried and retried[one.name].ok else one for one in results)
 
+    def _repr_html_(self) -> str:
+        """Return the profile as a notebook shows it (docs/notebooks.md)."""
+        from traceable.report.notebook import render_recording
+
+        return render_recording(self)
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """Print the profile where IPython runs in a terminal."""
+        from traceable.report.notebook import format_recording
+
+        printer.text(format_recording(self))
+
     @property
     def coverage(self) -> Coverage:
         """How much of the GPU activity is attributed to ranges."""
@@ -856,6 +868,15 @@ class Recording:
             raise MissingDataError(
                 "range_not_found", error.problem, f"did you mean {similar}?" if similar else error.remedy
             ) from None
+
+
+def _render_table(table: Table) -> str:
+    from traceable.report.notebook import render_table
+
+    return render_table(table)
+
+
+Table.html_renderer = _render_table
 
 
 def _as_list(one_or_more: Any) -> list[Any]:

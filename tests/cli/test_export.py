@@ -90,7 +90,7 @@ def test_an_output_that_exists_stays(export: Export, tmp_path: Path, to: str) ->
         (("--to", "pdf", "model.sqlite"), "arguments_invalid"),
         (("model.sqlite",), "arguments_invalid"),
         (("--to", "perfetto", "nowhere.sqlite"), "no_such_file"),
-        (("--to", "perfetto", "model.sqlite", "-o", "nowhere/x"), "output_file_invalid"),
+        (("--to", "perfetto", "model.sqlite", "-o", "nowhere/x"), "output_without_directory"),
         (("--to", "perfetto", "model.sqlite", "--view", "kernels"), "option_not_supported"),
         (("--to", "perfetto", "model.sqlite", "--step-range", "step"), "option_not_supported"),
         (("--to", "csv", "model.sqlite", "--view", "all"), "csv_of_all_views"),

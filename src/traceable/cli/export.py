@@ -7,7 +7,6 @@ nothing is replaced, and an export that fails leaves nothing. See `traceable hel
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from traceable.cli import report
@@ -137,7 +136,7 @@ def _write_view(arguments: argparse.Namespace, output: Path) -> int:
 
 
 def _resolve_output(arguments: argparse.Namespace) -> Path:
-    """Return the absolute path of the output.
+    """Return the absolute path of the output, which is new.
 
     Raises:
         UsageError: there is something, or no directory for it.
@@ -148,10 +147,7 @@ def _resolve_output(arguments: argparse.Namespace) -> Path:
         output = Path.cwd() / f"{path or 'recording'}{suffix}"
     else:
         output = Path(arguments.output).absolute()
-    if not output.parent.is_dir():
-        raise UsageError(
-            "output_file_invalid", f"no such directory: {output.parent}", "name a file in a directory that exists"
-        )
-    if os.path.lexists(output):
-        raise UsageError("output_exists", f"{output} exists, and an export replaces nothing", "name another: -o FILE")
+    from traceable.report.document import check_new_file
+
+    check_new_file(output)
     return output

@@ -24,7 +24,7 @@ SECTIONS = {
         *("requests", "sides", "jobs", "load", "control", "flight-recorder"),
         *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
         *("from-system-wide", "from-kubectl-script"),
-        *("html-report", "timeline", "analysis", "critical-path", "rates", "ncu"),
+        *("html-report", "timeline", "analysis", "notebooks", "plot", "critical-path", "rates", "ncu"),
         *("compare", "baselines", "align"),
         "export",
         *("contract", "testing", "measure-overhead"),

@@ -31,6 +31,7 @@ COMMANDS = {
     "compare": "compare recordings: what differs, whether it is noise, and what explains it",
     "align": "check how faithful a mock is to the full model, kernel by kernel",
     "baseline": "save recordings as a small file to compare later ones with",
+    "plot": "draw a recording, or a comparison, as SVG, PNG or PDF",
     "ncu": "profile the most expensive kernels of a range with Nsight Compute",
     "doctor": "check this machine, with a test capture by each collector",
     "help": "print a page of the documentation",

@@ -89,6 +89,7 @@ def format_column(column: Column, rows: Sequence[Row]) -> Cells:
         rank=column.rank,
         whole=column.whole,
         marks=[f"{one} {MARKS[one]}" for one in dict.fromkeys(filter(None, marks))],
+        source=column.source,
     )
 
 

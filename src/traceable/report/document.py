@@ -14,7 +14,8 @@ import numpy as np
 
 from traceable.analysis.attribution import Coverage, Share
 from traceable.analysis.table import Table
-from traceable.errors import MissingDataError, TraceableError
+from traceable.errors import MissingDataError, TraceableError, UsageError
+from traceable.protocol import untrusted
 from traceable.report import windows
 from traceable.report.expectations import build_expectation_rows
 from traceable.report.json_output import to_json
@@ -168,20 +169,36 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     write_file(to_json(report), path)
 
 
-def write_file(text: str, path: Path) -> None:
-    """Write a text to `path`, which is at every moment absent, as it was, or complete, unless it is a pipe or device.
+def check_new_file(path: Path, *, force: bool = False) -> None:
+    """Reject a path at which a file can't be made.
+
+    Args:
+        force: what is there may be replaced, if it is a file.
 
     Raises:
-        TraceError: it can't be written there.
+        UsageError: there is something at it, or its directory is missing.
     """
+    if untrusted.exists(path) and not (force and untrusted.is_regular(path)):
+        raise UsageError("output_exists", f"{path} exists", "give another name, or remove it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError("output_without_directory", f"no such directory: {path.absolute().parent}", "make it first")
+
+
+def write_file(content: str | bytes, path: Path) -> None:
+    """Write to `path`, which is at every moment absent, as it was, or complete, unless it is a pipe or device.
+
+    Raises:
+        TraceableError: it can't be written there.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(data)
             return
     except OSError as error:
         raise _make_write_error(path, error) from error
     with replace_file(path) as file:
-        file.write(text.encode("utf-8"))
+        file.write(data)
 
 
 @contextlib.contextmanager
@@ -189,7 +206,7 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that becomes `path` when it is complete; until then, and after an error, `path` is as it was.
 
     Raises:
-        TraceError: it can't be written there.
+        TraceableError: it can't be written there.
     """
     try:
         path = path.resolve()
@@ -212,7 +229,7 @@ def create_directory(path: Path) -> Iterator[Path]:
     """Make a directory that becomes `path`, which must not exist, when it is complete; after an error there is none.
 
     Raises:
-        TraceError: it can't be written there.
+        TraceableError: it can't be written there.
     """
     try:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:_PREFIX_MAX]}."))

@@ -3,6 +3,7 @@
 # make test-fast   the tests of data and of single processes of our own: what to run while working. Under a minute on two
 #                cores, once pytest has compiled the tests (PYTHONDONTWRITEBYTECODE is unset for that)
 # make docs    build the site of the documentation into build/docs: every warning is an error
+# make web     build the script and style of the HTML report (web/), which are checked in; needs node 18 or newer
 # make gpu-check   run what only a GPU can show, and print what is proven; needs no .venv, no network, no nsys
 # make clean   remove .venv and everything built
 #
@@ -15,10 +16,11 @@ WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 INPUTS := scripts/install.sh tests/constraints.txt tests/aiperf.txt pyproject.toml setup.py $(wildcard src/traceable/_native/*.[ch])
 export PYTHON
 
-.PHONY: demo test test-fast lint docs gpu-check clean
+.PHONY: demo test test-fast lint web docs gpu-check clean
 
 demo: .venv/.demo
-	$(PY) -m traceable run examples/inference_server.py --requests 200
+	$(PY) -m traceable run --html demo.html examples/inference_server.py --requests 200
+	@echo "open demo.html in a browser to look at this run"
 
 # The tests start hundreds of programs, which would compile our modules anew each time where PYTHONDONTWRITEBYTECODE is set.
 test: lint
@@ -37,6 +39,12 @@ lint: .venv/.test
 docs: .venv/.docs
 	$(PY) -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet --jobs auto docs build/docs
 
+web: web/node_modules/.package-lock.json
+	cd web && npm run --silent build
+
+web/node_modules/.package-lock.json: web/package.json web/package-lock.json
+	cd web && npm ci --no-audit --no-fund
+
 gpu-check:
 	$(or $(PYTHON),$(wildcard $(PY)),python3) scripts/gpu_check --out $(or $(OUT),gpu-captures)
 
@@ -54,6 +62,6 @@ gpu-check:
 	touch $@
 
 clean:
-	rm -rf .venv build dist gpu-captures src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv web/node_modules demo.html build dist gpu-captures src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f src/traceable/_native/*.so
 	find src tests examples benchmarks scripts -name __pycache__ -type d -exec rm -rf {} +

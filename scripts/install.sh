@@ -136,6 +136,16 @@ install_aiperf() {
     touch "$folder/installed"
 }
 
+# What checks and builds web/. With CI=true the suite needs it; elsewhere its tests are skipped without npm.
+install_web() {
+    local installed=web/node_modules/.package-lock.json
+    [[ ! $installed -nt web/package-lock.json ]] || return 0
+    if ! command -v npm >/dev/null || ! npm ci --prefix web --silent --no-audit --no-fund; then
+        [[ ${CI:-} != true ]] || fail "npm can't install what web/ needs, and CI=true asks for the whole suite."
+        say "npm can't install what web/ needs; its tests will be skipped"
+    fi
+}
+
 main() {
     make_environment
     find_wheelhouse
@@ -148,6 +158,7 @@ main() {
         pip_install --editable '.[dev]'
         install_torch
         install_nvtx_tests
+        install_web
         wait $!
         ;;
     *) fail "usage: install.sh demo|docs|test" ;;

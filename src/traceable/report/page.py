@@ -33,6 +33,16 @@ class Page:
         """Print a line, with escapes for what can't be printed."""
         self._stream.write(self._escape(text) + "\n")
 
+    def write_hint(self, text: str, options: str, in_python: str = "") -> None:  # noqa: ARG002
+        """Print what is not shown, and how to see it.
+
+        Args:
+            text: what is not shown; empty for nothing.
+            options: the options of the command line that show it.
+            in_python: the call that does in a notebook, where that is not a matter of the table's rows.
+        """
+        self.write_paragraph([], ": ".join(filter(None, (text, options))))
+
     def write_heading(self, text: str) -> None:
         """Print a line above a table."""
         text = self._escape(text)

@@ -12,6 +12,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,12 +98,33 @@ class LiveRecording:
         Raises:
             CollectorError: events were dropped meanwhile.
         """
+        with tempfile.TemporaryDirectory(prefix="traceable-live-") as folder:
+            database = Path(folder) / "part.sqlite"
+            if not self.export(offsets, database):
+                return None
+            with closing(sqlite3.connect(database)) as connection:
+                rows = [Row(*row) for row in connection.execute(_ROWS)]
+            return load(database), rows
+
+    def export(self, offsets: dict[Path, int], database: Path) -> bool:
+        """Write the events recorded since then up to `offsets` as a file that `traceable.load` reads.
+
+        Args:
+            offsets: as of `read_end_offsets`.
+            database: a path at which there is no file.
+
+        Returns:
+            Whether there are any; without, there is no file.
+
+        Raises:
+            CollectorError: events were dropped meanwhile.
+        """
         new = {path: (self._from.get(path, _HEADER_BYTES), end) for path, end in offsets.items()}
         new = {path: (begin, end) for path, (begin, end) in new.items() if end > begin}
         if not new:
-            return None
-        with tempfile.TemporaryDirectory(prefix="traceable-testing-") as folder:
-            part, database = Path(folder) / "part", Path(folder) / "part.sqlite"
+            return False
+        with tempfile.TemporaryDirectory(prefix="traceable-live-") as folder:
+            part = Path(folder) / "part"
             for path, (begin, end) in new.items():
                 _copy_part(path, begin, end, part / path.parent.name)
             # After the events, so that every name they use is there; and of all processes, so that time has one zero.
@@ -110,11 +132,14 @@ class LiveRecording:
                 _link(directory, ("process", "names"), part / directory.name)
             recording = rec.read_recording(part)
             self._check_dropped(recording)
-            if not write_database(recording, database, complete=False).events:
-                return None
-            with closing(sqlite3.connect(database)) as connection:
-                rows = [Row(*row) for row in connection.execute(_ROWS)]
-            return load(database), rows
+            # What is not in the files here was left out on purpose.
+            recording = replace(
+                recording, processes=tuple(replace(one, missing_bytes=0) for one in recording.processes)
+            )
+            if write_database(recording, database, complete=False).events:
+                return True
+            database.unlink()
+            return False
 
     def _check_dropped(self, recording: rec.Recording) -> None:
         for process in recording.processes:

@@ -19,10 +19,10 @@ from traceable import load
 from traceable.analysis.table import Table, pack_objects
 from traceable.errors import MissingDataError
 from traceable.recording import Recording
-from traceable.report.columns import Column, format_column, format_heading
+from traceable.report.columns import Column, find_marks, format_column, format_heading
+from traceable.report.document import MAX_ROWS
 from traceable.report.html.pages import (
     MAX_RANGES,
-    MAX_ROWS,
     MAX_ROWS_OF_RANGE,
     QUERIES,
     SLOWEST,
@@ -68,6 +68,10 @@ def check_table(packed: Mapping[str, Any], table: Table, columns: Iterable[Colum
     known = [one.source for one in columns if one.source in table.columns]
     assert [key for key in known if key in shown] == shown if known else set(shown) <= set(table.columns)
     assert all(any(row[key] is not None for row in rows) for key in shown)
+    for one in columns:
+        marks = find_marks(one, rows[:MAX_ROWS]) if one.source in shown else ()
+        assert packed["marks"].get(one.source) == (marks if any(marks) else None)
+        assert all(any(text.startswith(mark) for text in packed["legend"]) for mark in marks if mark)
 
 
 def check_views(recording: Recording, blocks: Blocks) -> None:
@@ -171,6 +175,8 @@ def test_a_table_says_how_many_rows_it_leaves_out() -> None:
     packed = pack_table(table, [Column("name"), Column("total_ns", "total"), Column("absent")], most=2)
     assert packed == {
         "columns": [{"key": "name", "title": "name"}, {"key": "total_ns", "title": "total"}],
+        "marks": {},
+        "legend": [],
         "values": {"name": ["a", "b"], "total_ns": [3, 2]},
         "omitted": 1,
     }

@@ -4,7 +4,7 @@ import { test } from "node:test";
 
 import { ABSENT } from "../src/format.js";
 import { formatCell, formatHeading } from "../src/pages/values.js";
-import { formatMomentLink, formatRangeLink, unpackRows } from "../src/pages/view.js";
+import { createFormat, formatMomentLink, formatRangeLink, unpackRows } from "../src/pages/view.js";
 import { explainDifference } from "../src/pages/waterfall.js";
 
 /** @type {[string, string, unknown, string][]} */
@@ -23,11 +23,18 @@ test("an absent value is no number", () => {
 });
 
 test("rows are those of the columns", () => {
-  assert.deepEqual(unpackRows({ columns: [], values: { name: ["a", "b"], total_ns: [1, null] }, omitted: 0 }), [
+  assert.deepEqual(unpackRows({ values: { name: ["a", "b"], total_ns: [1, null] } }), [
     { name: "a", total_ns: 1 },
     { name: "b", total_ns: null },
   ]);
-  assert.deepEqual(unpackRows({ columns: [], values: {}, omitted: 0 }), []);
+  assert.deepEqual(unpackRows({ values: {} }), []);
+});
+
+test("a cell has the mark of its row", () => {
+  const rows = [{ p99_ns: 1 }, { p99_ns: 2 }];
+  const described = { columns: [], marks: { p99_ns: ["", "~"] }, legend: [] };
+  assert.deepEqual(rows.map((row) => createFormat(described, "p99_ns", rows)(row.p99_ns, row)), ["1 ns", "2 ns~"]);
+  assert.equal(createFormat(described, "count", rows)(7, {}), "7");
 });
 
 test("a row links to its time, and a path to its page whatever its names hold", () => {

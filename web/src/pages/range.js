@@ -6,13 +6,13 @@ import { formatHash, formatPathKey, parsePathKey } from "../router.js";
 import { createTable } from "../table.js";
 import { drawBars, drawHistogram, getColor } from "./charts.js";
 import { createFacts, createName, createRemark, createSection } from "./elements.js";
-import { formatCell, formatHeading, formatValue } from "./values.js";
-import { createPackedTable, formatMomentLink, formatRangeLink } from "./view.js";
+import { formatHeading, formatValue } from "./values.js";
+import { createFormat, createLegend, createPackedTable, formatMomentLink, formatRangeLink } from "./view.js";
 
 /** @typedef {import("./view.js").Page} Page */
 /** @typedef {import("./view.js").Row} Row */
 /** @typedef {import("./view.js").PackedTable} PackedTable */
-/** @typedef {{pages: {paths: Row[], names: Row[], columns: {key: string, title: string}[]}, distributions: import("../blocks.js").Block}} Data */
+/** @typedef {{pages: {paths: Row[], names: Row[], ranges: import("./view.js").ColumnsOf}, distributions: import("../blocks.js").Block}} Data */
 
 /** The columns of a range that its page shows first, in groups. */
 const FACTS = [
@@ -30,6 +30,9 @@ const FACTS = [
 const TERMS = { cpu_share: "share of all ranges", cpu_self_total_ns: "in no range inside", count: "instances" };
 
 const HEADINGS = ["Time on the CPU", "Of one instance", "On the GPU", "GPU busy, of one instance", "Copies"];
+
+/** Of fewer values a p99 is close to the maximum. */
+const ENOUGH = 100;
 
 /** How many of the ranges directly inside are drawn. */
 const CHILDREN = 10;
@@ -49,7 +52,7 @@ export async function mountRanges(container, page) {
     const path = range === undefined ? [] : findPath(page.report.ranges, parsePathKey(range));
     const rows = page.report.ranges.filter((/** @type {Row} */ row) => isSamePath(row.path, path));
     container.replaceChildren(
-      ...(range === undefined ? createList(page, pages.columns) : createRangePage(path, rows, { pages, distributions }, page)),
+      ...(range === undefined ? createList(page, pages.ranges) : createRangePage(path, rows, { pages, distributions }, page)),
     );
   };
   page.router.addEventListener("route", show);
@@ -73,9 +76,9 @@ function findPath(ranges, path) {
 
 /**
  * @param {Page} page
- * @param {{key: string, title: string}[]} columns
+ * @param {import("./view.js").ColumnsOf} described how to show the ranges
  */
-function createList(page, columns) {
+function createList(page, described) {
   const container = createElement("div");
   createTable(container, {
     title: "ranges",
@@ -83,11 +86,11 @@ function createList(page, columns) {
     tree: { pathKey: "path" },
     columns: [
       { key: "name", title: "Range", align: "left", format: formatValue, link: (row) => formatRangeLink(row.path) },
-      ...columns.map(({ key, title }) => ({
+      ...described.columns.map(({ key, title }) => ({
         key,
         title,
         align: key === "attribution" ? /** @type {const} */ ("left") : /** @type {const} */ ("right"),
-        format: (/** @type {unknown} */ value) => formatCell(key, value),
+        format: createFormat(described, key, page.report.ranges),
       })),
     ],
   });
@@ -95,6 +98,7 @@ function createList(page, columns) {
   return [
     createElement("h2", {}, "Ranges"),
     container,
+    ...[createLegend(described)].filter((one) => one !== null),
     ...(omitted ? [createRemark(`and ${formatCount(omitted)} more, which this page leaves out: --json has all`)] : []),
   ];
 }
@@ -148,9 +152,14 @@ function createRangeParts(row, { pages, distributions }, page) {
   /** @param {string} key @param {string} heading @param {string} title */
   const add = (key, heading, title) =>
     ofName?.[key] ? createSection(`${heading}${wide}`, createPackedTable(ofName[key], { title, page })) : null;
+  const index = page.report.ranges.indexOf(row);
+  const marks = new Set(Object.values(pages.ranges.marks).map((found) => found[index]));
+  /** @param {string} key */
+  const format = (key) => createFormat(pages.ranges, key, page.report.ranges)(row[key], row);
   return [
-    createFactGroups(row),
-    createDistribution(row, page.report.ranges.indexOf(row), distributions),
+    createFactGroups(row, format),
+    createLegend({ ...pages.ranges, legend: pages.ranges.legend.filter((one) => marks.has(one.charAt(0))) }),
+    createDistribution(row, index, format, distributions),
     createChildren(row, page),
     ofPath?.slowest ? createSlowest(ofPath.slowest, row, page) : null,
     add("kernels", "Kernels", "kernels"),
@@ -163,28 +172,41 @@ function createRangeParts(row, { pages, distributions }, page) {
   ];
 }
 
-/** @param {Row} row */
-function createFactGroups(row) {
+/**
+ * @param {Row} row
+ * @param {(key: string) => string} format returns the text of a column
+ */
+function createFactGroups(row, format) {
   const groups = FACTS.map((keys, index) => {
-    const known = keys.filter((key) => row[key] !== null && row[key] !== undefined && !(key === "clipped" && !row[key]));
+    const known = keys.filter((key) => row[key] !== null && row[key] !== undefined && isTelling(row, key));
     if (!known.length) return null;
     return createElement(
       "section",
       { class: "fact-group" },
       createElement("h3", {}, HEADINGS[index] ?? ""),
-      createFacts(known.map((key) => [TERMS[/** @type {keyof typeof TERMS} */ (key)] ?? formatHeading(key), formatCell(key, row[key])])),
+      createFacts(known.map((key) => [TERMS[/** @type {keyof typeof TERMS} */ (key)] ?? formatHeading(key), format(key)])),
     );
   });
   return createElement("div", { class: "fact-groups" }, ...groups);
 }
 
 /**
+ * Whether a value is worth a line: not that no instance was cut, and no p99 that is the maximum.
+ * @param {Row} row
+ * @param {string} key
+ */
+function isTelling(row, key) {
+  return key === "clipped" ? row.clipped > 0 : key !== "gpu_busy_p99_ns" || row.gpu_count >= ENOUGH;
+}
+
+/**
  * Draws how the times of its instances are spread, on a logarithmic axis, with its quantiles.
  * @param {Row} row
  * @param {number} index of the row in the report
+ * @param {(key: string) => string} format returns the text of a column
  * @param {import("../blocks.js").Block} distributions
  */
-function createDistribution(row, index, { meta, columns }) {
+function createDistribution(row, index, format, { meta, columns }) {
   const [low, high] = [columns.low_ns?.[index], columns.high_ns?.[index]];
   if (low === undefined || high === undefined || Number.isNaN(low)) return null;
   const counts = Array.from(columns.counts?.subarray(index * meta.bins, (index + 1) * meta.bins) ?? []);
@@ -197,7 +219,7 @@ function createDistribution(row, index, { meta, columns }) {
   const marks = ["p50", "p90", "p99"]
     .map((name) => ({ name, value: row[`cpu_${name}_ns`] }))
     .filter(({ value }) => typeof value === "number")
-    .map(({ name, value }) => ({ value, label: `${name} ${formatDuration(value)}` }));
+    .map(({ name, value }) => ({ value, label: `${name} ${format(`cpu_${name}_ns`)}` }));
   return createSection(
     "Distribution of its time on the CPU",
     drawHistogram(

@@ -1,7 +1,12 @@
 /**
  * The tables of a view: which there are, their columns and headings come from the report, as a terminal has them.
  *
- * @typedef {{columns: {key: string, title: string}[], values: Record<string, any[]>, omitted: number}} PackedTable
+ * @typedef {object} ColumnsOf how to show the columns of a table
+ * @property {{key: string, title: string}[]} columns
+ * @property {Record<string, string[]>} marks of a column with marks, that of each row
+ * @property {string[]} legend what each mark means
+ *
+ * @typedef {ColumnsOf & {values: Record<string, any[]>, omitted: number}} PackedTable
  * @typedef {{heading: string, table: PackedTable}} FurtherTable
  * @typedef {object} View
  * @property {string} help
@@ -36,13 +41,35 @@ export async function loadView(name) {
 
 /**
  * Returns the rows of a table.
- * @param {PackedTable} table
+ * @param {Pick<PackedTable, "values">} table
  * @returns {Row[]}
  */
 export function unpackRows({ values }) {
   const keys = Object.keys(values);
   const number = values[keys[0] ?? ""]?.length ?? 0;
   return Array.from({ length: number }, (_, index) => Object.fromEntries(keys.map((key) => [key, values[key]?.[index]])));
+}
+
+/**
+ * Returns what writes a column's cells, each with its mark.
+ * @param {ColumnsOf} described
+ * @param {string} key of the column
+ * @param {Row[]} rows in the order of the marks
+ * @returns {(value: any, row: Row) => string}
+ */
+export function createFormat({ marks }, key, rows) {
+  const found = marks[key];
+  if (found === undefined) return (value) => formatCell(key, value);
+  const ofRow = new Map(rows.map((row, index) => [row, found[index] ?? ""]));
+  return (value, row) => formatCell(key, value) + (ofRow.get(row) ?? "");
+}
+
+/**
+ * Returns what the marks of a table mean.
+ * @param {ColumnsOf} described
+ */
+export function createLegend({ legend }) {
+  return legend.length ? createRemark(legend.join("; ")) : null;
 }
 
 /**
@@ -62,10 +89,12 @@ export function createPackedTable(table, { title, page, links = {} }) {
       key,
       title: heading,
       align: rows.some((row) => isText(row[key])) ? "left" : "right",
-      format: (value) => formatCell(key, value),
+      format: createFormat(table, key, rows),
       link: links[key] ?? findLink(key, page),
     })),
   });
+  const legend = createLegend(table);
+  if (legend) container.append(legend);
   if (table.omitted > 0) {
     container.append(createRemark(`and ${formatCount(table.omitted)} more, which this page leaves out: --json has all`));
   }

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from traceable.report.align import CHECK_LABELS
+from traceable.report.document import MAX_ROWS
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import write_html
 
 ALIGNMENT = "alignment"
 """Kind of the page; see `page.REPORT`."""
-
-MAX_ROWS = 1000
-"""How many rows of a table the page has at most: the first."""
 
 _EQUAL = "equal"
 

@@ -15,15 +15,13 @@ from traceable.report.compare import (
     rank_by_impact,
     select_ranges,
 )
+from traceable.report.document import MAX_ROWS
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import write_html
 from traceable.report.row_filter import Row, RowFilter
 
 COMPARISON = "comparison"
 """Kind of the page; see `page.REPORT`."""
-
-MAX_ROWS = 1000
-"""How many rows of a table the page has at most: those that differ most."""
 
 
 def write_comparison_page(

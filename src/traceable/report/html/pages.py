@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.ranges import list_slowest_of_paths
 from traceable.analysis.table import Table
 from traceable.errors import MissingDataError, TraceError
 from traceable.protocol.run_dir import DIAGNOSIS_KEY, list_runs, load_manifest
-from traceable.report.columns import Column, format_heading, is_worth_showing
-from traceable.report.document import missing_data_to_dict
+from traceable.report.columns import MARKS, Column, find_marks, format_heading, is_worth_showing
+from traceable.report.document import MAX_ROWS, missing_data_to_dict
 from traceable.report.html.blocks import pack_block
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 from traceable.report.views import RANGE_COLUMNS, TREE_COLUMNS, VIEWS, View, ViewTable
@@ -24,9 +25,6 @@ from traceable.report.views import RANGE_COLUMNS, TREE_COLUMNS, VIEWS, View, Vie
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.recording import Recording
-
-MAX_ROWS = 1000
-"""How many rows of a table the page has at most: the first, which are the largest."""
 
 MAX_RANGES = 300
 """How many range paths have a page with more than their row in the table of ranges."""
@@ -100,27 +98,32 @@ def pack_table(table: Table, columns: Sequence[Column], *, most: int = MAX_ROWS)
         most: how many rows.
 
     Returns:
-        `columns`, with `key` and `title`; `values`, a list a column; and `omitted`, the number of rows left out.
+        What `describe_columns` returns; `values`, a list a column; and `omitted`, the number of rows left out.
     """
     part = table.take(slice(most))
-    shown = _describe_columns(part, columns or [Column(name) for name in table.columns], table)
-    keys = dict.fromkeys((*(one["key"] for one in shown), *(name for name in _LINKED if name in table.columns)))
-    return {
-        "columns": shown,
-        "values": {key: part.column(key) for key in keys},
-        "omitted": len(table) - len(part),
-    }
+    described = describe_columns(part, columns or [Column(name) for name in table.columns], table)
+    shown = [one["key"] for one in described["columns"]]
+    keys = dict.fromkeys((*shown, *(name for name in _LINKED if name in table.columns)))
+    return {**described, "values": {key: part.column(key) for key in keys}, "omitted": len(table) - len(part)}
 
 
-def _describe_columns(part: Table, columns: Sequence[Column], table: Table) -> list[dict[str, str]]:
-    """Return `key` and `title` of those columns that a part of a table has and that have content in it."""
+def describe_columns(part: Table, columns: Sequence[Column], table: Table) -> dict[str, Any]:
+    """Return how to show those columns that a part of a table has and that have content in it.
+
+    Returns:
+        `columns`, each with `key` and `title`; `marks`, of a column with marks that of each row; and `legend`, what
+        each mark means.
+    """
     rows = list(part.rows())
     there = [one for one in columns if one.source in table.columns]
-    return [
-        {"key": one.source, "title": one.heading or format_heading(one.source)}
-        for one in there
-        if is_worth_showing(one, rows, table)
-    ]
+    shown = [one for one in there if is_worth_showing(one, rows, table)]
+    marks = {one.source: found for one in shown if any(found := find_marks(one, rows))}
+    used = dict.fromkeys(mark for found in marks.values() for mark in found if mark)
+    return {
+        "columns": [{"key": one.source, "title": one.heading or format_heading(one.source)} for one in shown],
+        "marks": marks,
+        "legend": [f"{mark} {MARKS[mark]}" for mark in used],
+    }
 
 
 def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
@@ -129,9 +132,11 @@ def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
     others = {}
     for name, other in result.others.items():
         known = view.others.get(name, ViewTable(name.replace("_", " ")))
-        shown = thin_usage(other) if name == "usage_over_time" else other
-        most = len(shown) if name == "usage_over_time" else MAX_ROWS
-        others[name] = {"heading": known.heading, "table": pack_table(shown, known.columns, most=most)}
+        if name == "usage_over_time":
+            other, most = thin_usage(other), len(other)
+        else:
+            most = MAX_ROWS
+        others[name] = {"heading": known.heading, "table": pack_table(other, known.columns, most=most)}
     return {
         "help": view.help,
         "first": view.first_table,
@@ -144,7 +149,7 @@ def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
 def thin_usage(table: Table) -> Table:
     """Return the table `usage_over_time` of the view memory with about MAX_ROWS of its changes, if it has more.
 
-    Of each memory the highest usage in each part of the time stays, and the last change.
+    It is drawn, not listed. Of each memory the highest usage in each part of the time stays, and the last change.
     """
     if len(table) <= MAX_ROWS:
         return table
@@ -162,13 +167,13 @@ def thin_usage(table: Table) -> Table:
 
 
 def _build_range_pages(recording: Recording, results: Mapping[str, Table | MissingDataError]) -> dict[str, Any]:
-    """Return what the pages of ranges show beside their row: of each path the slowest instances and the API calls, of
-    each name, over all its paths, the kernels, copies and waits.
-    """
-    from traceable.analysis.ranges import list_slowest_of_paths
+    """Return what the pages of ranges show besides their rows in the report.
 
+    That is how to show these rows; of each path the slowest instances and the API calls; and of each name, over all its
+    paths, the kernels, copies and waits.
+    """
     ranges = recording.profile.ranges
-    places = RowFilter(top=MAX_RANGES).select_indices(ranges, DEFAULT_SORT)
+    listed, places = (RowFilter(top=top).select_indices(ranges, DEFAULT_SORT) for top in (MAX_ROWS, MAX_RANGES))
     slowest = _split(list_slowest_of_paths(recording.context, SLOWEST), ("row",))
     calls = results["api-by-range"]
     paths = {} if isinstance(calls, MissingDataError) else _split(calls.others["paths"], ("path", "domain", "style"))
@@ -201,7 +206,7 @@ def _build_range_pages(recording: Recording, results: Mapping[str, Table | Missi
             }
             for name, domain in names
         ],
-        "columns": _describe_columns(ranges.take(places), RANGE_COLUMNS, ranges),
+        "ranges": describe_columns(ranges.take(listed), RANGE_COLUMNS, ranges),
     }
 
 

@@ -4,6 +4,7 @@
 #                cores, once pytest has compiled the tests (PYTHONDONTWRITEBYTECODE is unset for that)
 # make docs    build the site of the documentation into build/docs: every warning is an error
 # make web     build the script and style of the HTML report (web/), which are checked in; needs node 18 or newer
+# make screenshots REPORT=A CANDIDATE=B   draw docs/images from two recordings, in Debian's Chromium
 # make gpu-check   run what only a GPU can show, and print what is proven; needs no .venv, no network, no nsys
 # make clean   remove .venv and everything built
 #
@@ -16,7 +17,7 @@ WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 INPUTS := scripts/install.sh tests/constraints.txt tests/aiperf.txt pyproject.toml setup.py $(wildcard src/traceable/_native/*.[ch])
 export PYTHON
 
-.PHONY: demo test test-fast lint web docs gpu-check clean
+.PHONY: demo test test-fast lint web docs screenshots gpu-check clean
 
 demo: .venv/.demo
 	$(PY) -m traceable run --html demo.html examples/inference_server.py --requests 200
@@ -44,6 +45,9 @@ web: web/node_modules/.package-lock.json
 
 web/node_modules/.package-lock.json: web/package.json web/package-lock.json
 	cd web && npm ci --no-audit --no-fund
+
+screenshots: .venv/.test
+	$(PY) scripts/screenshots.py $(REPORT) $(CANDIDATE)
 
 gpu-check:
 	$(or $(PYTHON),$(wildcard $(PY)),python3) scripts/gpu_check --out $(or $(OUT),gpu-captures)

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[1]
 MARKDOWN = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!\w+:)([^)#]+)")
+LINK = re.compile(r"""(?:\]\(|src(?:set)?=")(?!\w+:)([^)#"]+)""")
 FILE_NAME = re.compile(r"# ([\w.]+)\n")
 COMMAND = re.compile(rf"(?:^|[\s/])traceable ((?:{'|'.join(main.COMMANDS)})(?:\s.*)?)$")
 OPERATORS = frozenset("|&;<>()")

@@ -21,7 +21,7 @@ SECTIONS = {
     "How-to": (
         *("annotate-from-outside", "torch", "pauses"),
         *("nsys", "torch-collector", "recorder-gpu", "ranks", "remote"),
-        *("requests", "sides", "jobs", "load", "control", "flight-recorder"),
+        *("requests", "sides", "jobs", "load", "control", "top", "flight-recorder"),
         *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
         *("from-system-wide", "from-kubectl-script"),
         *("analysis", "critical-path", "rates", "ncu"),

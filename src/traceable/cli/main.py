@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "run a server and its client, and print one profile of both",
     "job": "record prefill and decode under the loads of a YAML file, and compare them",
     "control": "open and close windows in a running program",
+    "top": "show the ranges of a running program, live",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
     "compare": "compare recordings: what differs, whether it is noise, and what explains it",
     "align": "check how faithful a mock is to the full model, kernel by kernel",

@@ -49,6 +49,8 @@ class MarkdownPage(Page):
         heads, *rows = (f"| {' | '.join(row)} |" for row in zip(*cells, strict=True))
         rule = f"| {' | '.join('---' if one.is_text else '---:' for one in columns)} |"
         self._stream.write("\n".join(["", heads, rule, *rows]) + "\n\n")
+        if brief:
+            return
         for mark in dict.fromkeys(mark for column in columns for mark in column.marks):
             self.write_line(mark)
 

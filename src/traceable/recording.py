@@ -551,6 +551,16 @@ class Recording:
         outside = measure_outside_ranges(self.context)
         return outside.take(slice(0)) if self.conditions else outside
 
+    def to_html(self, path: str | Path) -> None:
+        """Write a page with all views, which opens in a browser without a network (docs/html-report.md).
+
+        Raises:
+            TraceableError: it can't be written there.
+        """
+        from traceable.report.html.recording_page import write_recording_page
+
+        write_recording_page(self, Path(path))
+
     def query(self, question: str, **options: Any) -> Table:
         """Compute a view by its name, with the function `analysis.<view>.<view>`.
 

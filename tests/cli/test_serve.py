@@ -297,8 +297,13 @@ def test_a_signal_ends_a_client_that_hangs_and_then_the_server(tmp_path: Path, s
 
 
 def test_a_second_signal_kills_a_client_that_ignores_the_first(tmp_path: Path, start: Start) -> None:
-    ignore = "signal.signal(signal.SIGINT, lambda *_: print('ignored', flush=True))\nwhile True: signal.pause()"
-    client = python(CLIENT.format(HANG.replace("signal.pause()", ignore)), "{uds}")
+    ignoring = """
+import signal
+signal.signal(signal.SIGINT, lambda *_: print('ignored', flush=True))
+print('the client hangs', flush=True)
+while True: signal.pause()
+"""
+    client = python(CLIENT.format(ignoring), "{uds}")
     process = start("--server", ANNOTATED[1], "--client", client)
     await_line(process.stdout, "the client hangs")
     process.send_signal(signal.SIGINT)

@@ -26,6 +26,7 @@ from traceable.cli.options import (
     has_table_output,
     parse_positive_int,
     parse_row_filter,
+    resolve_output_file,
 )
 from traceable.cli.selection import (
     add_filter_arguments,
@@ -111,6 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = add_output_arguments(parser)
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column of the table, largest first")
     group.add_argument("--table", metavar="NAME", help="with --csv: print this further table of the view instead")
+    group.add_argument("--html", metavar="FILE", help="also write a page with every view (traceable help html-report)")
     add_expectation_arguments(parser)
 
 
@@ -159,6 +161,8 @@ def run(arguments: argparse.Namespace) -> int:
     paths: list[Path] = arguments.paths
     memory.check_memory_limit(paths[0])
     check_output_files(arguments)
+    if arguments.html is not None:
+        arguments.html = resolve_output_file("html", arguments.html)
     views = resolve_views(arguments)
     thresholds = parse_thresholds(arguments)
     expected = _load_expected_names(paths, arguments)
@@ -203,6 +207,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.range_name is not None:
             recording = recording.with_range(arguments.range_name)
         answers = _query_views(recording, views, has_document, arguments)
+        if arguments.html is not None:
+            recording.to_html(arguments.html)
     failure = next((answer for answer in answers.values() if isinstance(answer, MissingDataError)), None)
     if failure is not None and len(views) == 1:
         raise failure

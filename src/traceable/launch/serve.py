@@ -634,8 +634,10 @@ class _Side:
                 with contextlib.suppress(OSError):
                     os.kill(victim, signal.SIGKILL)
         elif not self.has_ended:
-            is_starting = self.pid is None and not self.request.is_remote
-            self.launcher.send_signal(signal.SIGTERM if is_starting and number == signal.SIGINT else number)
+            is_known = self.pid is not None or self.request.is_remote
+            if not is_known and self.directory is not None:
+                is_known = _read_program_pid(self.directory) is not None
+            self.launcher.send_signal(number if is_known or number != signal.SIGINT else signal.SIGTERM)
 
     def make_result(self) -> SideResult:
         """Return how it ended, with the exit code of its program where its launcher could not pass that on."""

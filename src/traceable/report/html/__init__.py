@@ -1,0 +1,1 @@
+"""The HTML report: one file that opens from disk, without a network."""

@@ -1,0 +1,46 @@
+"""The HTML page itself: the shell, the built script and style, and the data blocks, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from traceable.report.document import write_file
+
+REPORT = "report"
+"""Kind of the page of a recording. `TABS` of `web/src/tabs.js` has the tabs of each kind."""
+
+
+def write_html(path: Path, *, kind: str, title: str, blocks: Iterable[str]) -> None:
+    """Write a page, which is at every moment absent, as it was, or complete.
+
+    Args:
+        path: the file.
+        kind: which tabs it has.
+        title: of any characters.
+        blocks: results of `pack_block`.
+
+    Raises:
+        TraceableError: it can't be written there.
+    """
+    write_file(render_page(kind=kind, title=title, blocks=blocks), path)
+
+
+def render_page(*, kind: str, title: str, blocks: Iterable[str]) -> str:
+    """Return the page as text. Arguments as of `write_html`."""
+    environment = Environment(loader=PackageLoader(__package__, "."), autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("page.html.j2").render(
+        kind=kind,
+        title=title,
+        blocks=map(Markup, blocks),
+        style=_load_asset("report.css"),
+        script=_load_asset("report.js"),
+    )
+
+
+def _load_asset(name: str) -> Markup:
+    return Markup(resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8"))

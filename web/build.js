@@ -1,0 +1,21 @@
+/** Bundles the script and the style of the HTML report into the Python package; `npm run build -- DIRECTORY` elsewhere. */
+import path from "node:path";
+import { fileURLToPath } from "node:url";
+
+import { build } from "esbuild";
+
+const here = path.dirname(fileURLToPath(import.meta.url));
+const target = process.argv[2] ?? path.join(here, "../src/traceable/report/html/assets");
+
+await build({
+  absWorkingDir: here,
+  entryPoints: { report: "src/main.js" },
+  bundle: true,
+  format: "iife",
+  minify: true,
+  charset: "ascii",
+  legalComments: "none",
+  target: ["es2022"],
+  outdir: target,
+  logLevel: "warning",
+});

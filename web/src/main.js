@@ -1,0 +1,113 @@
+/** Starts a page: its theme, its tabs, and the address that tells which of them is open. */
+import "./theme.css";
+import "./page.css";
+
+import { canDecode, loadBlock } from "./blocks.js";
+import { createElement } from "./dom.js";
+import { Router } from "./router.js";
+import { TABS } from "./tabs.js";
+import { createThemeSwitch } from "./theme.js";
+
+async function start() {
+  const main = /** @type {HTMLElement} */ (document.querySelector("main"));
+  document.querySelector("header")?.append(createThemeSwitch());
+  if (!canDecode()) {
+    showProblem(main, "This browser lacks DecompressionStream, which this page needs: use Chrome 80, Firefox 113, Safari 16.4 or newer.");
+    return;
+  }
+  const { meta } = await loadBlock("report");
+  startTabs(main, { router: new Router(), report: meta });
+}
+
+/**
+ * @param {HTMLElement} main
+ * @param {import("./tabs.js").Page} page
+ */
+function startTabs(main, page) {
+  const tabs = TABS[document.body.dataset.page ?? "report"] ?? [];
+  const list = createElement("div", { role: "tablist", "aria-label": "Screens" });
+  const screens = tabs.map((tab) => {
+    const button = createElement(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        id: `tab-${tab.name}`,
+        "aria-controls": `panel-${tab.name}`,
+        click: () => page.router.updateHash({ tab: tab.name }),
+      },
+      tab.title,
+    );
+    const panel = createElement("section", {
+      role: "tabpanel",
+      id: `panel-${tab.name}`,
+      "aria-labelledby": `tab-${tab.name}`,
+      hidden: true,
+    });
+    return { tab, button, panel, isMounted: false };
+  });
+  list.append(...screens.map(({ button }) => button));
+  list.addEventListener("keydown", (event) => moveBetweenTabs(event, list));
+  if (tabs.length > 1) {
+    document.querySelector("nav")?.replaceChildren(list);
+  }
+  main.replaceChildren(...screens.map(({ panel }) => panel));
+
+  const show = () => {
+    const requested = page.router.route.tab;
+    const current = screens.find(({ tab }) => tab.name === requested) ?? screens[0];
+    for (const screen of screens) {
+      const isCurrent = screen === current;
+      screen.panel.hidden = !isCurrent;
+      screen.button.setAttribute("aria-selected", String(isCurrent));
+      screen.button.tabIndex = isCurrent ? 0 : -1;
+    }
+    if (current !== undefined && !current.isMounted) {
+      current.isMounted = true;
+      mount(current.tab, current.panel, page);
+    }
+  };
+  page.router.addEventListener("route", show);
+  show();
+}
+
+/**
+ * @param {import("./tabs.js").Tab} tab
+ * @param {HTMLElement} panel
+ * @param {import("./tabs.js").Page} page
+ */
+async function mount(tab, panel, page) {
+  try {
+    await tab.mount(panel, page);
+  } catch (error) {
+    showProblem(panel, `${tab.title} can't be shown: ${error instanceof Error ? error.message : error}`);
+    throw error;
+  }
+}
+
+/**
+ * @param {KeyboardEvent} event
+ * @param {HTMLElement} list
+ */
+function moveBetweenTabs(event, list) {
+  const buttons = /** @type {HTMLElement[]} */ ([...list.children]);
+  const at = buttons.indexOf(/** @type {HTMLElement} */ (event.target));
+  const places = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 };
+  const place = places[/** @type {keyof typeof places} */ (event.key)];
+  if (at >= 0 && place !== undefined) {
+    const target = buttons[(place + buttons.length) % buttons.length];
+    target?.focus();
+    target?.click();
+    event.preventDefault();
+  }
+}
+
+/**
+ * @param {HTMLElement} container
+ * @param {string} text
+ */
+function showProblem(container, text) {
+  container.replaceChildren(createElement("p", { class: "problem", role: "alert" }, text));
+}
+
+start();

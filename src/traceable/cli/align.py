@@ -59,6 +59,13 @@ _REQUEST = (
 """The options that the document has as they are."""
 
 
+COMMON = (
+    *("--reference-range", "--candidate-range", "--layer", "--step", "--within", "--min-score"),
+    *("--steady", "--json", "--markdown", "--top"),
+)
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `align` takes."""
     for word, meaning in (("reference", "the full model"), ("candidate", "the mock")):

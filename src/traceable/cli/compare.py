@@ -54,6 +54,13 @@ _UNITS = ("instance", "step", "token")
 """As `analysis.kernel_names` and `analysis.compare` have them, which need numpy."""
 
 
+COMMON = (
+    *("--baseline", "--candidate", "--per", "--range", "--fail-on", "--steady", "--where"),
+    *("--json", "--markdown", "--top", "--junit"),
+)
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `compare` takes."""
     parser.add_argument(

@@ -31,7 +31,7 @@ SECTIONS = {
         "from-kubectl-script",
     ),
     "Annotate": ("annotate-from-outside", "torch", "pauses"),
-    "Record": ("nsys", "torch-collector", "recorder-gpu", "ranks", "remote", "control", "flight-recorder"),
+    "Record": ("nsys", "torch-collector", "recorder-gpu", "ranks", "remote", "control", "top", "flight-recorder"),
     "Servers and load": ("requests", "sides", "jobs", "load"),
     "Look and share": ("html-report", "timeline", "notebooks", "plot", "export"),
     "Analyze": ("numbers", "decode-step", "analysis", "critical-path", "rates", "ncu"),

@@ -78,6 +78,13 @@ _FOR_ONE_TABLE = frozenset({"by", "slowest", "names", "domain", "match", "sort",
 """Those of them that apply to one table, and so not to all views."""
 
 
+COMMON = (
+    *("--view", "--range", "--steady"),
+    *("--json", "--csv", "--top", "--strict"),
+)
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `report` takes."""
     add_path_arguments(parser)

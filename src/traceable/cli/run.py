@@ -58,6 +58,13 @@ TRACE_PRESETS = ("light", "default", "python", "full", "system-wide")
 _SIGUSR2_ALONE = 0
 
 
+COMMON = (
+    *("--collector", "--output", "--dry-run", "--steps", "--control", "--flight-recorder", "--via"),
+    *("--annotate", "--expect", "--strict", "--json", "--quiet"),
+)
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that may stand before the program."""
     parser.usage = "traceable run [options] (app.py | -m module | -c code | -- command) [arguments]"

@@ -39,6 +39,13 @@ EXIT_FAILED = 2
 _OPTIONS_OF_RUN = tuple(f"--{side}-options" for side in (SERVER, CLIENT))
 
 
+COMMON = (
+    *("--server", "--client", "--uds", "--port", "--steps", "--preset", "--ready"),
+    *("--collector", "--output", "--dry-run", "--json", "--quiet"),
+)
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = "traceable serve [options] --server 'COMMAND' --client 'COMMAND'"

@@ -16,20 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from traceable.collectors.recorder import recording as rec
 from traceable.collectors.recorder.recording import read_attributes_at
 from traceable.collectors.recorder.schema import write_database
 from traceable.errors import CollectorError
 from traceable.trace import Trace, load
-
-_HEADER_BYTES = 64
-_RECORD = np.dtype([("data", "<u8"), ("word", "<u8")])
-_KIND_SHIFT = np.uint64(56)
-"""Of a thread's file, as in `_native/recorder_format.h`."""
-
-_CHUNK_RECORDS = 1 << 16
 
 
 class Row(NamedTuple):
@@ -89,7 +80,7 @@ class LiveRecording:
         """Return how far each thread's file is written, in bytes: the end of its last whole event."""
         for directory in self._process_directories():
             for path in sorted(directory.glob("*.events")):
-                self._offsets[path] = _find_end_of_events(path, self._offsets.get(path, _HEADER_BYTES))
+                self._offsets[path] = rec.find_end_of_events(path, self._offsets.get(path, rec.EVENTS_HEADER_BYTES))
         return dict(self._offsets)
 
     def read(self, offsets: dict[Path, int]) -> tuple[Trace, list[Row]] | None:
@@ -119,7 +110,7 @@ class LiveRecording:
         Raises:
             CollectorError: events were dropped meanwhile.
         """
-        new = {path: (self._from.get(path, _HEADER_BYTES), end) for path, end in offsets.items()}
+        new = {path: (self._from.get(path, rec.EVENTS_HEADER_BYTES), end) for path, end in offsets.items()}
         new = {path: (begin, end) for path, (begin, end) in new.items() if end > begin}
         if not new:
             return False
@@ -159,32 +150,11 @@ class LiveRecording:
                 yield directory
 
 
-def _find_end_of_events(path: Path, begin: int) -> int:
-    """Return the offset after the last whole event at or after `begin`.
-
-    The records before an event that belong to it stay with it: another thread may be writing just now.
-    """
-    end = place = begin
-    with path.open("rb") as file:
-        file.seek(begin)
-        while content := file.read(_CHUNK_RECORDS * _RECORD.itemsize):
-            words = np.frombuffer(content[: len(content) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)["word"]
-            empty = np.flatnonzero(words == 0)
-            used = words[: empty[0]] if len(empty) else words
-            events = np.flatnonzero((used >> _KIND_SHIFT) <= rec.MARK)
-            if len(events):
-                end = place + (int(events[-1]) + 1) * _RECORD.itemsize
-            if len(used) < _CHUNK_RECORDS:
-                return end
-            place += len(content)
-    return end
-
-
 def _copy_part(path: Path, begin: int, end: int, into: Path) -> None:
     """Make a thread's file of the header and the bytes from `begin` to `end`, next to a link to its texts."""
     _link(path.parent, (path.with_suffix(".text").name,), into)
     with path.open("rb") as file, (into / path.name).open("wb") as part:
-        part.write(file.read(_HEADER_BYTES))
+        part.write(file.read(rec.EVENTS_HEADER_BYTES))
         part.write(read_attributes_at(path, begin))
         file.seek(begin)
         left = end - begin

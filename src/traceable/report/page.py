@@ -48,13 +48,20 @@ class Page:
         text = self._escape(text)
         self._stream.write((f"{_BOLD}{text}{_PLAIN}" if self._bold else text) + "\n")
 
-    def write_table(self, columns: Sequence[Cells]) -> None:
-        """Print a table, as wide as the terminal at most; below it what its marks mean, and which columns don't fit."""
+    def write_table(self, columns: Sequence[Cells], *, brief: bool = False) -> None:
+        """Print a table, as wide as the terminal at most; below it what its marks mean, and which columns don't fit.
+
+        Args:
+            columns: the table.
+            brief: print the table alone.
+        """
         written = [replace(column, lines=list(map(self._escape, column.lines))) for column in columns]
         (first, *rest), shown = lay_out_columns(written, self._width)
         self.write_heading(first)
         for line in rest:
             self._stream.write(line + "\n")
+        if brief:
+            return
         for mark in dict.fromkeys(mark for column in shown for mark in column.marks):
             self.write_paragraph([], mark)
         hidden = [column.heading.strip() for column in written if not any(column is one for one in shown)]

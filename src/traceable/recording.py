@@ -5,6 +5,7 @@ It reads, filters and delegates; `analysis` computes the views, one module for e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -171,6 +172,10 @@ def _load_raw(
             unrelated = allow_unrelated or manifest is not None
             run = directory if manifest is not None else None
             traces.append(load_trace(file, progress=report, allow_unrelated=unrelated, run_directory=run))
+            if not file.absolute().is_relative_to(path.absolute()):
+                # A temporary export, which is about to be deleted. What can't be read is reported when it is needed.
+                with contextlib.suppress(TraceError):
+                    traces[-1].lazy_cpu_activity.get()
         intervals = [one for file in files for one in flight.read_intervals(file, manifest)]
     trace = join_traces(traces)
     complete = evaluate_completeness(directory if manifest is not None else None, manifest, trace, files)

@@ -305,3 +305,48 @@ def test_a_real_capture(open_page: Open, captures: Path, tmp_path: Path) -> None
     matches = sum(int(is_match[name].sum()) for name in (recording.trace.kernels.name, recording.trace.ranges.name))
     screen.search("sendrecv")
     assert screen.page.locator(".timeline-status").inner_text().endswith(f" of {matches}")
+
+
+PROGRAM = """
+import asyncio
+import traceable
+
+async def serve(number):
+    with traceable.request(f"request-{number}"):
+        await asyncio.sleep(0.002)
+
+async def main():
+    for step in traceable.steps(range(8)):
+        with traceable.annotate("forward"):
+            traceable.counter("queue", step)
+        await asyncio.gather(*(serve(3 * step + number) for number in range(3)))
+
+asyncio.run(main())
+"""
+
+
+def test_what_lies_between_windows_is_a_gap_and_requests_have_a_track(open_page: Open, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "traceable", "run", "--collector", "recorder", "--steps", "1:3,5:7"]
+    subprocess.run([*command, "-o", tmp_path / "out", "app.py"], cwd=tmp_path, check=True, capture_output=True)
+    recording = traceable.load(tmp_path / "out")
+    path = tmp_path / "page.html"
+    recording.to_html(path)
+    screen = open_page(path)
+    screen.search("request-16")
+    assert screen.read_title() == "Request request-16"
+    ruler = screen.page.locator("canvas.timeline-ruler")
+    screen.press("0")
+    screen.drag(ruler, (0, 40), ((ruler.bounding_box() or {})["width"], 40))
+    totals = screen.panel.locator("table").first.locator("tbody tr")
+    rows = {cells[0]: cells for cells in (row.locator("th,td").all_inner_texts() for row in totals.all())}
+    assert rows["Requests"][-3] == "12" and rows["Steps"][-3] == "4"
+    # Of the recorded time, without the gap: nearly all of it is in steps.
+    assert float(rows["Steps"][-1].removesuffix(" %")) > 50
+    # By the program's own numbers.
+    titles = set()
+    screen.search("step")
+    for _ in range(16):
+        titles.add(screen.read_title())
+        screen.press("n")
+    assert {f"Step step {number}" for number in (1, 2, 5, 6)} <= titles

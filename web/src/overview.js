@@ -3,7 +3,7 @@ import { KINDS, createBars, createLegend } from "./bars.js";
 import { hasBlock, loadBlock } from "./blocks.js";
 import { createElement, createNotes } from "./dom.js";
 import { formatCount, formatDuration, formatPercent, joinNumbers, truncateText } from "./format.js";
-import { formatHash, formatPathKey } from "./router.js";
+import { formatHash, formatPathKey, formatSpan } from "./router.js";
 import { mountSteps } from "./steps.js";
 import { createTable } from "./table.js";
 import "./overview.css";
@@ -100,7 +100,7 @@ function createFindings({ report, hasTab }) {
         joinNumbers(truncateText(finding.message, MAX_TEXT)),
       ),
       createElement("p", { class: "fix" }, "To do: ", finding.fix),
-      createElement("p", { class: "note" }, `${finding.code}, ${finding.certainty}`),
+      createElement("p", { class: "note" }, `${finding.code}, ${finding.certainty}`, ...linkFinding(finding, { report, hasTab })),
     );
   });
   const more = findings.length - items.length;
@@ -109,6 +109,23 @@ function createFindings({ report, hasTab }) {
       ? createElement("a", { href: formatHash({ tab: "diagnosis" }) }, `all ${formatCount(findings.length, "finding")}`)
       : null;
   return createSection("Findings", createElement("ol", { class: "findings" }, ...items), link);
+}
+
+/**
+ * Links the range that a finding is about, and the time where it shows.
+ * @param {any} finding
+ * @param {Pick<import("./tabs.js").Page, "report" | "hasTab">} page
+ */
+function linkFinding(finding, { report, hasTab }) {
+  const links = [];
+  if (finding.range !== null) {
+    links.push(", range ", nameRange(finding, hasTab("ranges") ? report.ranges : []));
+  }
+  if (finding.start_ns !== null && hasTab("timeline")) {
+    const href = formatHash({ tab: "timeline", t: formatSpan(finding.start_ns, finding.end_ns ?? undefined) });
+    links.push(", ", createElement("a", { href }, "in the timeline"));
+  }
+  return links;
 }
 
 /** @param {any} rules their states, or why the recording supports none */

@@ -26,7 +26,7 @@ from traceable.analysis.labels import OPERATION_NAMES, label_operations
 from traceable.analysis.operations import GRAPH, KERNEL
 from traceable.analysis.requests import requests
 from traceable.analysis.step_detection import RANGE, map_threads_to_processes
-from traceable.analysis.steps import measure_steady_steps, number_steps
+from traceable.analysis.steps import measure_steady_steps, number_steps, read_program_index
 from traceable.errors import MissingDataError
 from traceable.trace.load_records import ClientRecords
 from traceable.trace.model import (
@@ -311,9 +311,9 @@ OPERATORS, PYTHON, OS_CALLS, SAMPLES, RUNS, GIL = ("operators", "python", "os_ca
   these names. `gil`: `Trace.gil_spans`.
 """
 
-WAITS_FOR_GIL, HOLDS_GIL, ON_CPU, SAMPLE = range(4)
+WAITS_FOR_GIL, HOLDS_GIL, ON_CPU, SAMPLE, REQUEST = range(5)
 
-ACTIVITY_NAMES = ("waits for the GIL", "holds the GIL", "on a CPU", "sample")
+EVENT_NAMES = ("waits for the GIL", "holds the GIL", "on a CPU", "sample", "request")
 """Names of events that have none, in order of the numbers above."""
 
 
@@ -431,9 +431,9 @@ class Timeline:
     step_names: tuple[str, ...]
 
     def get_name(self, number: int) -> str:
-        """Return a name by its number: that of the trace, `OPERATION_NAMES`, steps, `ACTIVITY_NAMES`, `activity`."""
+        """Return a name by its number: that of the trace, `OPERATION_NAMES`, steps, `EVENT_NAMES`, `activity`."""
         trace = self.context.trace
-        for names in (trace.names, OPERATION_NAMES, self.step_names, ACTIVITY_NAMES, self.activity.names):
+        for names in (trace.names, OPERATION_NAMES, self.step_names, EVENT_NAMES, self.activity.names):
             if number < len(names):
                 return names[number]
             number -= len(names)
@@ -499,11 +499,12 @@ def _collect_steps(
     except MissingDataError:
         return [], {}, ()
     steps, phases = measured.steps, measured.phases
+    index = read_program_index(context, steps)
     table = {
         "start_ns": steps.start_ns,
         "end_ns": steps.end_ns,
         "label": steps.label,
-        "number": number_steps(steps),
+        "number": np.where((index != NULL).all(), index, number_steps(steps)),
         "steady": measured.steady,
         "warm_up": phases.warm_up,
         "clipped": steps.clipped,
@@ -552,6 +553,7 @@ def _collect_sources(
     trace, gpu, instances = context.trace, context.gpu, context.instances
     segments, marks, calls = instances.segments, trace.marks, trace.calls
     own = len(trace.names) + len(OPERATION_NAMES)
+    first_event = own + step_names
     operations = Source(gpu.start_ns, gpu.end_ns, label_operations(context, np.arange(len(gpu))))
     sources = {
         RANGES: Source(segments.start_ns, segments.end_ns, instances.name[segments.owner]),
@@ -565,19 +567,18 @@ def _collect_sources(
         sources[STEPS] = Source(steps["start_ns"], steps["end_ns"], steps["label"] + own)
     if request_table:
         start, end = request_table["start_ns"], request_table["end_ns"]
-        sources[REQUESTS] = Source(start, end, np.full(len(start), own - 1))
-    first_activity = own + step_names
-    first_name = first_activity + len(ACTIVITY_NAMES)
+        sources[REQUESTS] = Source(start, end, np.full(len(start), first_event + REQUEST))
+    first_name = first_event + len(EVENT_NAMES)
     cpu_ops, os_calls, samples = activity.cpu_ops, activity.os_calls, activity.cpu_samples
     runs, gil = activity.thread_runs, trace.gil_spans
     leaf = _find_innermost_functions(activity, samples.backtrace)
     sources[OPERATORS] = sources[PYTHON] = Source(cpu_ops.start_ns, cpu_ops.end_ns, cpu_ops.name + first_name)
     sources[OS_CALLS] = Source(os_calls.start_ns, os_calls.end_ns, os_calls.name + first_name)
-    leaf_name = np.where(leaf >= 0, leaf + first_name, first_activity + SAMPLE)
+    leaf_name = np.where(leaf >= 0, leaf + first_name, first_event + SAMPLE)
     sources[SAMPLES] = Source(samples.start_ns, samples.start_ns, leaf_name)
-    sources[RUNS] = Source(runs.start_ns, runs.end_ns, np.full(len(runs), first_activity + ON_CPU))
+    sources[RUNS] = Source(runs.start_ns, runs.end_ns, np.full(len(runs), first_event + ON_CPU))
     held = np.where(gil.held == 1, HOLDS_GIL, WAITS_FOR_GIL)
-    sources[GIL] = Source(gil.start_ns, gil.end_ns, held + first_activity)
+    sources[GIL] = Source(gil.start_ns, gil.end_ns, held + first_event)
     return sources
 
 

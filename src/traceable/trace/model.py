@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+
+from traceable.trace.lazy import Lazy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray as NDArray
@@ -50,9 +52,10 @@ OPERATOR = 0
 PYTHON_FUNCTION = 1
 """Kind of a CPU operation: a call of a Python function."""
 
-_ROWS_AT_ONCE = 1 << 17
+THREAD_RUNNING = 1
+"""State of a thread that ran on a CPU when it was sampled (nsys's ENUM_SAMPLING_THREAD_STATE)."""
 
-_Value = TypeVar("_Value")
+_ROWS_AT_ONCE = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -372,11 +375,14 @@ class CpuSamples(Events):
     Attributes:
         thread: index into `CpuActivity.threads`.
         cpu: number of the CPU that it ran on; -1 where not recorded.
+        state: nsys's number of the thread's state, THREAD_RUNNING for most; -1 where not recorded. nsys also samples
+            a thread that is taken off its CPU.
         backtrace: index into `CpuActivity.backtraces`; -1 for none.
     """
 
     thread: Int32
     cpu: Int32
+    state: Int32
     backtrace: Int32
 
 
@@ -427,6 +433,18 @@ class Backtraces:
 
     def __len__(self) -> int:
         return len(self.first) - 1
+
+    @staticmethod
+    def join(parts: Sequence[Backtraces]) -> Backtraces:
+        """Return the stacks of all parts, one after the other."""
+        ends = np.cumsum([0, *(len(part.symbol) for part in parts)])
+        firsts = [part.first[1:] + end for part, end in zip(parts, ends, strict=False)]
+        none = np.empty(0, np.int32)
+        return Backtraces(
+            np.concatenate([np.zeros(1, np.int64), *firsts]),
+            np.concatenate([none, *(part.symbol for part in parts)]),
+            np.concatenate([none, *(part.module for part in parts)]),
+        )
 
     def get_frames(self, backtrace: int) -> slice:
         """Return where the frames of one stack are in `symbol` and `module`."""
@@ -490,29 +508,6 @@ class Thread:
     name: str
 
 
-class Lazy(Generic[_Value]):
-    """A value that is made when it is first needed.
-
-    Args:
-        make: makes it.
-    """
-
-    def __init__(self, make: Callable[[], _Value]) -> None:
-        self._make: Callable[[], _Value] | None = make
-        self._value: _Value | None = None
-
-    def get(self) -> _Value:
-        """Return the value."""
-        make = self._make
-        if make is not None:
-            self._value, self._make = make(), None
-        return self._value  # type: ignore[return-value]  # made above, if not by an earlier call
-
-    def map(self, change: Callable[[_Value], _Value]) -> Lazy[_Value]:
-        """Return a lazy `change(value)`."""
-        return Lazy(lambda: change(self.get()))
-
-
 @dataclass(frozen=True)
 class CpuActivity:
     """What threads did on the CPU besides ranges and CUDA calls. A timeline shows it; no number of a report needs it.
@@ -520,6 +515,7 @@ class CpuActivity:
     Attributes:
         names: every distinct name of these events: another table than `Trace.names`.
         processes, threads: those of the trace, under the same indices, then those that have none of its events.
+        notes: one for each thing that could not be read as it is.
     """
 
     names: tuple[str, ...]
@@ -531,6 +527,7 @@ class CpuActivity:
     thread_runs: ThreadRuns
     call_backtraces: CallBacktraces
     backtraces: Backtraces
+    notes: tuple[Message, ...] = ()
 
     @staticmethod
     def empty() -> CpuActivity:
@@ -542,11 +539,17 @@ class CpuActivity:
             threads=(),
             cpu_ops=CpuOps(times, times, indices, indices, np.empty(0, np.int8)),
             os_calls=OsCalls(times, times, indices, indices, indices),
-            cpu_samples=CpuSamples(times, indices, indices, indices),
+            cpu_samples=CpuSamples(times, indices, indices, indices, indices),
             thread_runs=ThreadRuns(times, times, indices, indices, np.empty(0, np.bool_)),
             call_backtraces=CallBacktraces(times, times, indices, indices, times, indices),
             backtraces=Backtraces(np.zeros(1, np.int64), indices, indices),
         )
+
+    def map_events(self, change: Callable[[Any], Any]) -> CpuActivity:
+        """Return the same with `change(events)` for the events of each kind."""
+        tables = {column.name: getattr(self, column.name) for column in fields(self)}
+        changed = {name: change(events) for name, events in tables.items() if isinstance(events, Events)}
+        return replace(self, **changed)
 
     def relabel(self, processes: tuple[Process, ...], threads: tuple[Thread, ...]) -> CpuActivity:
         """Return the same with these processes and threads of the trace, which may have been renamed since."""

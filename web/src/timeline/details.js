@@ -253,8 +253,10 @@ export function createSlicePanel(model, row, select) {
     const href = formatHash({ tab: "ranges", range: formatPathKey(path) });
     links.push(createElement("li", {}, createElement("a", { href }, `Page of ${shorten(String(path.at(-1)))}`)));
   }
+  // A step and a request have a number, or an id, besides a name.
+  const title = ["steps", "requests"].includes(model.trackOf(row).kind) ? model.labelOf(row) : model.nameOf(row);
   return [
-    createElement("h2", {}, `${describeKind(model, row)} `, createElement("bdi", {}, shorten(model.nameOf(row), 600))),
+    createElement("h2", {}, `${describeKind(model, row)} `, createElement("bdi", {}, shorten(title, 600))),
     createElement(
       "div",
       { class: "timeline-columns" },

@@ -424,7 +424,7 @@ class Painter {
       if (from > view.end) {
         break;
       }
-      const until = at + 1 < times.length ? valueAt(times, at + 1) : model.axis.limits.end;
+      const until = model.findSampleEnd(times, at);
       const [left, right] = [Math.max(0, this.#round(this.toX(from))), this.#round(Math.min(this.toX(until), this.width))];
       const value = valueAt(level === null ? counter.value : level.last, at);
       const high = level === null ? value : valueAt(level.high, at);

@@ -43,6 +43,17 @@ const TITLES = /** @type {Record<string, string>} */ ({
 /** The order of the kinds within a process; what is of one thread or stream stays together. */
 const ORDER = ["steps", "kernels", "copies", "ranges", "operators", "python", "calls", "os_calls", "gil", "runs", "samples", "tasks", "marks"];
 
+/** What threads of any program do: only of interest beside what else they did. */
+const BACKGROUND = new Set(["os_calls", "runs", "samples"]);
+
+/**
+ * Returns whether a track shows no more than what threads of any program do.
+ * @param {Track | Counter} item
+ */
+export function isBackground(item) {
+  return BACKGROUND.has(item.kind);
+}
+
 /**
  * Returns the rows that are shown, and their height together.
  * @param {TimelineModel} model
@@ -69,31 +80,38 @@ export function makeLayout(model, collapsed) {
 }
 
 /**
+ * Returns the tracks by process, those with more than their threads' background first.
  * @param {TimelineModel} model
  * @returns {{key: string, title: string, items: (Track | Counter)[]}[]}
  */
-function listGroups(model) {
+export function listGroups(model) {
   const requests = model.tracks.filter(({ kind }) => kind === "requests");
   const groups = requests.length > 0 ? [{ key: "requests", title: "Requests", items: /** @type {(Track | Counter)[]} */ (requests) }] : [];
-  model.meta.processes.forEach((/** @type {any} */ process, /** @type {number} */ index) => {
-    const tracks = model.tracks.filter((track) => track.process === index).sort((one, other) => comparePlaces(one, other));
+  const processes = model.meta.processes.map((/** @type {any} */ process, /** @type {number} */ index) => {
+    const tracks = model.tracks.filter((track) => track.process === index);
+    const threads = new Set(tracks.filter((track) => !isBackground(track)).map(({ thread }) => thread));
+    tracks.sort((one, other) => comparePlaces(one, other, threads));
     const items = [...tracks, ...model.counters.filter((counter) => counter.process === index)];
-    if (items.length > 0) {
-      groups.push({ key: `process-${index}`, title: describeProcess(process), items });
-    }
+    return { key: `process-${index}`, title: describeProcess(process), items };
   });
+  /** @param {{items: (Track | Counter)[]}} group */
+  const hasMore = ({ items }) => items.some((item) => !isBackground(item));
+  groups.push(...processes.filter(hasMore));
+  groups.push(...processes.filter((/** @type {any} */ group) => group.items.length > 0 && !hasMore(group)));
   return groups;
 }
 
 /**
  * @param {Track} one
  * @param {Track} other
+ * @param {ReadonlySet<number | undefined>} threads those that come first
  */
-function comparePlaces(one, other) {
+function comparePlaces(one, other, threads) {
   const keys = [one, other].map((track) => [
     track.kind === "steps" ? 0 : track.stream !== undefined ? 1 : track.thread !== undefined ? 2 : 3,
     track.device ?? 0,
     track.stream ?? 0,
+    threads.has(track.thread) ? 0 : 1,
     track.thread ?? 0,
     ORDER.indexOf(track.kind),
   ]);

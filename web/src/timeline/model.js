@@ -339,6 +339,18 @@ export class TimelineModel {
   }
 
   /**
+   * Returns until which place the value of a sample is known: the next sample, or a gap in the recording.
+   * @param {Float64Array} times places of the samples, or of buckets
+   * @param {number} index
+   */
+  findSampleEnd(times, index) {
+    const { gaps, limits } = this.axis;
+    const start = this.axis.toTime(valueAt(times, index));
+    const gap = gaps.find((one) => one.start >= start);
+    return Math.min(times[index + 1] ?? limits.end, gap === undefined ? limits.end : this.axis.toPlace(gap.start));
+  }
+
+  /**
    * Sums up a span: how long each track was busy, and which names took most time.
    * @param {Span} span of places
    * @returns {{tracks: TrackTotal[], names: NameTotal[]}}

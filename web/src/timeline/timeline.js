@@ -9,7 +9,7 @@ import { countBelow, valueAt } from "./arrays.js";
 import { Palette } from "./colors.js";
 import { createFactList, createSlicePanel, createSpanPanel, describeBucket, describeKind, listFacts, shorten } from "./details.js";
 import { drawRuler, drawTracks } from "./draw.js";
-import { findRow, makeLayout } from "./layout.js";
+import { findRow, isBackground, listGroups, makeLayout } from "./layout.js";
 import { TimelineModel } from "./model.js";
 import { clampSpan, fitSpan, formatTime, panSpan, zoomSpan } from "./view.js";
 
@@ -125,6 +125,7 @@ class Timeline {
     this.#showHint();
     this.#listen();
     this.palette = new Palette(container);
+    this.#foldBackground();
     this.#arrange();
     this.#followRoute();
     this.#draw();
@@ -141,6 +142,21 @@ class Timeline {
       ["›", "Next match", () => this.#stepMatch(1)],
     ];
     return buttons.map(([text, label, click]) => createElement("button", { type: "button", "aria-label": label, title: label, click }, text));
+  }
+
+  /** Folds processes without anything of interest, and shows the time in which the others did something. */
+  #foldBackground() {
+    const groups = listGroups(this.model);
+    const folded = groups.filter(({ items }) => items.every(isBackground));
+    if (folded.length < groups.length) {
+      folded.forEach(({ key }) => this.#collapsed.add(key));
+    }
+    const lanes = this.model.lanes.filter(({ track, rows, levels }) => !isBackground(track) && (rows.length > 0 || levels.length > 0));
+    const starts = lanes.map(({ start, levels }) => levels[0]?.start[0] ?? start[0] ?? 0);
+    const ends = lanes.map(({ end, levels }) => (levels[0] === undefined ? (end.at(-1) ?? 0) : (levels[0].start.at(-1) ?? 0) + levels[0].width));
+    if (lanes.length > 0 && this.model.lanes.some(({ track }) => isBackground(track))) {
+      this.view = clampSpan({ start: starts.reduce((one, other) => Math.min(one, other)), end: ends.reduce((one, other) => Math.max(one, other)) }, this.model.axis.limits);
+    }
   }
 
   /** Reports where single events are, if they are not everywhere. */
@@ -342,9 +358,8 @@ class Timeline {
   #reveal(row) {
     const { model } = this;
     const track = model.trackOf(row);
-    const isHidden = !this.#rows.some(({ item }) => item === track);
-    if (isHidden) {
-      this.#collapsed.clear();
+    const group = listGroups(model).find(({ items }) => items.includes(track));
+    if (group !== undefined && this.#collapsed.delete(group.key)) {
       this.#arrange();
     }
     this.#select(row);
@@ -618,7 +633,7 @@ class Timeline {
     const level = counter.levels[0];
     const times = level === undefined ? counter.time : level.start;
     const at = countBelow(times, place, true) - 1;
-    if (at < 0) {
+    if (at < 0 || place >= this.model.findSampleEnd(times, at)) {
       return null;
     }
     const title = this.model.getName(counter.name);

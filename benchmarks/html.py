@@ -49,11 +49,12 @@ canvas => new Promise(resolve => {
 
 TIMELINE = """
 import sys, time, traceable
+from traceable.analysis.timeline import build_timeline
 from traceable.report.html.timeline import build_timeline_blocks
 recording = traceable.load(sys.argv[1])
 recording.coverage
 start = time.perf_counter()
-build_timeline_blocks(recording.context)
+build_timeline_blocks(build_timeline(recording.context))
 print(time.perf_counter() - start, file=sys.stderr)
 """
 

@@ -218,7 +218,7 @@ def test_what_threads_do_on_the_cpu_has_tracks_of_its_own() -> None:
         names=("aten::mm", "forward", "read", "main"),
         cpu_ops=CpuOps(start, start + 4, np.array([0, 0, 1], np.int32), thread, np.array([0, 0, 1], np.int8)),
         os_calls=OsCalls(start, start + 2, np.full(3, 2, np.int32), thread, none),
-        cpu_samples=CpuSamples(start, thread, none, np.array([0, -1, 0], np.int32)),
+        cpu_samples=CpuSamples(start, thread, none, none, np.array([0, -1, 0], np.int32)),
         backtraces=Backtraces(np.array([0, 2]), np.array([2, 3], np.int32), np.full(2, -1, np.int32)),
     )
     trace = replace(

@@ -123,6 +123,9 @@ export function listFacts(model, row) {
     facts.push(["State", known.warm_up ? "warm-up" : known.steady ? "steady" : "not steady"]);
   }
   add(facts, "CPU", known.cpu, String);
+  if (known.off_cpu === 1) {
+    facts.push(["State", "the thread was taken off its CPU"]);
+  }
   add(facts, "Called from", known.backtrace);
   if (known.clipped === 1) {
     facts.push(["Clipped", "cut by the edge of the recording: it lasted at least so long"]);

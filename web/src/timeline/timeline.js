@@ -241,6 +241,8 @@ class Timeline {
       hovered: this.#hovered,
       matches: this.#matchSet,
     };
+    const [start, end] = [this.view.start, this.view.end].map((place) => formatTime(this.model.axis.toTime(place)));
+    this.canvas.setAttribute("aria-label", `Timeline from ${start} to ${end}`);
     this.canvas.style.height = `${this.scroller.clientHeight}px`;
     this.ruler.style.marginRight = `${this.scroller.offsetWidth - this.scroller.clientWidth}px`;
     drawRuler(this.ruler, scene);

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from traceable.analysis.comparability import WHOLE_RUN
 from traceable.analysis.distributions import build_histograms
 from traceable.analysis.table import Table
+from traceable.analysis.timeline import build_timeline
 from traceable.checks.completeness import COMPLETE, UNKNOWN
 from traceable.errors import MissingDataError
 from traceable.report.document import MAX_ROWS, build_bounded_report, missing_data_to_dict, table_to_dict
@@ -81,7 +82,7 @@ def write_recording_page(
     if isinstance(steps, Table):
         blocks.append(_pack_steps(steps))
     blocks += build_screen_blocks(recording, tables)
-    blocks += build_timeline_blocks(recording.context, recording.client_records)
+    blocks += build_timeline_blocks(build_timeline(recording.context, recording.client_records))
     names = [one.resolve().name for one in recording.paths]
     title = " + ".join(names[:3]) + (f" + {len(names) - 3}" if len(names) > 3 else "")
     write_html(path, kind=REPORT, title=title or "recording", blocks=blocks)

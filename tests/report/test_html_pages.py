@@ -18,6 +18,7 @@ from tests.report.sample_export import export
 from traceable import load
 from traceable.analysis.table import Table, pack_objects
 from traceable.errors import MissingDataError
+from traceable.protocol.run_dir import SCHEMA
 from traceable.recording import Recording
 from traceable.report.columns import Column, find_marks, format_column, format_heading
 from traceable.report.document import MAX_ROWS
@@ -26,6 +27,7 @@ from traceable.report.html.pages import (
     MAX_ROWS_OF_RANGE,
     QUERIES,
     SLOWEST,
+    load_diagnoses,
     pack_table,
     thin_usage,
 )
@@ -211,3 +213,14 @@ def test_of_many_changes_of_memory_the_highest_and_the_last_stay(
 def test_cells_are_written_as_the_script_writes_them() -> None:
     for name, heading, value, text in json.loads(CELLS.read_text()):
         assert (format_heading(name), format_column(Column(name), [{name: value}]).lines) == (heading, [text])
+
+
+def test_the_page_of_a_run_has_its_diagnosis(tmp_path: Path) -> None:
+    finding = {"code": "exec", "severity": "warning", "certainty": "likely", "message": "m", "fix": "f", "evidence": []}
+    damaged = {"findings": [{**finding, "data": {}}, "damaged"]}
+    for name, diagnosis in (("run", damaged), ("old", None), ("bad", [1])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"schema": SCHEMA, "diagnosis": diagnosis}))
+    (tmp_path / "other").mkdir()
+    paths = [tmp_path / name for name in ("run", "old", "bad", "other", "missing")]
+    assert load_diagnoses(paths) == [{"run": "run", "findings": [finding]}]

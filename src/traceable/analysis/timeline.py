@@ -25,6 +25,7 @@ from traceable.analysis.interval_index import argsort_index
 from traceable.analysis.labels import OPERATION_NAMES, label_operations
 from traceable.analysis.operations import GRAPH, KERNEL
 from traceable.analysis.requests import requests
+from traceable.analysis.select import map_gpu_numbers
 from traceable.analysis.step_detection import RANGE, map_threads_to_processes
 from traceable.analysis.steps import measure_steady_steps, number_steps, read_program_index
 from traceable.errors import MissingDataError
@@ -311,9 +312,9 @@ OPERATORS, PYTHON, OS_CALLS, SAMPLES, RUNS, GIL = ("operators", "python", "os_ca
   these names. `gil`: `Trace.gil_spans`.
 """
 
-WAITS_FOR_GIL, HOLDS_GIL, ON_CPU, SAMPLE, REQUEST = range(5)
+WAITS_FOR_GIL, HOLDS_GIL, ON_CPU, SAMPLE, REQUEST, UNNAMED = range(6)
 
-EVENT_NAMES = ("waits for the GIL", "holds the GIL", "on a CPU", "sample", "request")
+EVENT_NAMES = ("waits for the GIL", "holds the GIL", "on a CPU", "sample", "request", "without a name")
 """Names of events that have none, in order of the numbers above."""
 
 
@@ -508,12 +509,12 @@ def _collect_steps(
         "steady": measured.steady,
         "warm_up": phases.warm_up,
         "clipped": steps.clipped,
-        "instance": steps.instance,
         "until_ns": _find_last_operation(context, measured.work.bounds, measured.work.operation, steps.end_ns),
     }
+    gpu = map_gpu_numbers(context.trace, steps.process.astype(np.int32), steps.device.astype(np.int32))
     tracks = [
         (Track(STEPS, process, device=device), np.flatnonzero(steps.lane == lane))
-        for lane, (process, device) in enumerate(zip(steps.process.tolist(), steps.device.tolist(), strict=True))
+        for lane, (process, device) in enumerate(zip(steps.process.tolist(), gpu.tolist(), strict=True))
     ]
     # What ends a step is not a name for it.
     return tracks, table, steps.labels if steps.kind == RANGE else tuple("step" for _ in steps.labels)
@@ -545,23 +546,28 @@ def _collect_sources(
     activity: CpuActivity,
     step_names: int,
 ) -> dict[str, Source]:
-    """Return the events of each kind that there is, but for those without a track.
+    """Return the events of each kind.
 
     Args:
+        steps, request_table: their rows; empty where there are none.
         step_names: how many names steps have.
     """
     trace, gpu, instances = context.trace, context.gpu, context.instances
     segments, marks, calls = instances.segments, trace.marks, trace.calls
     own = len(trace.names) + len(OPERATION_NAMES)
     first_event = own + step_names
+
+    def name_all(names: Int32) -> NDArray[np.integer]:
+        return names if names.min(initial=0) >= 0 else np.where(names >= 0, names, first_event + UNNAMED)
+
     operations = Source(gpu.start_ns, gpu.end_ns, label_operations(context, np.arange(len(gpu))))
     sources = {
-        RANGES: Source(segments.start_ns, segments.end_ns, instances.name[segments.owner]),
-        TASKS: Source(instances.start_ns, instances.end_ns, instances.name),
-        CALLS: Source(calls.start_ns, calls.end_ns, calls.name),
+        RANGES: Source(segments.start_ns, segments.end_ns, name_all(instances.name[segments.owner])),
+        TASKS: Source(instances.start_ns, instances.end_ns, name_all(instances.name)),
+        CALLS: Source(calls.start_ns, calls.end_ns, name_all(calls.name)),
         KERNELS: operations,
         COPIES: operations,
-        MARKS: Source(marks.start_ns, marks.start_ns, marks.name),
+        MARKS: Source(marks.start_ns, marks.start_ns, name_all(marks.name)),
     }
     if steps:
         sources[STEPS] = Source(steps["start_ns"], steps["end_ns"], steps["label"] + own)
@@ -678,17 +684,17 @@ def _choose_detail(
 
 
 def _list_notable_steps(steps: Mapping[str, NDArray[Any]]) -> list[Interval]:
-    """Return the steps that are worth a look, the most notable first."""
+    """Return the steady steps that are worth a look, the most notable first; of all steps where none is steady."""
     if not steps:
         return []
     start, until = steps["start_ns"], steps["until_ns"]
     wall = steps["end_ns"] - start
     steady = np.flatnonzero(steps["steady"])
-    if not len(steady):
-        steady = np.arange(len(start))
-    by_wall = steady[np.argsort(-wall[steady], kind="stable")]
-    first = steady[np.argmin(start[steady])]
-    rows = [(by_wall[0], "slowest"), (by_wall[len(by_wall) // 2], "median"), (first, "first_steady")]
+    steps_of_interest = steady if len(steady) else np.arange(len(start))
+    by_wall = steps_of_interest[np.argsort(-wall[steps_of_interest], kind="stable")]
+    rows = [(by_wall[0], "slowest"), (by_wall[len(by_wall) // 2], "median")]
+    if len(steady):
+        rows.append((steady[np.argmin(start[steady])], "first_steady"))
     rows += [(row, "slow") for row in by_wall[1 : _DETAILED_STEPS - 2]]
     return [Interval(int(start[row]), int(until[row]), reason) for row, reason in rows]
 
@@ -725,7 +731,7 @@ def _link_slices(context: Context, tracks: Sequence[Track], lanes: Sequence[Lane
     instances, launches = context.instances, context.launches
     kinds = np.array([track.kind for track in tracks] or [""])
     kind = kinds[np.array([lane.track for lane in lanes], np.int64)[slices.lane]] if len(slices) else kinds[:0]
-    of_kind = {name: np.flatnonzero(kind == name) for name in (STEPS, RANGES, TASKS, CALLS, KERNELS, COPIES)}
+    of_kind = {name: np.flatnonzero(kind == name) for name in (RANGES, TASKS, CALLS, KERNELS, COPIES)}
     operation = np.concatenate([of_kind[KERNELS], of_kind[COPIES]])
 
     instance = np.full(len(slices), -1, np.int64)

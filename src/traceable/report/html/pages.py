@@ -53,7 +53,8 @@ _LINKED = ("start_ns", "end_ns", "duration_ns", "wall_ns", "peak_at_ns", "path",
 
 _OF_FINDING = ("severity", "certainty", "code", "message", "fix", "evidence")
 
-_WAITED_FOR = ("waited_for_range", "waited_for_domain")
+_PATH_KEYS, _NAME_KEYS = ("path", "domain", "style"), ("range", "domain")
+"""What identifies a row of the ranges, and what a range in the rows of other views."""
 
 
 def build_screen_blocks(recording: Recording, results: Mapping[str, Table | MissingDataError]) -> list[str]:
@@ -133,10 +134,11 @@ def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
     for name, other in result.others.items():
         known = view.others.get(name, ViewTable(name.replace("_", " ")))
         if name == "usage_over_time":
-            other, most = thin_usage(other), len(other)
+            drawn = thin_usage(other)
+            table = {**pack_table(drawn, known.columns, most=len(drawn)), "omitted": len(other) - len(drawn)}
         else:
-            most = MAX_ROWS
-        others[name] = {"heading": known.heading, "table": pack_table(other, known.columns, most=most)}
+            table = pack_table(other, known.columns)
+        others[name] = {"heading": known.heading, "table": table}
     return {
         "help": view.help,
         "first": view.first_table,
@@ -174,40 +176,60 @@ def _build_range_pages(recording: Recording, results: Mapping[str, Table | Missi
     """
     ranges = recording.profile.ranges
     listed, places = (RowFilter(top=top).select_indices(ranges, DEFAULT_SORT) for top in (MAX_ROWS, MAX_RANGES))
-    slowest = _split(list_slowest_of_paths(recording.context, SLOWEST), ("row",))
+    slowest = _RowsByKey(list_slowest_of_paths(recording.context, SLOWEST), ("row",))
     calls = results["api-by-range"]
-    paths = {} if isinstance(calls, MissingDataError) else _split(calls.others["paths"], ("path", "domain", "style"))
-    shown = list(ranges.take(places).rows())
+    api = _RowsByKey(calls if isinstance(calls, MissingDataError) else calls.others["paths"], _PATH_KEYS)
     by_name = {
-        "kernels": _split_by_range(results["kernels-by-range"]),
-        "memory": _split_by_range(results["memory-by-range"]),
-        "waits": _split_by_range(results["sync"]),
-        "waited_for": _split_by_range(results["sync"], _WAITED_FOR),
+        "kernels": _RowsByKey(results["kernels-by-range"], _NAME_KEYS),
+        "memory": _RowsByKey(results["memory-by-range"], _NAME_KEYS),
+        "waits": _RowsByKey(results["sync"], _NAME_KEYS),
+        "waited_for": _RowsByKey(results["sync"], ("waited_for_range", "waited_for_domain")),
     }
-    names = dict.fromkeys((row["name"], row["domain"]) for row in shown)
+    paths: list[dict[str, Any]] = []
+    names: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for place, row in zip(places, ranges.take(places).rows(), strict=True):
+        identity = {key: row[key] for key in _PATH_KEYS}
+        path = {"slowest": slowest.pack((place,), TREE_COLUMNS), "api": api.pack(identity.values(), _COLUMNS_OF["api"])}
+        paths.append({**identity, **_drop_absent(path)})
+        name = row["name"], row["domain"]
+        if name not in names:
+            parts = {kind: rows.pack(name, _COLUMNS_OF[kind]) for kind, rows in by_name.items()}
+            names[name] = {"name": row["name"], "domain": row["domain"], **_drop_absent(parts)}
     return {
-        "paths": [
-            {
-                **{key: row[key] for key in ("path", "domain", "style")},
-                **_pack_part("slowest", slowest, (place,), TREE_COLUMNS),
-                **_pack_part("api", paths, (tuple(row["path"]), row["domain"], row["style"]), _COLUMNS_OF["api"]),
-            }
-            for place, row in zip(places, shown, strict=True)
-        ],
-        "names": [
-            {
-                "name": name,
-                "domain": domain,
-                **{
-                    key: value
-                    for kind, parts in by_name.items()
-                    for key, value in _pack_part(kind, parts, (name, domain), _COLUMNS_OF[kind]).items()
-                },
-            }
-            for name, domain in names
-        ],
+        "paths": paths,
+        "names": list(names.values()),
         "ranges": describe_columns(ranges.take(listed), RANGE_COLUMNS, ranges),
     }
+
+
+class _RowsByKey:
+    """The rows of a table by the values of some of its columns.
+
+    Args:
+        result: a table, or why there is none.
+        keys: the columns.
+    """
+
+    def __init__(self, result: Table | MissingDataError, keys: Sequence[str]) -> None:
+        self._table = Table({}) if isinstance(result, MissingDataError) else result
+        self._places: dict[tuple[Any, ...], list[int]] = {}
+        if len(self._table):
+            for place, key in enumerate(zip(*(self._table.column(name) for name in keys), strict=True)):
+                self._places.setdefault(_make_key(key), []).append(place)
+
+    def pack(self, key: Iterable[Any], columns: Sequence[Column]) -> dict[str, Any] | None:
+        """Return the first rows of a key as `pack_table` does; None where it has none."""
+        places = self._places.get(_make_key(key))
+        return pack_table(self._table.take(places), columns, most=MAX_ROWS_OF_RANGE) if places else None
+
+
+def _make_key(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return values as a key of a dict; a path is a list."""
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
+
+
+def _drop_absent(parts: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any]]:
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _drop(columns: Sequence[Column], *sources: str) -> tuple[Column, ...]:
@@ -225,25 +247,3 @@ _COLUMNS_OF = {
     "waits": _drop(VIEWS["sync"].columns, "range"),
     "waited_for": _drop(VIEWS["sync"].columns, "waited_for_range"),
 }
-
-
-def _pack_part(
-    name: str, parts: Mapping[tuple[Any, ...], Table], key: tuple[Any, ...], columns: Sequence[Column]
-) -> dict[str, Any]:
-    """Return a table of one range under its name; nothing where the range has no row."""
-    return {name: pack_table(parts[key], columns, most=MAX_ROWS_OF_RANGE)} if key in parts else {}
-
-
-def _split_by_range(
-    result: Table | MissingDataError, keys: Sequence[str] = ("range", "domain")
-) -> dict[tuple[Any, ...], Table]:
-    return {} if isinstance(result, MissingDataError) else _split(result, keys)
-
-
-def _split(table: Table, keys: Sequence[str]) -> dict[tuple[Any, ...], Table]:
-    """Return the rows of each value of the keys, in their order; a list, such as a path, is a tuple then."""
-    places: dict[tuple[Any, ...], list[int]] = {}
-    columns = [[tuple(one) if isinstance(one, list) else one for one in table.column(key)] for key in keys]
-    for place, key in enumerate(zip(*columns, strict=True)):
-        places.setdefault(key, []).append(place)
-    return {key: table.take(some) for key, some in places.items()}

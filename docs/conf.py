@@ -81,10 +81,10 @@ class Navigation(SphinxDirective):
 
 
 class CommandHelp(SphinxDirective):
-    """What each command prints for `--help`, a section each."""
+    """What each command prints for `--help`, with all its options, a section each."""
 
     def run(self) -> list[nodes.Node]:
-        return [_make_section(name, _print_help([name])) for name in main.COMMANDS]
+        return [_make_section(name, _print_help(name)) for name in main.COMMANDS]
 
 
 def _make_section(command: str, text: str) -> nodes.section:
@@ -93,12 +93,17 @@ def _make_section(command: str, text: str) -> nodes.section:
     return nodes.section("", *children, ids=[nodes.make_id(title)], names=[title])
 
 
-def _print_help(words: list[str]) -> str:
-    """Return what `traceable WORDS --help` prints, in lines of 100 columns."""
+def _print_help(command: str) -> str:
+    """Return all that a command prints of its options, in lines of 100 columns."""
+    text = _run_command(command, "--help")
+    return _run_command(command, "--help-all") if "--help-all" in text else text
+
+
+def _run_command(*words: str) -> str:
     os.environ["COLUMNS"] = "100"
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        main.main([*words, "--help"])
+        main.main(words)
     return output.getvalue()
 
 

@@ -13,16 +13,21 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from playwright.sync_api import Browser, sync_playwright
 
 import traceable
 from traceable.cli.main import main as run_command
 
+Theme: TypeAlias = Literal["light", "dark"]
+
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 CHROMIUM = "/usr/bin/chromium"
 WIDTHS = {1280: 860, 390: 844}
 """The height of each width, in pixels."""
+
+THEMES: tuple[Theme, ...] = ("light", "dark")
 
 ADDRESSES = {"report": "tab=overview", "timeline": "tab=timeline", "comparison": "tab=overview"}
 
@@ -48,14 +53,14 @@ def main() -> None:
         for name, address in ADDRESSES.items():
             page = comparison if name == "comparison" else report
             for width in WIDTHS:
-                for theme in ("light", "dark"):
+                for theme in THEMES:
                     take_picture(
                         browser, f"{page.as_uri()}#{address}", width, theme, IMAGES / f"{name}-{theme}-{width}.png"
                     )
         browser.close()
 
 
-def take_picture(browser: Browser, address: str, width: int, theme: str, path: Path) -> None:
+def take_picture(browser: Browser, address: str, width: int, theme: Theme, path: Path) -> None:
     """Write a picture of the top of a page, without its animations."""
     page = browser.new_page(
         viewport={"width": width, "height": WIDTHS[width]}, color_scheme=theme, reduced_motion="reduce"

@@ -74,8 +74,7 @@ def list_names(page: Page, table: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("recording", ["demo", "capture"])
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
+@pytest.mark.parametrize(("recording", "theme"), [("demo", "Light"), ("capture", "Dark")])
 def test_axe_finds_nothing_on_any_tab(
     recording: str, theme: str, page_of: PageOf, find_violations: FindViolations, request: pytest.FixtureRequest
 ) -> None:

@@ -76,6 +76,7 @@ class Track:
         parent: index of the track around it; -1 for none.
         pid, tid: of the track of a process, of a thread both; None for others, and where the number is not unique.
         is_counter: whether it has samples instead of slices.
+        lane: 0, or of a further lane of the track before it with this name and parent its number.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Track:
     pid: int | None = None
     tid: int | None = None
     is_counter: bool = False
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,7 @@ class _Builder:
         """Return the track of this name in another one, a new one for each lane."""
         key = parent, name, lane
         if key not in self._children:
-            self._children[key] = self._add(Track(name, parent))
+            self._children[key] = self._add(Track(name, parent, lane=lane))
         return self._children[key]
 
     def _add_processes(self) -> list[int]:

@@ -17,6 +17,7 @@ import pandas
 import pytest
 from tests.analysis.sample_models import write_model
 from tests.printed_messages import message, messages
+from tests.trace.sample_kineto import annotation, write
 
 from traceable.cli.main import main
 from traceable.recording import load
@@ -62,6 +63,13 @@ def drop(path: Path, *tables: str) -> None:
 def test_the_output_is_named_after_the_recording(export: Export, tmp_path: Path, to: str) -> None:
     assert export("--to", to, "model.sqlite")[0] == 0
     assert {path.name for path in tmp_path.iterdir()} == {"model.sqlite", EVENTS[to]}
+
+
+def test_dots_in_the_name_of_a_directory_stay(export: Export, tmp_path: Path) -> None:
+    (tmp_path / "train.py-20260101").mkdir()
+    write(tmp_path / "train.py-20260101" / "rank0.json", [annotation("step", 0, 100)])
+    assert export("--to", "perfetto", "train.py-20260101")[0] == 0
+    assert (tmp_path / "train.py-20260101.perfetto-trace").exists()
 
 
 @pytest.mark.parametrize("to", FORMATS)

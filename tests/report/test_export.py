@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.analysis.sample_requests import make_load, make_trace
+from tests.analysis.sample_requests import CLIENT, make_load, make_trace, request
 from tests.report.trace_processor import open_trace, query
 
 from traceable.analysis.attribution import REASONS, RULES
@@ -139,7 +139,7 @@ def test_an_api_call_lies_in_the_range_around_it(opened: Opened) -> None:
 
 @pytest.mark.parametrize(("to", "suffix"), [("perfetto", ".pftrace.gz"), ("chrome", ".json")])
 def test_requests_and_counters_have_tracks_of_their_own(to: str, suffix: str, tmp_path: Path) -> None:
-    trace = make_trace(make_load(8))
+    trace = make_trace([*make_load(8), request(CLIENT, 5, 70_000, "long"), request(CLIENT, 7, 60_000, "shorter")])
     count = 6
     counters = model.Counters(
         start_ns=np.arange(count) * 100,
@@ -158,6 +158,7 @@ def test_requests_and_counters_have_tracks_of_their_own(to: str, suffix: str, tm
         )
         requests = sorted(recording.requests().rows(), key=lambda row: row["start_ns"])
         assert rows == [(row["request_id"], row["start_ns"], row["wall_ns"], row["status"]) for row in requests]
+        assert opened.query("select count(*) from process where name = 'requests'") == [(int(to == "chrome"),)]
         samples = opened.query("select ts, value from counter order by ts")
         assert samples == list(zip(counters.start_ns.tolist(), counters.value.tolist(), strict=True))
         assert len(opened.query("select id from counter_track where name like 'token%'")) == 2

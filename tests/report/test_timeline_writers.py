@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from tests.analysis.sample_gpu_traces import gpu_traces
 from tests.analysis.sample_requests import make_trace, mark, span
 from tests.analysis.sample_traces import rows_of
@@ -29,16 +29,12 @@ from traceable.report.export import chrome, perfetto
 from traceable.trace import model
 from traceable.trace.model import START_END, Trace
 
-pytest.importorskip("perfetto")
-
 HOSTILE = ("</script><b>", "\x1b[31m\x00\r\n", "\u202egnp.exe", "x" * 100_000, "\ud800", "")
 """Names that any program may have."""
 
 
 def read_perfetto(context: Context) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]], list[Any]]:
     """The slices and instants of the file, its tracks, and its samples."""
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2
-
     file = io.BytesIO()
     drawn = build_track_events(context)
     perfetto.write(drawn, file)

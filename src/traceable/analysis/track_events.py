@@ -1,8 +1,9 @@
 """A recording as tracks with slices: what the formats of timelines, Perfetto's and Chrome's, have in common.
 
-Processes hold threads, coroutines, GPUs with their streams, and counters; requests lie beside the processes. On a track
-slices nest and do not cross: what would cross lies on a further lane of the track (`analysis.lanes`), which has the
-same name. Times are those of the recording.
+Processes hold threads, coroutines, GPUs with their streams, and counters; requests are next to the processes. On a lane
+of a thread slices nest, as a call in a range. On other lanes no two overlap: an operation that lies in the time of
+another is not a part of it. What has no room is on a further lane, which is a track of the same name. Times are those
+of the recording.
 
 Ranges count as in the report: a coroutine is one slice of its process, and its active segments are slices of the
 threads on which they ran, in a category of their own.
@@ -19,11 +20,12 @@ import numpy as np
 from traceable.analysis.attribution import REASONS, RULES
 from traceable.analysis.context import Context
 from traceable.analysis.gpus import find_streams
+from traceable.analysis.instances import find_nested_parents
 from traceable.analysis.labels import OPERATION_NAMES, label_operations, strip_call_version
-from traceable.analysis.lanes import assign_lanes
 from traceable.analysis.memory import MEMORY_KINDS
 from traceable.analysis.operations import COPY, GRAPH, KERNEL, MEMSET
 from traceable.analysis.table import Table
+from traceable.analysis.timeline import assign_lanes
 from traceable.protocol.nvtx import is_identity
 from traceable.trace.model import (
     GEOMETRY,
@@ -74,6 +76,7 @@ class Track:
         parent: index of the track around it; -1 for none.
         pid, tid: of the track of a process, of a thread both; None for others, and where the number is not unique.
         is_counter: whether it has samples instead of slices.
+        lane: 0, or of a further lane of the track before it with this name and parent its number.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Track:
     pid: int | None = None
     tid: int | None = None
     is_counter: bool = False
+    lane: int = 0
 
 
 @dataclass(frozen=True)
@@ -307,7 +311,7 @@ class _Builder:
         """Return the track of this name in another one, a new one for each lane."""
         key = parent, name, lane
         if key not in self._children:
-            self._children[key] = self._add(Track(name, parent))
+            self._children[key] = self._add(Track(name, parent, lane=lane))
         return self._children[key]
 
     def _add_processes(self) -> list[int]:
@@ -479,7 +483,7 @@ class _Builder:
         )
         bounds = np.cumsum([0, *map(len, parts)])
         places = [slice(*bounds[i : i + 2].tolist()) for i in range(len(parts))]
-        order, lane = assign_lanes(thread, start, end, nested=True)
+        order, lane = assign_lanes_of_tracks(thread, start, end, nested=True)
         first_flow, flows = np.zeros((2, len(start)), np.int64)
         for place, part in zip(places, parts, strict=True):
             if part.first_flow is not None and part.flows is not None:
@@ -516,7 +520,7 @@ class _Builder:
             np.int64,
         )
         group = group.reshape(-1)
-        order, lane = assign_lanes(group, instances.start_ns[rows], instances.end_ns[rows], nested=False)
+        order, lane = assign_lanes_of_tracks(group, instances.start_ns[rows], instances.end_ns[rows], nested=False)
         drawn = rows[order]
         path = self._add_paths()
         return Slices(
@@ -538,7 +542,7 @@ class _Builder:
         tracks = self._add_streams()
         rows = select_operations(context)
         of_row = tracks[find_streams(context).stream_of_operation[rows]]
-        order, lane = assign_lanes(of_row, gpu.start_ns[rows], gpu.end_ns[rows], nested=False)
+        order, lane = assign_lanes_of_tracks(of_row, gpu.start_ns[rows], gpu.end_ns[rows], nested=False)
         drawn = rows[order]
         kinds = [np.flatnonzero(gpu.kind[drawn] == kind) for kind in (KERNEL, COPY, MEMSET, GRAPH)]
         arguments = [
@@ -560,7 +564,7 @@ class _Builder:
         """Return the requests that have a wall time: one track, with a lane for each at a time."""
         start, end = requests.values["start_ns"], requests.values["end_ns"]
         rows = np.flatnonzero((start != NULL) & (end != NULL))
-        order, lane = assign_lanes(np.zeros(len(rows), np.int64), start[rows], end[rows], nested=False)
+        order, lane = assign_lanes_of_tracks(np.zeros(len(rows), np.int64), start[rows], end[rows], nested=False)
         drawn = rows[order]
         track = np.full(len(drawn), self._find_child(-1, "requests"), np.int64)
         names = [str(name) for name in requests.values["request_id"][drawn].tolist()]
@@ -775,6 +779,51 @@ def _merge_arguments(parts: Sequence[tuple[Int64 | slice, Sequence[Argument]]], 
                 merged[argument.name] = replace(argument, values=np.full(count, NULL))
             merged[argument.name].values[rows] = argument.values
     return tuple(merged.values())
+
+
+def assign_lanes_of_tracks(
+    track: NDArray[np.integer], start_ns: Int64, end_ns: Int64, *, nested: bool
+) -> tuple[Int64, NDArray[np.int32]]:
+    """Return the intervals in drawing order, and the lane of each within its track, from 0.
+
+    Args:
+        track: any number a track, shape (n,).
+        start_ns, end_ns: shape (n,), in any order; no interval ends before it starts.
+        nested: whether an interval may lie inside another one on a lane.
+
+    Returns:
+        The order by track, start and end (the longer one first), and the lane of each interval in that order.
+    """
+    order = np.lexsort((-end_ns, start_ns, track))
+    start, end, tracks = start_ns[order], end_ns[order], track[order]
+    lane = np.zeros(len(order), np.int32)
+    bounds = np.flatnonzero(np.diff(tracks, prepend=-1, append=-1))
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        starts, ends = start[first:last], end[first:last]
+        if not nested:
+            lane[first:last] = assign_lanes(starts, ends)
+        elif find_nested_parents(starts, ends) is None:
+            lane[first:last] = _assign_nested(starts, ends)
+    return order, lane
+
+
+def _assign_nested(start_ns: Int64, end_ns: Int64) -> list[int]:
+    open_ends: list[list[int]] = []
+    lanes = []
+    for start, end in zip(start_ns.tolist(), end_ns.tolist(), strict=True):
+        lane = 0
+        while lane < len(open_ends):
+            ends = open_ends[lane]
+            while ends and ends[-1] <= start:
+                ends.pop()
+            if not ends or ends[-1] >= end:
+                break
+            lane += 1
+        if lane == len(open_ends):
+            open_ends.append([])
+        open_ends[lane].append(end)
+        lanes.append(lane)
+    return lanes
 
 
 def _find_used(columns: Sequence[Int64]) -> Int64:

@@ -143,8 +143,9 @@ def _resolve_output(arguments: argparse.Namespace) -> Path:
     """
     if arguments.output is None:
         suffix = FORMATS[arguments.to].suffix if arguments.to in FORMATS else _VIEW_FORMATS[arguments.to][0]
-        path = Path(arguments.paths[0].absolute().name.removesuffix(".gz")).with_suffix("")
-        output = Path.cwd() / f"{path or 'recording'}{suffix}"
+        path = arguments.paths[0].absolute()
+        name = path.name if path.is_dir() else Path(path.name.removesuffix(".gz")).stem
+        output = Path.cwd() / f"{name or 'recording'}{suffix}"
     else:
         output = Path(arguments.output).absolute()
     from traceable.report.document import check_new_file

@@ -86,14 +86,11 @@ class _Writer:
 
     def _format_slices(self, slices: Slices, rows: slice) -> list[str]:
         track, category = slices.track[rows].tolist(), slices.category[rows].tolist()
-        start_ns, length_ns = (
-            slices.start_ns[rows] - self._events.zero_ns,
-            slices.end_ns[rows] - slices.start_ns[rows],
-        )
-        starts, places = _format_times(start_ns), [self._places[one] for one in track]
+        starts = _format_times(slices.start_ns[rows] - self._events.zero_ns)
+        lengths = _format_times(slices.end_ns[rows] - slices.start_ns[rows])
+        places = [self._places[one] for one in track]
         names = map(self._quote, slices.name[rows].tolist())
         arguments = self._format_arguments(slices.arguments, rows, len(track))
-        lengths = _format_times(length_ns)
         kinds = [f'"cat":"{name}"' for name in CATEGORIES]
         lines = [
             f'{{"ph":"X",{place},"ts":{start},"dur":{length},"name":{name},{kinds[kind]}{more}}}'
@@ -160,12 +157,16 @@ class _Writer:
 def _number_tracks(events: TrackEvents) -> Iterator[tuple[int, int]]:
     """Yield the numbers of process and thread of each track."""
     pids: list[int] = []
+    outermost: dict[str, int] = {}
     for number, track in enumerate(events.tracks):
         own = _FIRST_NUMBER + number
-        if track.parent < 0:
-            pids.append(own if track.pid is None else track.pid)
-        else:
+        if track.parent >= 0:
             pids.append(pids[track.parent])
+        elif track.lane:
+            pids.append(outermost[track.name])
+        else:
+            pids.append(own if track.pid is None else track.pid)
+            outermost[track.name] = pids[number]
         yield pids[number], own if track.tid is None else track.tid
 
 

@@ -1,4 +1,4 @@
-"""On a lane intervals nest or do not overlap, and an interval is on the lowest lane with room for it."""
+"""On a lane intervals nest or do not overlap, and there are few of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceable.analysis.lanes import assign_lanes
+from traceable.analysis.track_events import assign_lanes_of_tracks
 
 Interval: TypeAlias = tuple[int, int, int]
 
@@ -28,7 +28,7 @@ def is_nested(outer: Interval, inner: Interval) -> bool:
 
 def assign(rows: list[Interval], nested: bool) -> tuple[list[Interval], list[int]]:
     track, start, end = np.array(rows, np.int64).reshape(-1, 3).T
-    order, lane = assign_lanes(track, start, end, nested=nested)
+    order, lane = assign_lanes_of_tracks(track, start, end, nested=nested)
     assert sorted(order.tolist()) == list(range(len(rows)))
     return [rows[i] for i in order.tolist()], lane.tolist()
 

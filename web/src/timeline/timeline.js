@@ -193,7 +193,10 @@ class Timeline {
     for (const canvas of [this.canvas, this.ruler]) {
       canvas.addEventListener("pointermove", (event) => this.#onPointerMove(event));
       canvas.addEventListener("pointerup", (event) => this.#onPointerUp(event));
-      canvas.addEventListener("pointercancel", (event) => this.#pointers.delete(event.pointerId));
+      canvas.addEventListener("pointercancel", (event) => {
+        this.#pointers.delete(event.pointerId);
+        this.#drag = null;
+      });
       canvas.addEventListener("wheel", (event) => this.#onWheel(event), { passive: false });
     }
     this.canvas.addEventListener("pointerleave", () => this.#hover(-1, null));
@@ -296,12 +299,14 @@ class Timeline {
 
   #writeLink() {
     const { axis } = this.model;
+    const range = this.#matches === null ? undefined : this.router.route.range;
     const isAll = this.view.start === axis.limits.start && this.view.end === axis.limits.end;
     const t = isAll ? undefined : formatSpan(axis.toTime(this.view.start), axis.toTime(this.view.end));
     const event = this.#selected < 0 ? undefined : String(this.#selected);
-    if (!this.container.hidden && (t !== this.router.route.t || event !== this.router.route.event)) {
+    const { route } = this.router;
+    if (!this.container.hidden && (t !== route.t || event !== route.event || range !== route.range)) {
       this.#isFollowing = true;
-      this.router.updateHash({ tab: "timeline", t, event }, { replace: true });
+      this.router.updateHash({ tab: "timeline", t, event, range }, { replace: true });
       this.#isFollowing = false;
     }
   }

@@ -39,7 +39,7 @@ const CAUSES = 12;
 const LIMITS = /** @type {const} */ ([0.02, 1]);
 
 /** The tables of a candidate that have a tab: what their rows are, what names them, and the numbers of both sides. */
-export const TABLES = /** @type {const} */ ({
+const TABLES = /** @type {const} */ ({
   kernels: { title: "Kernels", names: ["name", "family"], numbers: ["count", "total_ns", "mean_ns", "p50_ns", "p99_ns"] },
   families: { title: "Families", names: ["family"], numbers: ["count", "total_ns", "mean_ns"] },
   range_kernels: { title: "Kernels by range", names: ["path", "name"], numbers: ["count", "total_ns", "mean_ns"] },

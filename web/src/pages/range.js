@@ -14,22 +14,50 @@ import { createFormat, createLegend, createPackedTable, formatMomentLink, format
 /** @typedef {import("./view.js").PackedTable} PackedTable */
 /** @typedef {{pages: {paths: Row[], names: Row[], ranges: import("./view.js").ColumnsOf}, distributions: import("../blocks.js").Block}} Data */
 
+const WAYS = ["h2d", "d2h", "d2d", "p2p"];
+
 /** The columns of a range that its page shows first, in groups. */
 const FACTS = [
-  ["count", "clipped", "cpu_total_ns", "cpu_share", "cpu_self_total_ns", "active_total_ns", "sync_wait_total_ns"],
-  ["cpu_mean_ns", "cpu_min_ns", "cpu_p50_ns", "cpu_p90_ns", "cpu_p99_ns", "cpu_max_ns", "cpu_stddev_ns"],
-  [
-    ...["gpu_count", "kernels", "launches", "graph_launches", "gpu_busy_total_ns", "gpu_span_total_ns"],
-    ...["gpu_idle_total_ns", "queue_mean_ns", "queue_max_ns", "attribution"],
-  ],
-  ["gpu_busy_mean_ns", "gpu_busy_p50_ns", "gpu_busy_p90_ns", "gpu_busy_p99_ns", "gpu_busy_max_ns"],
-  ["h2d", "d2h", "d2d", "p2p"].flatMap((way) => [`${way}_count`, `${way}_bytes`, `${way}_ns`, `${way}_gb_per_s`]),
+  {
+    heading: "Time on the CPU",
+    keys: [
+      ...["count", "clipped", "cpu_total_ns", "cpu_share", "cpu_self_total_ns", "active_total_ns", "sync_wait_total_ns"],
+      "blocking_path",
+    ],
+  },
+  {
+    heading: "Of one instance",
+    keys: ["cpu_mean_ns", "cpu_min_ns", "cpu_p50_ns", "cpu_p90_ns", "cpu_p99_ns", "cpu_max_ns", "cpu_stddev_ns"],
+  },
+  { heading: "Running, of one instance", keys: ["active_mean_ns", "active_min_ns", "active_p50_ns", "active_p90_ns", "active_max_ns"] },
+  {
+    heading: "On the GPU",
+    keys: [
+      ...["gpu_count", "kernels", "launches", "graph_launches", "gpu_busy_total_ns", "gpu_span_total_ns"],
+      ...["gpu_idle_total_ns", "queue_mean_ns", "queue_max_ns", "attribution"],
+    ],
+  },
+  {
+    heading: "GPU busy, of one instance",
+    keys: ["gpu_busy_mean_ns", "gpu_busy_p50_ns", "gpu_busy_p90_ns", "gpu_busy_p99_ns", "gpu_busy_max_ns"],
+  },
+  { heading: "Copies", keys: WAYS.flatMap((way) => [`${way}_count`, `${way}_bytes`, `${way}_ns`, `${way}_gb_per_s`]) },
 ];
 
-/** The headings of columns whose name is not enough beside the others. */
-const TERMS = { cpu_share: "share of all ranges", cpu_self_total_ns: "in no range inside", count: "instances" };
-
-const HEADINGS = ["Time on the CPU", "Of one instance", "On the GPU", "GPU busy, of one instance", "Copies"];
+/** @type {Record<string, string>} what the columns are called whose heading is not enough beside the others */
+const TERMS = {
+  count: "instances",
+  cpu_share: "share of all ranges",
+  cpu_self_total_ns: "in no range inside",
+  ...Object.fromEntries(
+    WAYS.flatMap((way) => [
+      [`${way}_count`, `${way} copies`],
+      [`${way}_bytes`, `${way} size`],
+      [`${way}_ns`, `${way} time`],
+      [`${way}_gb_per_s`, `${way} rate`],
+    ]),
+  ),
+};
 
 /** Of fewer values a p99 is close to the maximum. */
 const ENOUGH = 100;
@@ -177,14 +205,14 @@ function createRangeParts(row, { pages, distributions }, page) {
  * @param {(key: string) => string} format returns the text of a column
  */
 function createFactGroups(row, format) {
-  const groups = FACTS.map((keys, index) => {
+  const groups = FACTS.map(({ heading, keys }) => {
     const known = keys.filter((key) => row[key] !== null && row[key] !== undefined && isTelling(row, key));
     if (!known.length) return null;
     return createElement(
       "section",
       { class: "fact-group" },
-      createElement("h3", {}, HEADINGS[index] ?? ""),
-      createFacts(known.map((key) => [TERMS[/** @type {keyof typeof TERMS} */ (key)] ?? formatHeading(key), format(key)])),
+      createElement("h3", {}, heading),
+      createFacts(known.map((key) => [TERMS[key] ?? formatHeading(key), format(key)])),
     );
   });
   return createElement("div", { class: "fact-groups" }, ...groups);

@@ -1,6 +1,6 @@
 /** The tabs of the views: a chart of what matters most, then the tables. */
 import { createElement } from "../dom.js";
-import { formatBytes, formatDuration, formatPercent } from "../format.js";
+import { formatBytes, formatCount, formatDuration, formatPercent } from "../format.js";
 import { drawBars, drawStack, drawSteps, getColor } from "./charts.js";
 import { capitalize, createRemark, createSection } from "./elements.js";
 import { formatTimestamp, formatValue } from "./values.js";
@@ -67,8 +67,12 @@ export async function mountMemory(container, page) {
       ),
     );
   }
-  for (const [name, changes] of groupRows(findRows(view, "usage_over_time"), ["pid", "device", "memory_kind"])) {
-    screen.append(createSection(`Memory in use: ${name}`, drawUsage(changes)));
+  const usage = view.others.usage_over_time?.table;
+  for (const [name, changes] of groupByMemory(usage ? unpackRows(usage) : [])) {
+    screen.append(createSection(`In use: ${name}`, drawUsage(changes)));
+  }
+  if (usage && usage.omitted > 0) {
+    screen.append(createRemark(`Of ${formatCount(usage.omitted)} more changes those to a lower usage are not drawn.`));
   }
   screen.append(...createViewTables(view, { title: "operations", page, without: ["usage_over_time"] }));
 }
@@ -258,19 +262,16 @@ function drawUsage(changes) {
 }
 
 /**
- * Returns the rows by what some of their columns have, in order.
+ * Returns the changes of each memory, in order.
  * @param {Row[]} rows
- * @param {string[]} keys
- * @returns {Map<string, Row[]>} by a heading
+ * @returns {Map<string, Row[]>} by what the memory is called
  */
-function groupRows(rows, keys) {
+function groupByMemory(rows) {
   /** @type {Map<string, Row[]>} */
   const groups = new Map();
   for (const row of rows) {
-    const name = keys
-      .filter((key) => row[key] !== null && row[key] !== undefined)
-      .map((key) => (key === "memory_kind" ? row[key] : `${key} ${row[key]}`))
-      .join(", ");
+    const gpu = row.device === null || row.device === undefined ? "" : ` of GPU ${row.device}`;
+    const name = `${row.memory_kind ?? "unknown"} memory${gpu}, process ${row.pid}`;
     const group = groups.get(name);
     if (group) group.push(row);
     else groups.set(name, [row]);

@@ -133,10 +133,11 @@ def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
     for name, other in result.others.items():
         known = view.others.get(name, ViewTable(name.replace("_", " ")))
         if name == "usage_over_time":
-            other, most = thin_usage(other), len(other)
+            drawn = thin_usage(other)
+            table = {**pack_table(drawn, known.columns, most=len(drawn)), "omitted": len(other) - len(drawn)}
         else:
-            most = MAX_ROWS
-        others[name] = {"heading": known.heading, "table": pack_table(other, known.columns, most=most)}
+            table = pack_table(other, known.columns)
+        others[name] = {"heading": known.heading, "table": table}
     return {
         "help": view.help,
         "first": view.first_table,

@@ -137,7 +137,7 @@ class Timeline {
     const buttons = [
       ["−", "Zoom out", () => this.#zoom(ZOOM ** 2)],
       ["+", "Zoom in", () => this.#zoom(1 / ZOOM ** 2)],
-      ["Fit", "Show all", () => this.#show({ ...this.model.axis.limits })],
+      ["Fit", "Fit all", () => this.#show({ ...this.model.axis.limits })],
       ["‹", "Previous match", () => this.#stepMatch(-1)],
       ["›", "Next match", () => this.#stepMatch(1)],
     ];
@@ -180,7 +180,8 @@ class Timeline {
       this.note.append(index > 0 ? ", " : "", createElement("button", { type: "button", class: "link", click: show }, title));
     });
     const others = intervals.length - notable.length;
-    this.note.append(notable.length === 0 ? "no part of it." : others > 0 ? ` and ${formatCount(others, "more slow step")}.` : ".");
+    const rest = formatCount(others, notable.length > 0 ? "more slow step" : "slow step");
+    this.note.append(others === 0 ? (notable.length > 0 ? "." : "no part of them.") : `${notable.length > 0 ? " and " : ""}${rest}.`);
   }
 
   #showHint() {

@@ -239,7 +239,8 @@ class Painter {
     let [pixel, busy, longest, best] = [-1, 0, -1, -1];
     const flush = () => {
       if (best >= 0) {
-        this.#drawBlock(lane, best, pixel, 1, top, height, Math.min(1, 0.3 + 0.7 * busy));
+        // What has no duration would be hardly visible.
+        this.#drawBlock(lane, best, pixel, top, height, longest === 0 ? 1 : Math.min(1, 0.3 + 0.7 * busy));
       }
       [busy, longest, best] = [0, -1, -1];
     };
@@ -271,15 +272,14 @@ class Painter {
    * @param {Lane} lane
    * @param {number} row the longest of them
    * @param {number} left
-   * @param {number} width
    * @param {number} top
    * @param {number} height
    * @param {number} alpha
    */
-  #drawBlock(lane, row, left, width, top, height, alpha) {
+  #drawBlock(lane, row, left, top, height, alpha) {
     this.context.globalAlpha = this.#isFaded(row) ? FADED * alpha : alpha;
     this.context.fillStyle = this.#chooseColors(lane, row).fill;
-    this.context.fillRect(left, top, width, Math.max(1, height - 1));
+    this.context.fillRect(left, top, 1, Math.max(1, height - 1));
     this.context.globalAlpha = 1;
   }
 

@@ -137,7 +137,7 @@ class Timeline {
     const buttons = [
       ["−", "Zoom out", () => this.#zoom(ZOOM ** 2)],
       ["+", "Zoom in", () => this.#zoom(1 / ZOOM ** 2)],
-      ["Fit", "Show all", () => this.#show({ ...this.model.axis.limits })],
+      ["Fit", "Fit all", () => this.#show({ ...this.model.axis.limits })],
       ["‹", "Previous match", () => this.#stepMatch(-1)],
       ["›", "Next match", () => this.#stepMatch(1)],
     ];
@@ -180,7 +180,8 @@ class Timeline {
       this.note.append(index > 0 ? ", " : "", createElement("button", { type: "button", class: "link", click: show }, title));
     });
     const others = intervals.length - notable.length;
-    this.note.append(notable.length === 0 ? "no part of it." : others > 0 ? ` and ${formatCount(others, "more slow step")}.` : ".");
+    const rest = formatCount(others, notable.length > 0 ? "more slow step" : "slow step");
+    this.note.append(others === 0 ? (notable.length > 0 ? "." : "no part of them.") : `${notable.length > 0 ? " and " : ""}${rest}.`);
   }
 
   #showHint() {
@@ -193,7 +194,10 @@ class Timeline {
     for (const canvas of [this.canvas, this.ruler]) {
       canvas.addEventListener("pointermove", (event) => this.#onPointerMove(event));
       canvas.addEventListener("pointerup", (event) => this.#onPointerUp(event));
-      canvas.addEventListener("pointercancel", (event) => this.#pointers.delete(event.pointerId));
+      canvas.addEventListener("pointercancel", (event) => {
+        this.#pointers.delete(event.pointerId);
+        this.#drag = null;
+      });
       canvas.addEventListener("wheel", (event) => this.#onWheel(event), { passive: false });
     }
     this.canvas.addEventListener("pointerleave", () => this.#hover(-1, null));
@@ -296,12 +300,14 @@ class Timeline {
 
   #writeLink() {
     const { axis } = this.model;
+    const range = this.#matches === null ? undefined : this.router.route.range;
     const isAll = this.view.start === axis.limits.start && this.view.end === axis.limits.end;
     const t = isAll ? undefined : formatSpan(axis.toTime(this.view.start), axis.toTime(this.view.end));
     const event = this.#selected < 0 ? undefined : String(this.#selected);
-    if (!this.container.hidden && (t !== this.router.route.t || event !== this.router.route.event)) {
+    const { route } = this.router;
+    if (!this.container.hidden && (t !== route.t || event !== route.event || range !== route.range)) {
       this.#isFollowing = true;
-      this.router.updateHash({ tab: "timeline", t, event }, { replace: true });
+      this.router.updateHash({ tab: "timeline", t, event, range }, { replace: true });
       this.#isFollowing = false;
     }
   }

@@ -2,6 +2,9 @@
 # make test    install what the suite needs, run it all: lint, types, tests
 # make test-fast   the tests of data and of single processes of our own: what to run while working. Under a minute on two
 #                cores, once pytest has compiled the tests (PYTHONDONTWRITEBYTECODE is unset for that)
+# make docs    build the site of the documentation into build/docs: every warning is an error
+# make web     build the script and style of the HTML report (web/), which are checked in; needs node 18 or newer
+# make screenshots REPORT=A CANDIDATE=B   draw docs/images from two recordings, in Debian's Chromium
 # make gpu-check   run what only a GPU can show, and print what is proven; needs no .venv, no network, no nsys
 # make clean   remove .venv and everything built
 #
@@ -14,10 +17,11 @@ WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 INPUTS := scripts/install.sh tests/constraints.txt tests/aiperf.txt pyproject.toml setup.py $(wildcard src/traceable/_native/*.[ch])
 export PYTHON
 
-.PHONY: demo test test-fast lint gpu-check clean
+.PHONY: demo test test-fast lint web docs screenshots gpu-check clean
 
 demo: .venv/.demo
-	$(PY) -m traceable run examples/inference_server.py --requests 200
+	$(PY) -m traceable run --html demo.html examples/inference_server.py --requests 200
+	@echo "open demo.html in a browser to look at this run"
 
 # The tests start hundreds of programs, which would compile our modules anew each time where PYTHONDONTWRITEBYTECODE is set.
 test: lint
@@ -33,12 +37,28 @@ lint: .venv/.test
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
+docs: .venv/.docs
+	$(PY) -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet --jobs auto docs build/docs
+
+web: web/node_modules/.package-lock.json
+	cd web && npm run --silent build
+
+web/node_modules/.package-lock.json: web/package.json web/package-lock.json
+	cd web && npm ci --no-audit --no-fund
+
+screenshots: .venv/.test
+	$(PY) scripts/screenshots.py $(REPORT) $(CANDIDATE)
+
 gpu-check:
 	$(or $(PYTHON),$(wildcard $(PY)),python3) scripts/gpu_check --out $(or $(OUT),gpu-captures)
 
-# The suite's environment holds the demo's too.
+# The suite's environment holds the demo's and that of the documentation too.
 .venv/.test: $(INPUTS)
 	scripts/install.sh test
+	touch .venv/.demo .venv/.docs $@
+
+.venv/.docs: $(INPUTS)
+	scripts/install.sh docs
 	touch .venv/.demo $@
 
 .venv/.demo: $(INPUTS)
@@ -46,6 +66,6 @@ gpu-check:
 	touch $@
 
 clean:
-	rm -rf .venv build dist gpu-captures src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv web/node_modules demo.html build dist gpu-captures src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f src/traceable/_native/*.so
 	find src tests examples benchmarks scripts -name __pycache__ -type d -exec rm -rf {} +

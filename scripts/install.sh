@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install traceable into .venv of this checkout: `install.sh demo` what the examples need, `install.sh test` what the
-# test suite needs on top. Called by the Makefile, which knows when it is needed.
+# Install traceable into .venv of this checkout: `install.sh demo` what the examples need, `install.sh docs` what `make
+# docs` needs on top, `install.sh test` what the test suite needs. Called by the Makefile, which knows when it is needed.
 #
 # What was fetched is kept in a wheelhouse in pip's cache folder, and a later run takes it from there without
 # network access: pip's own cache keeps the same wheels, but pip queries the index for them every time.
@@ -136,20 +136,32 @@ install_aiperf() {
     touch "$folder/installed"
 }
 
+# What checks and builds web/. With CI=true the suite needs it; elsewhere its tests are skipped without npm.
+install_web() {
+    local installed=web/node_modules/.package-lock.json
+    [[ ! $installed -nt web/package-lock.json ]] || return 0
+    if ! command -v npm >/dev/null || ! npm ci --prefix web --silent --no-audit --no-fund; then
+        [[ ${CI:-} != true ]] || fail "npm can't install what web/ needs, and CI=true asks for the whole suite."
+        say "npm can't install what web/ needs; its tests will be skipped"
+    fi
+}
+
 main() {
     make_environment
     find_wheelhouse
     rm -f "$LOG"
     case ${1:-} in
     demo) pip_install --editable . ;;
+    docs) pip_install --editable '.[docs]' ;;
     test)
         install_aiperf &
         pip_install --editable '.[dev]'
         install_torch
         install_nvtx_tests
+        install_web
         wait $!
         ;;
-    *) fail "usage: install.sh demo|test" ;;
+    *) fail "usage: install.sh demo|docs|test" ;;
     esac
     # pip does not print the build's message about a missing compiler.
     grep -o 'traceable: .* was not built: .*' "$LOG" >&2 || true

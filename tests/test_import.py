@@ -13,7 +13,9 @@ import pytest
 import traceable
 
 HEAVY = {"numpy", "torch", "rich", "psutil", "pynvml", "nvtx", "wrapt", "opentelemetry", "asyncio"}
-ROOMS = {f"traceable.{room}" for room in ("collectors", "launch", "checks", "trace", "analysis", "report", "cli")}
+ROOMS = {
+    f"traceable.{room}" for room in ("collectors", "launch", "checks", "trace", "analysis", "report", "cli", "live")
+}
 ALSO_NOT = {"inspect", "dataclasses", "pathlib", "json", "logging", "threading"}
 """Of the standard library, what takes longer to import than traceable. And `threading`: a program that patches it
 (gevent) does so before anything else imports it."""

@@ -1,4 +1,5 @@
 /** Bundles the script and the style of the HTML report into the Python package; `npm run build -- DIRECTORY` elsewhere. */
+import { readFile, writeFile } from "node:fs/promises";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -19,3 +20,7 @@ await build({
   outdir: target,
   logLevel: "warning",
 });
+
+const { version } = JSON.parse(await readFile(path.join(here, "node_modules/uplot/package.json"), "utf-8"));
+const license = await readFile(path.join(here, "node_modules/uplot/LICENSE"), "utf-8");
+await writeFile(path.join(target, "licenses.txt"), `This page contains uPlot ${version}:\n\n${license}`);

@@ -71,6 +71,7 @@ _LATER = {
     "instrument": "traceable.annotation.torch.modules",
     "instrument_copies": "traceable.annotation.torch.copies",
     "load": "traceable.recording",
+    "load_ipython_extension": "traceable.notebook",
     "record_gc": "traceable.annotation.pauses",
     "record_loop_pauses": "traceable.annotation.pauses",
     "request": "traceable.capture.requests",

@@ -25,9 +25,12 @@ from traceable.launch import flight, ranks
 from traceable.protocol import run_dir, untrusted
 from traceable.protocol.ranks import RANK_KEY
 from traceable.protocol.run_records import ProcessRecord, load_process_records
-from traceable.recording import Recording
 from traceable.trace.load_records import ClientRecords
 from traceable.trace.model import NULL, Int64, Trace, find_distinct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.recording import Recording
 
 _LEAST_REASON_SHARE = 0.01
 """For which part of the time a reason for lower clocks must hold to be listed."""

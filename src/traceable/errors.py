@@ -77,6 +77,10 @@ class TraceableError(Exception):
     def __str__(self) -> str:
         return self.message.printed
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows instead of a traceback, as the command line does."""
+        return [f"{type(self).__name__}: {self}"]
+
     @property
     def message(self) -> Message:
         """The cause and what to do."""

@@ -5,6 +5,7 @@ It reads, filters and delegates; `analysis` computes the views, one module for e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -104,6 +105,7 @@ def load(
         recording = _load_raw(paths[0], progress, run_directory, allow_unrelated, clock_offsets or {})
     else:
         recording = _load_several(list(map(Path, paths)), progress, allow_unrelated, clock_offsets or {})
+    recording.paths = tuple(map(Path, paths)) if run_directory is None else (run_directory,)
     if rules is not None:
         normalize_names([recording], rules, [expand] if isinstance(expand, str) else expand)
     return recording
@@ -170,6 +172,10 @@ def _load_raw(
             unrelated = allow_unrelated or manifest is not None
             run = directory if manifest is not None else None
             traces.append(load_trace(file, progress=report, allow_unrelated=unrelated, run_directory=run))
+            if not file.absolute().is_relative_to(path.absolute()):
+                # A temporary export, which is about to be deleted. What can't be read is reported when it is needed.
+                with contextlib.suppress(TraceError):
+                    traces[-1].lazy_cpu_activity.get()
         intervals = [one for file in files for one in flight.read_intervals(file, manifest)]
     trace = join_traces(traces)
     complete = evaluate_completeness(directory if manifest is not None else None, manifest, trace, files)
@@ -344,6 +350,7 @@ class Recording:
         command: the command line of the run, without secrets; None for a recording without a run.
         client_records: the requests that a load generator recorded; None without one.
         sides: the sides that the recording is of, with their clocks; empty for any other.
+        paths: the run directory, or the files or directories, that it was loaded from.
     """
 
     def __init__(self, trace: Trace, progress: ProgressCallback | None = None, names: RangeNames | None = None) -> None:
@@ -356,6 +363,7 @@ class Recording:
         self.completeness = Completeness()
         self.command: tuple[str, ...] | None = None
         self.sides: tuple[SideClock, ...] = ()
+        self.paths: tuple[Path, ...] = ()
         self.client_records: ClientRecords | None = None
         self._report = progress or _ignore_progress
         self._cache: dict[tuple[str, str], Table] = {}
@@ -551,15 +559,22 @@ class Recording:
         outside = measure_outside_ranges(self.context)
         return outside.take(slice(0)) if self.conditions else outside
 
-    def to_html(self, path: str | Path) -> None:
+    def to_html(self, path: str | Path, verdicts: Sequence[ExpectationResult] = ()) -> None:
         """Write a page with all views, which opens in a browser without a network (docs/html-report.md).
 
+        Args:
+            path: the file; only a page of traceable is replaced.
+            verdicts: results of `verdicts` to show.
+
         Raises:
+            UsageError: there is another file at `path`.
             TraceableError: it can't be written there.
         """
+        from traceable.conditions import read_conditions
         from traceable.report.html.recording_page import write_recording_page
 
-        write_recording_page(self, Path(path))
+        conditions = read_conditions(self, self.paths[0] if len(self.paths) == 1 else Path(self.trace.source.path))
+        write_recording_page(self, Path(path), conditions, verdicts)
 
     def query(self, question: str, **options: Any) -> Table:
         """Compute a view by its name, with the function `analysis.<view>.<view>`.
@@ -594,7 +609,7 @@ class Recording:
             options["client_records"] = self.client_records
         compute = getattr(importlib.import_module(module), question)
         self._report(f"{question}: {len(self.context.gpu):,} GPU operations, {len(self.trace.calls):,} API calls")
-        table: Table = compute(self.context, **options)
+        table: Table = dataclasses.replace(compute(self.context, **options), view=question)
         if question in _CACHED:
             self._cache[key] = table
         return table
@@ -744,6 +759,18 @@ class Recording:
         retried = dict(zip(missing, evaluate_expectations(missing, unfolded.profile), strict=True))
         return tuple(retried[one.name] if one.name in retried and retried[one.name].ok else one for one in results)
 
+    def _repr_html_(self) -> str:
+        """Return the profile as a notebook shows it (docs/notebooks.md)."""
+        from traceable.report.notebook import render_recording
+
+        return render_recording(self)
+
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
+        """Print the profile where IPython runs in a terminal."""
+        from traceable.report.notebook import format_recording
+
+        printer.text(format_recording(self))
+
     @property
     def coverage(self) -> Coverage:
         """How much of the GPU activity is attributed to ranges."""
@@ -820,7 +847,7 @@ class Recording:
         other = Recording(trace, self._report, names)
         other.windows, other.flight, other.overhead = self.windows, self.flight, self.overhead
         other.completeness, other.command, other.sides = self.completeness, self.command, self.sides
-        other.conditions, other.client_records = self.conditions, self.client_records
+        other.conditions, other.client_records, other.paths = self.conditions, self.client_records, self.paths
         return other
 
     @cached_property
@@ -841,6 +868,15 @@ class Recording:
             raise MissingDataError(
                 "range_not_found", error.problem, f"did you mean {similar}?" if similar else error.remedy
             ) from None
+
+
+def _render_table(table: Table) -> str:
+    from traceable.report.notebook import render_table
+
+    return render_table(table)
+
+
+Table.html_renderer = _render_table
 
 
 def _as_list(one_or_more: Any) -> list[Any]:

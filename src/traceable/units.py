@@ -22,6 +22,16 @@ def format_duration(ns: float) -> str:
     return f"{ns:.0f} ns"
 
 
+def choose_time_unit(longest_ns: float) -> tuple[str, float]:
+    """Return the unit of an axis that ends at this time, and how many ns it has.
+
+    Examples:
+        >>> choose_time_unit(1_306_223_934), choose_time_unit(999), choose_time_unit(0)
+        (('s', 1000000000.0), ('ns', 1.0), ('ns', 1.0))
+    """
+    return next(((unit, size) for unit, size in _TIME_UNITS if longest_ns >= size), ("ns", 1.0))
+
+
 def format_count(number: int, one: str = "", many: str = "") -> str:
     """Write a number with its thousands separated and, where given, the noun that it counts.
 

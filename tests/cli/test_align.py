@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 from tests.analysis.sample_models import GELU, LAYER, MLP, NORM, Work, write_model
 from tests.conftest import REPOSITORY
+from tests.report.html_blocks import read_blocks
 
 from traceable.analysis.alignment import STATES
 from traceable.cli.main import main
 from traceable.report.align import TABLES
 
+PAIR = ("full.sqlite", "short.sqlite")
 SLOW = (tuple(replace(one, duration_ns=2 * one.duration_ns) if one is MLP else one for one in LAYER),) * 4
 
 
@@ -184,6 +186,22 @@ def test_json_has_all_of_it(align):
     assert part["score"] == pytest.approx(1 - absolute / part["reference_ns"])
     assert [row["state"] for row in part["alignment"]].count("missing") == 4
     assert [row["layer"] for row in part["layers"]] == [0, 1, 2, 3]
+
+
+def test_the_page_has_the_document_without_the_kernels_that_are_equal(align, tmp_path):
+    page = tmp_path / "page.html"
+    code, out, _ = align(*PAIR, "--json", "--top", "1", f"--html={page}")
+    assert code == 1
+    document, whole = read_blocks(page.read_text())["report"][0], json.loads(align(*PAIR, "--json")[1])
+    assert document.pop("check_labels").keys() >= {row["check"] for row in document["parts"][0]["checks"]}
+    part, every = document["parts"][0], whole["parts"][0]
+    assert part.pop("omitted") == {}
+    assert {row["state"] for row in part["alignment"]} == {"missing"}
+    assert part["alignment"] == [row for row in every["alignment"] if row["state"] != "equal"]
+    assert sum(row["difference_ns"] for row in part["residual"]) == part["candidate_ns"] - part["reference_ns"]
+    every["alignment"] = part["alignment"]
+    assert document == whole
+    assert len(json.loads(out)["parts"][0]["kernels"]) == 1
 
 
 def test_phases_are_apart(align):

@@ -22,6 +22,7 @@ import pytest
 from markdown_it import MarkdownIt
 from tests.conftest import REPOSITORY
 from tests.printed_messages import message, messages
+from tests.report.html_blocks import read_blocks
 from tests.report.sample_export import STEPS, export
 from tests.skips import skip_unless_ci
 
@@ -393,6 +394,62 @@ def test_outputs_to_files_leave_the_tables_on_stdout(compare: Compare, tmp_path:
         file = tmp_path / name
         assert compare("base.sqlite", "slow.sqlite", f"--{name}={file}").out == printed
         assert compare("base.sqlite", "slow.sqlite", f"--{name}").out == file.read_text()
+
+
+def read_comparison(path: Path) -> dict[str, Any]:
+    """Return the document of a page."""
+    text = path.read_text()
+    assert '<body data-page="comparison">' in text
+    document: dict[str, Any] = read_blocks(text)["report"][0]
+    return document
+
+
+def test_the_page_has_the_document_and_the_verdicts_in_sentences(compare: Compare, tmp_path: Path) -> None:
+    words = ("base.sqlite", "slow.sqlite", "fast.sqlite", "--fail-on", "regression", "--step-range", "step")
+    done = compare(*words, "--json", f"--html={tmp_path / 'page.html'}")
+    page = read_comparison(tmp_path / "page.html")
+    first = [one.pop("sentences")[0] for one in page["candidates"]]
+    assert [re.sub(r"[\d.]+ %.*?(slower|faster).*", r"\1", sentence) for sentence in first] == [
+        "the step is slower",
+        "the step is faster",
+    ]
+    for one in page["candidates"]:
+        assert one.pop("omitted") == {}
+        assert sorted(row.pop("rank") for row in one["tables"]["ranges"]) == [0, 1]
+    assert page == done.document
+    for one in page["candidates"]:
+        for of, metric in (("step_wall", "wall"), ("cpu", "cpu")):
+            whole = one["tables"]["steps" if of == "step_wall" else "ranges"][0]
+            causes = [row for row in one["tables"]["explanation"] if row["of"] == of and row["path"] in ([], ["step"])]
+            assert sum(row["difference_ns"] for row in causes) == whole[f"{metric}_per_unit_difference_ns"]
+
+
+def test_a_page_of_many_rows_keeps_those_that_differ_most(
+    compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [export(tmp_path / f"{name}.sqlite") for name in "ab"]
+    with contextlib.closing(sqlite3.connect(files[1])) as connection, connection:
+        kernels = "CUPTI_ACTIVITY_KIND_KERNEL"
+        connection.execute(f"UPDATE {kernels} SET end = end + 5000 WHERE demangledName = 6")
+    monkeypatch.setattr("traceable.report.html.comparison_page.MAX_ROWS", 1)
+    done = compare(*files, "--json", f"--html={tmp_path / 'page.html'}")
+    (page,), (document,) = (one["candidates"] for one in (read_comparison(tmp_path / "page.html"), done.document))
+    rows = document["tables"]["kernels"]
+    assert len(rows) == 2
+    assert [row["name"] for row in page["tables"]["kernels"]] == ["softmax_kernel(float*)"]
+    assert page["omitted"]["kernels"] == 1
+    assert page["omitted"]["ranges"] == len(document["tables"]["ranges"]) - 1
+
+
+def test_no_file_but_a_page_is_replaced_by_one(compare: Compare, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert compare("base.sqlite", "slow.sqlite", "--html", page).code == 0
+    assert compare("base.sqlite", "fast.sqlite", "--html", page).code == 0
+    assert "fast.sqlite against base.sqlite" in page.read_text()
+    page.write_text("notes")
+    done = compare("base.sqlite", "slow.sqlite", "--html", page)
+    assert (done.code, done.out, page.read_text()) == (2, "", "notes")
+    assert message(done.err, "output_exists")
 
 
 def test_several_outputs_at_once(compare: Compare, tmp_path: Path) -> None:

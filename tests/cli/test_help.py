@@ -42,7 +42,7 @@ def test_every_page_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_index_of_the_readme_has_every_page_in_the_sections_of_help() -> None:
     index = (REPOSITORY / "README.md").read_text().partition("\n## Documentation\n")[2]
-    parts = re.split(r"^\*\*([\w-]+)\*\*", index, flags=re.MULTILINE)[1:]
+    parts = re.split(r"^\*\*([\w ]+)\*\*", index, flags=re.MULTILINE)[1:]
     linked = {
         name: tuple(re.findall(r"\(docs/([\w-]+)\.md\)", text)) for name, text in zip(*[iter(parts)] * 2, strict=True)
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from traceable.trace.lazy import Lazy
 from traceable.trace.sqlite import EncodedColumn, Rows
 
 
@@ -16,6 +17,8 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
         return [f"{where}: {type(one).__name__} and {type(other).__name__}"]
     if isinstance(one, Rows):
         return _of_rows(one, other, where)
+    if isinstance(one, Lazy):
+        return differences(one.get(), other.get(), where)
     if dataclasses.is_dataclass(one):
         names = [field.name for field in dataclasses.fields(one)]
         return [d for name in names for d in differences(getattr(one, name), getattr(other, name), f"{where}.{name}")]

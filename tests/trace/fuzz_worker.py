@@ -71,7 +71,9 @@ def _try_file(path: Path, ask: bool) -> str:
 
 def _read(path: Path, decode: bool) -> Trace | str:
     try:
-        return load(path, decode)
+        trace = load(path, decode)
+        trace.lazy_cpu_activity.get()  # The other tables of the file.
+        return trace
     except TraceError as error:
         return str(error)
 

@@ -16,6 +16,22 @@ export function createElement(tag, attributes = {}, ...children) {
   return element;
 }
 
+/**
+ * Makes a folded list of remarks; null without any.
+ * @param {string} title
+ * @param {{text: string}[]} notes
+ */
+export function createNotes(title, notes) {
+  return notes.length === 0
+    ? null
+    : createElement(
+        "details",
+        {},
+        createElement("summary", {}, title),
+        createElement("ul", { class: "notes" }, ...notes.map(({ text }) => createElement("li", {}, text))),
+      );
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /**

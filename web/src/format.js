@@ -64,20 +64,40 @@ export function formatBytes(number) {
   return `${toFixed(number, 0)} B`;
 }
 
+/**
+ * Cuts a long text, such as a name that a program made of its data.
+ * @param {string} text
+ * @param {number} length of the result at most
+ */
+export function truncateText(text, length) {
+  // Not through a character of two halves.
+  return text.length <= length ? text : `${text.slice(0, length - 1).replace(/[\ud800-\udbff]$/, "")}…`;
+}
+
+/**
+ * Keeps the digits of a number, and its unit, on one line of a sentence.
+ * @param {string} text
+ */
+export function joinNumbers(text) {
+  return text.replace(/(\d) (?=\d{3}(?!\d)|(?:[num]?s|%|[KMGT]i?B|B)(?!\w))/g, "$1\u00a0");
+}
+
 /** @param {number} value */
 function countDigits(value) {
   return String(Math.trunc(Math.abs(value))).length;
 }
 
 /**
- * Rounds as Python does, where a value that lies exactly between two goes to the even one.
+ * Rounds as Python does: what lies exactly between two goes to the even one, where JavaScript takes the larger.
  * @param {number} value
  * @param {number} digits
  */
 function toFixed(value, digits) {
-  const scaled = Math.abs(value) * 10 ** digits;
-  const below = Math.floor(scaled);
-  const isTie = scaled - below === 0.5 && (below + 0.5) / 10 ** digits === Math.abs(value);
-  const text = isTie && below % 2 === 0 ? (below / 10 ** digits).toFixed(digits) : Math.abs(value).toFixed(digits);
+  const size = Math.abs(value);
+  let text = size.toFixed(digits);
+  // Half of the last digit is an odd multiple of 2 ** -(digits + 1), which is exact.
+  if ((size * 2 ** (digits + 1)) % 2 === 1 && Number(text.at(-1)) % 2 === 1) {
+    text = text.slice(0, -1) + String(Number(text.at(-1)) - 1);
+  }
   return value < 0 ? `-${text}` : text;
 }

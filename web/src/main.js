@@ -1,6 +1,7 @@
 /** Starts a page: its theme, its tabs, and the address that tells which of them is open. */
 import "./theme.css";
 import "./page.css";
+import "./pages/pages.css";
 
 import { canDecode, loadBlock } from "./blocks.js";
 import { createElement } from "./dom.js";
@@ -16,15 +17,20 @@ async function start() {
     return;
   }
   const { meta } = await loadBlock("report");
-  startTabs(main, { router: new Router(), report: meta });
+  const tabs = TABS[document.body.dataset.page ?? ""] ?? [];
+  startTabs(main, tabs, {
+    router: new Router(),
+    report: meta,
+    hasTab: (name) => tabs.some((tab) => tab.name === name),
+  });
 }
 
 /**
  * @param {HTMLElement} main
+ * @param {import("./tabs.js").Tab[]} tabs
  * @param {import("./tabs.js").Page} page
  */
-function startTabs(main, page) {
-  const tabs = TABS[document.body.dataset.page ?? "report"] ?? [];
+function startTabs(main, tabs, page) {
   const list = createElement("div", { role: "tablist", "aria-label": "Screens" });
   const screens = tabs.map((tab) => {
     const button = createElement(
@@ -54,7 +60,12 @@ function startTabs(main, page) {
   main.replaceChildren(...screens.map(({ panel }) => panel));
 
   const show = () => {
-    const requested = page.router.route.tab;
+    const { tab: requested, t, range } = page.router.route;
+    const implied = t !== undefined ? "timeline" : range !== undefined ? "ranges" : null;
+    if (requested === undefined && implied !== null && page.hasTab(implied)) {
+      page.router.updateHash({ tab: implied }, { replace: true });
+      return;
+    }
     const current = screens.find(({ tab }) => tab.name === requested) ?? screens[0];
     for (const screen of screens) {
       const isCurrent = screen === current;

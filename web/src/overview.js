@@ -1,33 +1,318 @@
-/** The first screen: what was run, what it shows, and where the time goes. */
-import { createElement } from "./dom.js";
-import { formatCount, formatDuration } from "./format.js";
-import { formatHash, formatPathKey } from "./router.js";
+/** The first screen: what was run, what costs most, where a step's time goes, the steps, and all ranges. */
+import { KINDS, createBars, createLegend } from "./bars.js";
+import { hasBlock, loadBlock } from "./blocks.js";
+import { createElement, createNotes } from "./dom.js";
+import { formatCount, formatDuration, formatPercent, joinNumbers, truncateText } from "./format.js";
+import { formatHash, formatPathKey, formatSpan } from "./router.js";
+import { mountSteps } from "./steps.js";
 import { createTable } from "./table.js";
+import "./overview.css";
+
+const TOP_FINDINGS = 3;
+const TOP_RANGES = 10;
+const COLORS = 10;
+
+/** Of a command line, a sentence: what is longer was made of data. */
+const MAX_TEXT = 1000;
+
+/** Below this number of instances a p99 is close to the maximum. */
+const FEW = 100;
+
+/** Kinds of a critical path as kinds of the bars. */
+const KIND_OF_SEGMENT = /** @type {Record<string, string>} */ ({
+  kernel: "compute",
+  graph: "compute",
+  nccl: "nccl",
+  copy: "copy",
+  memset: "copy",
+  launch: "launch",
+  launch_latency: "launch",
+  api: "launch",
+  wait_overhead: "sync",
+  gpu_gap: "idle",
+  cpu: "cpu",
+  unknown: "unknown",
+});
 
 /**
  * @param {HTMLElement} container
  * @param {import("./tabs.js").Page} page
  */
-export function mountOverview(container, { report }) {
-  const table = createElement("div");
-  container.replaceChildren(createElement("h2", {}, "Ranges"), table);
-  createTable(table, {
-    title: "ranges",
-    rows: report.ranges,
-    tree: { pathKey: "path" },
-    columns: [
-      {
-        key: "name",
-        title: "Range",
-        align: "left",
-        link: (row) => formatHash({ tab: "ranges", range: formatPathKey(row.path) }),
-      },
-      { key: "count", title: "Count", format: (value) => formatCount(value) },
-      { key: "cpu_total_ns", title: "CPU total", format: formatDuration },
-      { key: "cpu_p50_ns", title: "p50", format: formatDuration },
-      { key: "cpu_p90_ns", title: "p90", format: formatDuration },
-      { key: "cpu_p99_ns", title: "p99", format: formatDuration },
-      { key: "gpu_busy_total_ns", title: "GPU busy", format: formatDuration },
-    ],
+export async function mountOverview(container, page) {
+  const steps = createSection("Steps");
+  const ranges = createSection("Ranges");
+  container.replaceChildren(
+    createFacts(page.report.facts),
+    createFindings(page),
+    createStepTime(page),
+    steps,
+    ranges,
+  );
+  const { meta, columns } = await loadBlock("distributions");
+  createRangeTable(ranges.appendChild(createElement("div")), page, (index) => {
+    const counts = columns.counts?.subarray(index * meta.bins, (index + 1) * meta.bins) ?? [];
+    return Array.from({ length: meta.bins / 2 }, (_, bin) => (counts[2 * bin] ?? 0) + (counts[2 * bin + 1] ?? 0));
   });
+  if (hasBlock("steps")) {
+    await mountSteps(steps, page);
+  } else {
+    steps.append(createElement("p", { class: "note" }, page.report.steps.missing_data.text));
+  }
+}
+
+/**
+ * @param {string} title
+ * @param {...(Node | string | null)} children
+ */
+function createSection(title, ...children) {
+  return createElement("section", {}, createElement("h2", {}, title), ...children);
+}
+
+/** @param {{term: string, texts: string[]}[]} facts */
+function createFacts(facts) {
+  return createElement(
+    "dl",
+    { class: "facts" },
+    ...facts.flatMap(({ term, texts }) => [
+      createElement("dt", {}, term),
+      createElement("dd", {}, ...texts.map((text) => createElement("div", {}, joinNumbers(truncateText(text, MAX_TEXT))))),
+    ]),
+  );
+}
+
+/** @param {import("./tabs.js").Page} page */
+function createFindings({ report, hasTab }) {
+  /** @type {any[]} */
+  const findings = report.findings;
+  if (findings.length === 0) {
+    return createSection("Findings", createElement("p", { class: "note" }, explainNoFindings(report.finding_rules)));
+  }
+  const items = findings.slice(0, TOP_FINDINGS).map((finding) => {
+    const saving = finding.potential_saving_ns;
+    const share = finding.potential_saving_share === null ? "" : `, ${formatPercent(finding.potential_saving_share)}`;
+    return createElement(
+      "li",
+      {},
+      createElement(
+        "p",
+        {},
+        saving === null ? null : createElement("strong", {}, `at most ${formatDuration(saving)}${share}: `),
+        joinNumbers(truncateText(finding.message, MAX_TEXT)),
+      ),
+      createElement("p", { class: "fix" }, "To do: ", finding.fix),
+      createElement("p", { class: "note" }, `${finding.code}, ${finding.certainty}`, ...linkFinding(finding, { report, hasTab })),
+    );
+  });
+  const more = findings.length - items.length;
+  const link =
+    more > 0 && hasTab("diagnosis")
+      ? createElement("a", { href: formatHash({ tab: "diagnosis" }) }, `all ${formatCount(findings.length, "finding")}`)
+      : null;
+  return createSection("Findings", createElement("ol", { class: "findings" }, ...items), link);
+}
+
+/**
+ * Links the range that a finding is about, and the time where it shows.
+ * @param {any} finding
+ * @param {Pick<import("./tabs.js").Page, "report" | "hasTab">} page
+ */
+function linkFinding(finding, { report, hasTab }) {
+  const links = [];
+  if (finding.range !== null) {
+    links.push(", range ", nameRange(finding, hasTab("ranges") ? report.ranges : []));
+  }
+  if (finding.start_ns !== null && hasTab("timeline")) {
+    const href = formatHash({ tab: "timeline", t: formatSpan(finding.start_ns, finding.end_ns ?? undefined) });
+    links.push(", ", createElement("a", { href }, "in the timeline"));
+  }
+  return links;
+}
+
+/** @param {any} rules their states, or why the recording supports none */
+function explainNoFindings(rules) {
+  if (rules.missing_data !== undefined) {
+    return rules.missing_data.text;
+  }
+  const checked = rules.filter((/** @type {any} */ rule) => rule.state === "nothing").length;
+  return `None: ${formatCount(checked, "rule")} of ${formatCount(rules.length)} could be checked on this recording, and found nothing.`;
+}
+
+/**
+ * Shows the critical path of the mean steady step: its parts add up to the time of the step.
+ * @param {import("./tabs.js").Page} page
+ */
+function createStepTime({ report, hasTab }) {
+  const title = "Where a step's time goes";
+  const path = report.critical_path;
+  if (path.missing_data !== undefined) {
+    return createSection(title, createElement("p", { class: "note" }, path.missing_data.text));
+  }
+  /** @type {{kind: string, total_ns: number, step_mean_ns: number, path_share: number, inferred_share: number}[]} */
+  const totals = path.others.kinds;
+  const first = totals[0];
+  if (first === undefined) {
+    return createSection(title, createElement("p", { class: "note" }, "no step is in the steady state"));
+  }
+  const steps = Math.round(first.total_ns / first.step_mean_ns);
+  const all = sumByKind(totals);
+  const whole = sumTimes(all);
+  /** @type {Map<string, any[]>} */
+  const byRange = new Map();
+  for (const row of path.rows) {
+    const key = JSON.stringify([row.range, row.domain]);
+    byRange.set(key, [...(byRange.get(key) ?? []), row]);
+  }
+  const ranges = [...byRange.values()].map((rows) => ({ ...rows[0], times: sumByKind(rows) }));
+  ranges.sort((one, other) => sumTimes(other.times) - sumTimes(one.times));
+  const shown = ranges.slice(0, ranges.length > TOP_RANGES + 1 ? TOP_RANGES : ranges.length);
+  const bars = shown.map((one) => ({
+    label: nameRange(one, hasTab("ranges") ? report.ranges : []),
+    parts: listParts(one.times),
+    total: sumTimes(one.times),
+  }));
+  if (shown.length < ranges.length) {
+    const rest = new Map(all);
+    shown.forEach(({ times }) => times.forEach((/** @type {number} */ ns, /** @type {string} */ kind) => addTime(rest, kind, -ns)));
+    bars.push({ label: "other ranges", parts: listParts(rest), total: sumTimes(rest) });
+  }
+  const kinds = KINDS.filter(({ kind }) => all.has(kind));
+  const step = { label: "a step", parts: listParts(all) };
+  if (kinds.length === 1) {
+    // All of one kind, as on the CPU alone: the ranges are told apart by color instead.
+    bars.forEach((bar, index) => bar.parts.forEach((part) => (part.color = index < COLORS ? `--c${index}` : "--muted")));
+    step.parts = bars.map((bar) => ({
+      title: typeof bar.label === "string" ? bar.label : (bar.label.textContent ?? ""),
+      color: bar.parts[0]?.color ?? "--muted",
+      ns: bar.total,
+    }));
+  }
+  const inferred = totals.reduce((sum, row) => sum + row.path_share * row.inferred_share, 0);
+  const sentence =
+    `The critical path of ${formatCount(steps, "steady step")}, as a mean: what the step waited for at each moment, ` +
+    `by innermost range${inferred > 0 ? `; ${formatPercent(inferred)} of it is inferred` : ""}.`;
+  return createSection(
+    title,
+    createElement("p", { class: "note" }, sentence),
+    kinds.length > 1 ? createLegend(kinds) : null,
+    createBars([step], { whole, widest: whole }),
+    createBars(bars, { whole, widest: Math.max(...bars.map(({ total }) => total)) }),
+    createNotes("How the path was found", path.notes),
+  );
+}
+
+/**
+ * @param {Map<string, number>} times in ns, by kind
+ * @param {string} kind
+ * @param {number} ns
+ */
+function addTime(times, kind, ns) {
+  times.set(kind, (times.get(kind) ?? 0) + ns);
+}
+
+/**
+ * Returns the mean time of a step by the kinds of the bars.
+ * @param {{kind: string, step_mean_ns: number}[]} rows of a critical path
+ */
+function sumByKind(rows) {
+  /** @type {Map<string, number>} */
+  const times = new Map();
+  rows.forEach((row) => addTime(times, KIND_OF_SEGMENT[row.kind] ?? "unknown", row.step_mean_ns));
+  return times;
+}
+
+/** @param {Map<string, number>} times */
+function sumTimes(times) {
+  return [...times.values()].reduce((sum, ns) => sum + ns, 0);
+}
+
+/**
+ * @param {Map<string, number>} times
+ * @returns {import("./bars.js").Part[]} in the order of the kinds
+ */
+function listParts(times) {
+  const parts = KINDS.map(({ kind, title }) => ({ title, color: `--kind-${kind}`, ns: times.get(kind) ?? 0 }));
+  // Differences of real numbers are not quite 0.
+  return parts.filter(({ ns }) => ns > 1e-3);
+}
+
+/**
+ * Names a range, with a link to the largest of those of this name.
+ * @param {{range: string | null, domain: string | null}} bar
+ * @param {any[]} rows ranges that have a page
+ */
+function nameRange({ range, domain }, rows) {
+  if (range === null) {
+    return "outside ranges";
+  }
+  const text = truncateText(range, MAX_TEXT);
+  const target = rows
+    .filter((row) => row.name === range && row.domain === domain)
+    .reduce((largest, row) => ((row.cpu_total_ns ?? 0) > (largest?.cpu_total_ns ?? -1) ? row : largest), null);
+  return target === null
+    ? text
+    : createElement("a", { href: formatHash({ tab: "ranges", range: formatPathKey(target.path) }), title: text }, text);
+}
+
+/**
+ * @param {HTMLElement} container
+ * @param {import("./tabs.js").Page} page
+ * @param {(index: number) => number[]} getHistogram of a row of the report's ranges
+ */
+function createRangeTable(container, { report, hasTab }, getHistogram) {
+  if (report.ranges.length === 0) {
+    const text = "no ranges were recorded: annotate the program; with nsys, add nvtx to --trace";
+    container.append(createElement("p", { class: "note" }, text));
+    return;
+  }
+  /** @type {any[]} */
+  const ranges = report.ranges.map((/** @type {any} */ row, /** @type {number} */ index) => ({
+    ...row,
+    index,
+    spread: row.cpu_mean_ns > 0 ? row.cpu_stddev_ns / row.cpu_mean_ns : null,
+  }));
+  /** @type {import("./table.js").TableColumn[]} */
+  const columns = [
+    {
+      key: "name",
+      title: "Range",
+      align: "left",
+      link: (row) => (hasTab("ranges") ? formatHash({ tab: "ranges", range: formatPathKey(row.path) }) : null),
+    },
+    { key: "domain", title: "Domain", hint: "NVTX domain" },
+    { key: "count", title: "Count", format: (value) => formatCount(value), hint: "all instances" },
+    { key: "cpu_total_ns", title: "CPU total", format: formatDuration, hint: "wall time on the CPU, all instances" },
+    { key: "cpu_share", title: "Share", format: formatPercent, hint: "of the time of the outermost ranges" },
+    { key: "cpu_self_total_ns", title: "Self", format: formatDuration, hint: "less the ranges inside it" },
+    {
+      key: "spread",
+      title: "Distribution",
+      align: "right",
+      sparkline: (row) => (row.cpu_p50_ns === null ? null : getHistogram(row.index)),
+      hint: "wall times of the instances, from the least to the largest, on a logarithmic axis; sorts by standard deviation over mean",
+    },
+    { key: "cpu_p50_ns", title: "p50", format: formatDuration },
+    { key: "cpu_p90_ns", title: "p90", format: formatDuration },
+    {
+      key: "cpu_p99_ns",
+      title: "p99",
+      format: (value, row) => (row.count - row.clipped < FEW ? "~" : "") + formatDuration(value),
+      hint: "with ~ of fewer than 100 instances: close to the maximum",
+    },
+    { key: "cpu_max_ns", title: "Max", format: formatDuration },
+    { key: "kernels", title: "Kernels", format: (value) => formatCount(value) },
+    { key: "gpu_busy_total_ns", title: "GPU busy", format: formatDuration, hint: "union of its GPU operations" },
+    { key: "gpu_idle_total_ns", title: "GPU idle", format: formatDuration, hint: "GPU span less busy" },
+    { key: "sync_wait_total_ns", title: "Sync wait", format: formatDuration, hint: "blocked in synchronizing calls" },
+  ];
+  createTable(container, {
+    title: "ranges",
+    rows: ranges,
+    tree: { pathKey: "path" },
+    columns: columns.filter(({ key }) => ranges.some((row) => row[key] !== null && row[key] !== 0)),
+  });
+  const omitted = report.omitted.ranges;
+  if (omitted) {
+    const text = `${formatCount(omitted, "more range path")} with less time: report --csv has all`;
+    container.append(createElement("p", { class: "note" }, text));
+  }
 }

@@ -11,6 +11,7 @@
  * @property {(value: any, row: Row) => string} [format] the text of a value; without it, the value itself
  * @property {(row: Row) => string | null} [link] address that a click on the cell leads to
  * @property {(row: Row) => ArrayLike<number> | null} [sparkline] heights of bars, drawn in place of a text
+ * @property {(row: Row) => Node | null} [draw] any other drawing in place of a text
  *
  * @typedef {object} TableOptions
  * @property {string} title what the rows are, for screen readers and the search field
@@ -19,17 +20,22 @@
  * @property {{pathKey: string}} [tree] rows have a path there, a list of names, and may be shown as a tree
  * @property {{key: string, descending: boolean}} [sort] the initial order; without it, that of the rows
  * @property {string} [filter] the initial text of the search
+ * @property {boolean} [plain] a few rows, which need no search
  *
  * @typedef {{setRows: (rows: Row[]) => void}} TableHandle
  * @typedef {{row: Row, text: string, children: TreeNode[], parent: TreeNode | null, depth: number, isOpen: boolean}} TreeNode
  */
 import { createElement, createSvgElement } from "./dom.js";
-import { ABSENT, formatCount } from "./format.js";
+import { ABSENT, formatCount, truncateText } from "./format.js";
 import { formatPathKey } from "./router.js";
 
 const VIRTUAL_ROWS = 200;
 const ROW_HEIGHT = 26;
 const ROWS_AROUND = 20;
+const MAX_TEXT = 200;
+
+/** A text of more letters may be cut by its column. */
+const LONG_TEXT = 40;
 
 /**
  * Fills a container with a table.
@@ -50,6 +56,7 @@ class Table {
   /** @type {Set<TreeNode>} */
   #matches = new Set();
   #first = -1;
+  #isPrinting = false;
 
   /**
    * @param {HTMLElement} container
@@ -78,13 +85,13 @@ class Table {
     );
     this.scroller = createElement(
       "div",
-      { class: "table-scroll", tabindex: 0, role: "region", "aria-label": options.title, scroll: () => this.#draw() },
+      { class: "table-scroll", tabindex: 0, role: "group", "aria-label": options.title, scroll: () => this.#draw() },
       this.table,
     );
-    container.replaceChildren(
-      createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count),
-      this.scroller,
-    );
+    const tools = createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count);
+    container.replaceChildren(...(options.plain ? [] : [tools]), this.scroller);
+    addEventListener("beforeprint", () => this.#print(true));
+    addEventListener("afterprint", () => this.#print(false));
     this.body.addEventListener("keydown", (event) => this.#moveFocus(event));
     this.setRows(options.rows);
   }
@@ -93,27 +100,17 @@ class Table {
   setRows(rows) {
     const { tree, columns } = this.options;
     const label = /** @type {TableColumn} */ (columns[0]).key;
-    /** @type {Map<string, TreeNode>} */
-    const byPath = new Map();
-    this.#nodes = rows.map((row) => {
-      /** @type {string[]} */
-      const path = tree ? row[tree.pathKey] : [];
-      const parent = (tree && path.length > 1 && byPath.get(formatPathKey(path.slice(0, -1)))) || null;
-      /** @type {TreeNode} */
-      const node = {
-        row,
-        text: (tree ? path.join("/") : String(row[label] ?? "")).toLowerCase(),
-        children: [],
-        parent,
-        depth: parent ? parent.depth + 1 : 0,
-        isOpen: true,
-      };
-      parent?.children.push(node);
-      if (tree && !byPath.has(formatPathKey(path))) {
-        byPath.set(formatPathKey(path), node);
-      }
-      return node;
-    });
+    this.#nodes = rows.map((row) => ({
+      row,
+      text: (tree ? row[tree.pathKey].join("/") : String(row[label] ?? "")).toLowerCase(),
+      children: [],
+      parent: null,
+      depth: 0,
+      isOpen: true,
+    }));
+    if (tree) {
+      linkTree(this.#nodes, tree.pathKey);
+    }
     this.#arrange();
   }
 
@@ -219,9 +216,18 @@ class Table {
       });
   }
 
-  /** Makes the rows that can be seen. */
+  /** @param {boolean} isPrinting */
+  #print(isPrinting) {
+    if (this.#shown.length > VIRTUAL_ROWS) {
+      this.#isPrinting = isPrinting;
+      this.#first = -1;
+      this.#draw();
+    }
+  }
+
+  /** Makes the rows that can be seen; on paper, all of them. */
   #draw() {
-    const isVirtual = this.#shown.length > VIRTUAL_ROWS;
+    const isVirtual = this.#shown.length > VIRTUAL_ROWS && !this.#isPrinting;
     this.scroller.classList.toggle("virtual", isVirtual);
     const top = Math.floor(this.scroller.scrollTop / ROW_HEIGHT);
     const first = isVirtual ? Math.max(0, top - (top % ROWS_AROUND) - ROWS_AROUND) : 0;
@@ -248,7 +254,8 @@ class Table {
       const content = createContent(column, node.row);
       const classes = `${alignOf(column)}${content === ABSENT ? " absent" : ""}`;
       if (place > 0) {
-        return createElement("td", { class: classes }, content);
+        const title = typeof content === "string" && content.length > LONG_TEXT ? content : null;
+        return createElement("td", { class: classes, title }, content);
       }
       const style = this.isTree ? `--depth: ${node.depth}` : null;
       return createElement("th", { scope: "row", class: classes, style }, this.#createToggle(node), content);
@@ -269,7 +276,7 @@ class Table {
       type: "button",
       class: "toggle",
       "aria-expanded": String(node.isOpen),
-      "aria-label": `Ranges inside ${node.text.slice(0, 100)}`,
+      "aria-label": `Ranges inside ${truncateText(node.text, MAX_TEXT)}`,
       click: () => this.#setOpen(node, !node.isOpen),
     });
   }
@@ -316,11 +323,14 @@ function createContent(column, row) {
     const heights = column.sparkline(row);
     return heights === null ? ABSENT : createSparkline(heights);
   }
+  if (column.draw) {
+    return column.draw(row) ?? ABSENT;
+  }
   const value = row[column.key];
   const text = value === null || value === undefined ? ABSENT : column.format ? column.format(value, row) : String(value);
   const href = column.link?.(row) ?? null;
-  const shown = text.length > 200 ? `${text.slice(0, 199)}…` : text;
-  return href === null ? shown : createElement("a", { href, title: text.length > 40 ? text.slice(0, 2000) : null }, shown);
+  const shown = truncateText(text, MAX_TEXT);
+  return href === null ? shown : createElement("a", { href, title: text.length > LONG_TEXT ? truncateText(text, 10 * MAX_TEXT) : null }, shown);
 }
 
 /**
@@ -338,6 +348,32 @@ export function createSparkline(heights) {
     { class: "sparkline", viewBox: `0 0 ${heights.length * 3} 16`, width: heights.length * 3, height: 16, "aria-hidden": "true" },
     createSvgElement("path", { d: bars.join("") }),
   );
+}
+
+/**
+ * Puts each node below that of the longest path that its own begins with.
+ * @param {TreeNode[]} nodes
+ * @param {string} pathKey
+ */
+function linkTree(nodes, pathKey) {
+  /** @type {Map<string, TreeNode>} */
+  const byPath = new Map();
+  for (const node of nodes) {
+    const key = formatPathKey(node.row[pathKey]);
+    // Ranges of one path in several domains: what is inside lies below the first.
+    if (!byPath.has(key)) {
+      byPath.set(key, node);
+    }
+  }
+  for (const node of [...nodes].sort((one, other) => one.row[pathKey].length - other.row[pathKey].length)) {
+    /** @type {string[]} */
+    const path = node.row[pathKey];
+    for (let length = path.length - 1; length > 0 && node.parent === null; length -= 1) {
+      node.parent = byPath.get(formatPathKey(path.slice(0, length))) ?? null;
+    }
+    node.parent?.children.push(node);
+    node.depth = node.parent === null ? 0 : node.parent.depth + 1;
+  }
 }
 
 /** @param {TableColumn} column */

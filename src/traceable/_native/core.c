@@ -1599,7 +1599,7 @@ static PyMemberDef range_members[] = {
 };
 
 static PyType_Slot range_slots[] = {
-    {Py_tp_doc, "Range(message=None, color=None, domain=None, category=None, payload=None, *, level=None)\n--\n\n"
+    {Py_tp_doc, "Range(message=None, color=None, domain=None, category=None, payload=None, *, level=None, work=None)\n--\n\n"
                 "One message, color, domain, category and payload, ready to be emitted."},
     {Py_tp_new, range_new},
     {Py_tp_traverse, range_traverse},

@@ -464,7 +464,7 @@ def find_parents(thread: Int32, start_ns: Int64, end_ns: Int64) -> Int64:
     bounds = np.flatnonzero(np.diff(thread[order], prepend=-1, append=-1))
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         here = order[first:last]
-        result = _find_nested_parents(start_ns[here], end_ns[here])
+        result = find_nested_parents(start_ns[here], end_ns[here])
         if result is None:
             result = _find_crossing_parents(start_ns[here], end_ns[here])
         inside = result >= 0
@@ -472,7 +472,7 @@ def find_parents(thread: Int32, start_ns: Int64, end_ns: Int64) -> Int64:
     return parent
 
 
-def _find_nested_parents(start: Int64, end: Int64) -> Int64 | None:
+def find_nested_parents(start: Int64, end: Int64) -> Int64 | None:
     """Return the parents of one thread's sorted ranges, or None where two of them cross.
 
     The depth of a range is the number of ranges that started before it less those that ended before it, and its

@@ -62,12 +62,14 @@ class RangeProfile:
         names: one row a domain, name and style over all paths: as in nsys's sums.
         coverage: how much of the GPU's work the ranges explain.
         fields: the named fields that the instances of each row of `ranges` carry; None for a row without.
+        row: the row of `ranges` of each instance that is selected.
     """
 
     ranges: Table
     names: Table
     coverage: Coverage
     fields: tuple[Fields | None, ...]
+    row: Int64
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ def profile_ranges(context: Context) -> RangeProfile:
         names=names,
         coverage=context.coverage,
         fields=tuple(summarize_fields(trace.names, instances.fields, row, len(ranges))),
+        row=row,
     )
 
 

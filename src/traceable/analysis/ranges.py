@@ -230,6 +230,25 @@ def list_slowest_instances(context: Context, most: int, *, range_name: str | Non
     return Table({"slowest": columns[0], "depth": columns[1], **table.values})
 
 
+def list_slowest_of_paths(context: Context, most: int) -> Table:
+    """Return the slowest instances of each row of `RangeProfile.ranges`, the slowest first.
+
+    Args:
+        most: how many of each.
+
+    Returns:
+        Rows as of `list_range_instances`, after `row`, the row of `RangeProfile.ranges`.
+    """
+    instances = context.instances.take(context.selected_instances)
+    row = profile_ranges(context).row
+    entered = np.flatnonzero(instances.entered)
+    order = entered[np.lexsort(((instances.start_ns - instances.end_ns)[entered], row[entered]))]
+    first = np.flatnonzero(np.diff(row[order], prepend=-1))
+    rank = np.arange(len(order)) - np.repeat(first, np.diff(first, append=len(order)))
+    slowest = order[rank < most]
+    return Table({"row": row[slowest], **list_range_instances(context).take(slowest).values})
+
+
 def _get_payloads(context: Context) -> Int64:
     """Return the number that each instance carried as its payload; NULL for none."""
     trace = context.trace

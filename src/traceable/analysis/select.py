@@ -21,6 +21,7 @@ from traceable.errors import MissingDataError, UsageError
 from traceable.trace.model import (
     Bool,
     Copies,
+    CpuActivity,
     Cut,
     Events,
     Int32,
@@ -28,6 +29,7 @@ from traceable.trace.model import (
     Intervals,
     Memsets,
     Ranges,
+    ThreadRuns,
     Trace,
     find_distinct,
 )
@@ -35,8 +37,8 @@ from traceable.trace.model import (
 _OPERATIONS = ("kernels", "copies", "memsets", "graph_launches")
 _WITH_DEVICE = (*_OPERATIONS, "synchronizations", "allocations")
 _WITH_PROCESS = (*_WITH_DEVICE, "overheads", "counters")
-_WITH_THREAD = ("ranges", "marks", "calls", "graph_nodes")
-_LASTING = (*_OPERATIONS, "synchronizations", "overheads", "calls", "ranges")
+_WITH_THREAD = ("ranges", "marks", "calls", "graph_nodes", "gil_spans")
+_LASTING = (*_OPERATIONS, "synchronizations", "overheads", "calls", "ranges", "gil_spans")
 _INSTANTS = ("marks", "counters", "allocations")
 
 _UNITS = {"": 10**9, "s": 10**9, "ms": 10**6, "us": 10**3, "µs": 10**3, "ns": 1}
@@ -129,7 +131,18 @@ def select_part(
     for name in _INSTANTS:
         events: Events = getattr(trace, name)
         tables[name] = _take(events, is_inside_cut(events.start_ns, events.start_ns, cut))
-    return replace(trace, **tables, cut=cut)
+    activity = trace.lazy_cpu_activity.map(lambda one: _clip_activity(one, cut))
+    return replace(trace, **tables, cut=cut, lazy_cpu_activity=activity)
+
+
+def _clip_activity(activity: CpuActivity, cut: Cut) -> CpuActivity:
+    return activity.map_events(
+        lambda events: (
+            _clip(events, cut)
+            if isinstance(events, Intervals)
+            else _take(events, is_inside_cut(events.start_ns, events.start_ns, cut))
+        )
+    )
 
 
 def is_inside_cut(start_ns: Int64, end_ns: Int64, cut: Cut) -> Bool:
@@ -212,7 +225,17 @@ def _select_processes(trace: Trace, selected: Bool) -> Trace:
     of_thread = np.array([selected[thread.process] for thread in trace.threads] + [False], np.bool_)
     tables = {name: _take(getattr(trace, name), selected[getattr(trace, name).process]) for name in _WITH_PROCESS}
     tables |= {name: _take(getattr(trace, name), of_thread[getattr(trace, name).thread]) for name in _WITH_THREAD}
-    return trace.with_tables(**tables)
+    activity = trace.lazy_cpu_activity.map(lambda one: _select_activity(one, selected))
+    return trace.with_tables(**tables, lazy_cpu_activity=activity)
+
+
+def _select_activity(activity: CpuActivity, selected: Bool) -> CpuActivity:
+    """Return the activity of the selected processes of the trace: it may have others, with none of its events."""
+    count = len(selected) - 1
+    of_thread = np.array(
+        [one.process < count and selected[one.process] for one in activity.threads] + [False], np.bool_
+    )
+    return activity.map_events(lambda events: _take(events, of_thread[events.thread]))
 
 
 def _select_devices(trace: Trace, devices: Sequence[int]) -> Trace:
@@ -240,7 +263,7 @@ def _clip(events: _Lasting, cut: Cut) -> _Lasting:
         return events
     start, end = np.maximum(events.start_ns, cut.first_ns), np.minimum(events.end_ns, cut.last_ns)
     changes: dict[str, Any] = {"start_ns": start, "end_ns": end}
-    if isinstance(events, Ranges):
+    if isinstance(events, Ranges | ThreadRuns):
         changes["clipped"] = events.clipped.copy()
         changes["clipped"][crossing] = True
     if isinstance(events, Copies | Memsets):

@@ -202,7 +202,7 @@ def steps(
     excluded = reasons[np.select([steps.clipped, phases.warm_up, phases.other], [3, 1, 2], 0)]
     table = {
         "step": number_steps(steps),
-        "index": _read_program_index(context, steps),
+        "index": read_program_index(context, steps),
         **_make_process_columns(context, steps, steps.lane),
         **_make_device_columns(context, steps, work),
         "name": pack_objects(steps.labels)[steps.label],
@@ -535,7 +535,7 @@ def _map_lane_devices(context: Context, steps: Steps) -> Int64:
     return map_gpu_numbers(context.trace, steps.process.astype(np.int32), steps.device.astype(np.int32))
 
 
-def _read_program_index(context: Context, steps: Steps) -> Int64:
+def read_program_index(context: Context, steps: Steps) -> Int64:
     """Return the index of each step as the program counted it (docs/windows.md); NULL for a step of another kind."""
     trace = context.trace
     index = np.full(len(steps), NULL, np.int64)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,11 +25,16 @@ class Table:
         values: the columns.
         others: further tables of the same result, by name: the size buckets of gaps in addition to the largest gaps.
         notes: remarks that qualify the numbers.
+        view: the view that it is the result of, by its name in `Recording.query`; empty for any other table.
+        html_renderer: how notebooks show a table. `traceable.recording` sets it, from which users have their tables:
+            nothing here depends on how they are printed.
     """
 
     values: Mapping[str, NDArray[Any]]
     others: Mapping[str, Table] = field(default_factory=dict)
     notes: tuple[Message, ...] = ()
+    view: str = ""
+    html_renderer: ClassVar[Callable[[Table], str] | None] = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -38,6 +43,15 @@ class Table:
 
     def __len__(self) -> int:
         return len(next(iter(self.values.values()))) if self.values else 0
+
+    def __repr__(self) -> str:
+        kind = f"Table {self.view}" if self.view else "Table"
+        return f"<{kind}: {len(self)} rows, {len(self.columns)} columns>"
+
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows instead of the text; None for the text."""
+        renderer = type(self).html_renderer
+        return None if renderer is None else renderer(self)
 
     def column(self, name: str) -> list[Any]:
         """Return one column as Python values, None where absent."""

@@ -325,7 +325,7 @@ def start_range(
     """Open a range that any thread may close, and that need not nest. Arguments as `annotate`'s.
 
     Returns:
-        What `end_range` takes: the range's id and its domain; None where the level is not recorded.
+        The range's id and its domain, for `end_range`; None where the level is not recorded.
     """
     range_ = annotate(message, color, domain, category, payload, level=level, work=work)
     number = range_._start()

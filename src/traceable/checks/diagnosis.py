@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from traceable.recording import Recording
 
 SCHEMA = "traceable.diagnosis/2"
-MANIFEST_KEY = "diagnosis"
-"""The key of the diagnosis in `run.json` and `report.json`."""
 
 _NOTHING_RECORDED = ("nothing_annotated", "nothing_entered", "process_not_recorded")
 _CONSEQUENCES = {

@@ -18,6 +18,7 @@ from pathlib import Path
 from traceable.cli import profile
 from traceable.cli.options import (
     STDOUT,
+    add_html_argument,
     add_raw_argument,
     check_output_files,
     has_table_output,
@@ -56,6 +57,13 @@ _REQUEST = (
     *("step", "step_range", "step_kernel", "match_kernels", "min_score"),
 )
 """The options that the document has as they are."""
+
+
+COMMON = (
+    *("--reference-range", "--candidate-range", "--layer", "--step", "--within", "--min-score"),
+    *("--steady", "--json", "--markdown", "--top"),
+)
+"""The options that --help shows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, help_line in OUTPUTS.items():
         output.add_argument(f"--{name}", metavar="=FILE", nargs="?", const=STDOUT, help=help_line)
     add_raw_argument(group)
+    add_html_argument(group)
     group.add_argument("--quiet", action="store_true", help="print only errors, and the output of --json and --csv")
     group.add_argument("--top", metavar="N", type=parse_non_negative_int, help="print the N longest kernels; 0: all")
     group.add_argument("--table", metavar="NAME", help="with --csv: print this table instead of the kernels")
@@ -181,6 +190,10 @@ def run(arguments: argparse.Namespace) -> int:
         lambda page: write_alignment(page, result, choice.apply_terminal_defaults(TERMINAL_ROWS)),
         arguments.raw,
     )
+    if arguments.html is not None:
+        from traceable.report.html.alignment_page import write_alignment_page
+
+        write_alignment_page(Path(arguments.html), build_document(result, request, state, RowFilter()))
     profile.write_content(content, arguments, sys.stdout)
     if has_table_output(arguments):
         content.text(Page(sys.stdout))

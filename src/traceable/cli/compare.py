@@ -21,6 +21,7 @@ from pathlib import Path
 from traceable.cli import profile
 from traceable.cli.console import log
 from traceable.cli.options import (
+    add_html_argument,
     add_output_arguments,
     check_output_files,
     has_table_output,
@@ -51,6 +52,13 @@ EXIT_UNKNOWN = 2
 _KERNEL_MATCHES = ("exact", "base", "family")
 _UNITS = ("instance", "step", "token")
 """As `analysis.kernel_names` and `analysis.compare` have them, which need numpy."""
+
+
+COMMON = (
+    *("--baseline", "--candidate", "--per", "--range", "--fail-on", "--steady", "--where"),
+    *("--json", "--markdown", "--top", "--junit"),
+)
+"""The options that --help shows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_snapshot_arguments(parser)
     output = add_output_arguments(parser)
+    add_html_argument(output)
     output.add_argument("--junit", metavar="FILE", help="write the results of --fail-on as JUnit XML")
     output.add_argument("--sort", metavar="COLUMN", help="sort the ranges by this column, largest first")
     output.add_argument("--table", metavar="NAME", help="with --csv: print this table instead of the ranges")
@@ -119,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     use_one_blas_thread()
     _check_options(arguments)
-    paths = _resolve_sides(arguments)
+    paths = resolve_sides(arguments)
     letters = LETTERS[: len(paths)]
     tokens = _parse_tokens(arguments.tokens, letters)
     throughput = _parse_throughput(arguments.throughput, letters)
@@ -127,13 +136,13 @@ def run(arguments: argparse.Namespace) -> int:
     from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN, merge_states, parse_fail_condition
 
     conditions = [parse_fail_condition(text) for text in arguments.fail_on]
-    sides = _load_sides(paths, tokens, arguments)
+    sides = load_sides(paths, tokens, arguments)
     from traceable.analysis.compare import compare_overviews
     from traceable.report.compare import build_comparison, write_comparison
     from traceable.report.page import Page
 
     choice = parse_row_filter(arguments)
-    candidates = [_compare_candidate(sides[0], side, conditions, choice, arguments) for side in sides[1:]]
+    candidates = [compare_candidate(sides[0], side, conditions, choice, arguments) for side in sides[1:]]
     if arguments.strict:
         _check_comparable(candidates)
     rates = [throughput.get(side.letter, side.recorded_throughput) for side in sides]
@@ -158,6 +167,18 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.report.junit import to_junit
 
         profile.write_output(arguments.junit, to_junit(results), sys.stdout)
+    if arguments.html is not None:
+        from traceable.report.html.comparison_page import write_comparison_page
+
+        write_comparison_page(
+            Path(arguments.html),
+            sides,
+            candidates,
+            overview,
+            choice,
+            match_kernels=arguments.match_kernels,
+            unit=arguments.per,
+        )
     profile.write_content(content, arguments, sys.stdout)
     if has_table_output(arguments):
         content.text(Page(sys.stdout))
@@ -188,7 +209,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise UsageError("table_needs_csv", "--table has no effect without --csv", "add --csv")
 
 
-def _resolve_sides(arguments: argparse.Namespace) -> list[list[Path]]:
+def resolve_sides(arguments: argparse.Namespace) -> list[list[Path]]:
     """Return the recordings of each side, the baseline first.
 
     Raises:
@@ -293,7 +314,7 @@ def _make_side_error(option: str, word: str, letters: str) -> UsageError:
 # ---- comparison
 
 
-def _load_sides(
+def load_sides(
     paths: Sequence[Sequence[Path]], tokens: Sequence[int | str | None], arguments: argparse.Namespace
 ) -> list[Side]:
     """Return the sides with a snapshot of each recording.
@@ -347,7 +368,7 @@ def _check_options_of_recordings(arguments: argparse.Namespace, *, has_recording
                 log(Message("option_of_recordings", words))
 
 
-def _compare_candidate(
+def compare_candidate(
     baseline: Side,
     candidate: Side,
     conditions: Sequence[FailCondition],

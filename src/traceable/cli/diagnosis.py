@@ -48,7 +48,7 @@ class RunDiagnosis:
             problem: why nothing could be read.
         """
         from traceable.checks.case import build_run_case
-        from traceable.checks.diagnosis import MANIFEST_KEY, diagnose
+        from traceable.checks.diagnosis import diagnose
         from traceable.errors import TraceError
         from traceable.protocol import run_dir
 
@@ -61,7 +61,7 @@ class RunDiagnosis:
             content = self._diagnosis.as_dict
             # If it can't be written, it is printed anyway.
             with contextlib.suppress(OSError, TraceError):
-                manifest = {**run_dir.load_manifest(self._directory), MANIFEST_KEY: content}
+                manifest = {**run_dir.load_manifest(self._directory), run_dir.DIAGNOSIS_KEY: content}
                 run_dir.write_json(self._directory / run_dir.MANIFEST, manifest)
         except Exception as error:  # noqa: BLE001 - the profile matters more than its diagnosis
             failure = f"the run could not be diagnosed ({type(error).__name__}: {error})"

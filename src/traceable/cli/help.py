@@ -17,29 +17,29 @@ from traceable.errors import UsageError
 _PAGES = Path(__file__).parents[1] / "docs"
 
 SECTIONS = {
-    "Start": ("install", "annotation", "run", "windows", "serve"),
-    "How-to": (
-        *("annotate-from-outside", "torch", "pauses"),
-        *("nsys", "torch-collector", "recorder-gpu", "ranks", "remote"),
-        *("requests", "sides", "jobs", "load", "control", "flight-recorder"),
-        *("from-server-and-client-script", "from-profiling-yaml", "from-capture-range"),
-        *("from-system-wide", "from-kubectl-script"),
-        *("analysis", "critical-path", "rates", "ncu"),
-        *("compare", "baselines", "align"),
-        *("contract", "testing", "measure-overhead"),
-        *("doctor", "diagnosis"),
+    "Start": ("start", "install", "annotation", "run", "collectors", "windows", "serve"),
+    "Guides": ("fastapi", "gunicorn", "engines", "training", "torchrun", "kubernetes", "ci"),
+    "Coming from": (
+        "from-nvtx",
+        "from-torch-profiler",
+        "from-pyinstrument",
+        "from-nsys",
+        "from-capture-range",
+        "from-server-and-client-script",
+        "from-profiling-yaml",
+        "from-system-wide",
+        "from-kubectl-script",
     ),
+    "Annotate": ("annotate-from-outside", "torch", "pauses"),
+    "Record": ("nsys", "torch-collector", "recorder-gpu", "ranks", "remote", "control", "top", "flight-recorder"),
+    "Servers and load": ("requests", "sides", "jobs", "load"),
+    "Look and share": ("html-report", "timeline", "notebooks", "plot", "export"),
+    "Analyze": ("numbers", "decode-step", "analysis", "critical-path", "rates", "ncu"),
+    "Compare": ("compare", "baselines", "align", "compare-noise"),
+    "Verify and fix": ("contract", "testing", "measure-overhead", "troubleshooting", "doctor", "diagnosis"),
     "Reference": ("report", "compare-numbers", "conditions", "findings", "names", "kineto", "secrets", "messages"),
-    "Explanation": (
-        "compare-noise",
-        "overhead",
-        "server-load",
-        "analysis-speed",
-        "architecture",
-        "reader",
-        "read-back",
-        "gpu-check",
-    ),
+    "Measured costs": ("overhead", "server-load", "analysis-speed"),
+    "Inside": ("architecture", "reader", "read-back", "gpu-check"),
 }
 """The pages in the order of README.md's index, by its sections."""
 

@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -26,12 +26,16 @@ COMMANDS = {
     "serve": "run a server and its client, and print one profile of both",
     "job": "record prefill and decode under the loads of a YAML file, and compare them",
     "control": "open and close windows in a running program",
+    "top": "show the ranges of a running program, live",
     "report": "print the profile of a run directory, a .nsys-rep or a .sqlite file",
+    "export": "write a recording for Perfetto, Chrome, or as Parquet, CSV or Markdown",
     "compare": "compare recordings: what differs, whether it is noise, and what explains it",
     "align": "check how faithful a mock is to the full model, kernel by kernel",
     "baseline": "save recordings as a small file to compare later ones with",
+    "plot": "draw a recording, or a comparison, as SVG, PNG or PDF",
     "ncu": "profile the most expensive kernels of a range with Nsight Compute",
     "doctor": "check this machine, with a test capture by each collector",
+    "completion": "print a script that completes traceable's commands and options in a shell",
     "help": "print a page of the documentation",
 }
 """Each command, which is a module of this package, with its line in --help."""
@@ -40,6 +44,7 @@ COMMANDS = {
 class Command(Protocol):
     """The interface of a module of this package; its docstring is the command's help text.
 
+    A command with more options than fit a screen has `COMMON`: those that --help shows; --help-all shows all.
     A command that starts a program also has `take_program(parser, words) -> (ours, program)`: what follows the program
     belongs to the program, which argparse does not support for `-m`, `-c` and `--` as Python means them.
     """
@@ -62,6 +67,41 @@ class Parser(argparse.ArgumentParser):
         if isinstance(cause, Message):
             raise UsageError(cause.code, message, remedy) from None
         raise UsageError("arguments_invalid", message, remedy) from None
+
+    def show_common(self, common: Collection[str]) -> None:
+        """Show only these options in --help, and add --help-all."""
+        shown = {self._option_string_actions[option] for option in (*common, "--help")}
+        self._rest = [one for one in self._actions if one.option_strings and one not in shown]
+        self._rest = [one for one in self._rest if one.help != argparse.SUPPRESS]
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options and exit")
+        self.epilog = f"{len(self._rest)} more options: {self.prog} --help-all"
+
+    def format_help(self) -> str:
+        """Return the help, with the common options alone."""
+        texts, usage = [one.help for one in self._rest], self.usage
+        try:
+            for one in self._rest:
+                one.help = argparse.SUPPRESS
+            if self._rest and usage is None:
+                formatter = self._get_formatter()
+                operands = [one for one in self._actions if not one.option_strings]
+                words = [formatter._format_args(one, str(one.metavar or one.dest)) for one in operands]
+                self.usage = " ".join(("%(prog)s", "[options]", *words))
+            return super().format_help()
+        finally:
+            self.usage = usage
+            for one, text in zip(self._rest, texts, strict=True):
+                one.help = text
+
+    def format_full_help(self) -> str:
+        """Return the help, with all options."""
+        rest, self._rest, epilog, self.epilog = self._rest, [], self.epilog, None
+        try:
+            return self.format_help()
+        finally:
+            self._rest, self.epilog = rest, epilog
+
+    _rest: Sequence[argparse.Action] = ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,8 +147,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAULT
 
 
-def _build_parser(words: list[str]) -> argparse.ArgumentParser:
-    """Build the parser for `words`, taking out of them what belongs to the program that a command starts."""
+def build_full_parser() -> argparse.ArgumentParser:
+    """Build a parser that knows the options of every command, for completion."""
+    return _build_parser([], COMMANDS)
+
+
+def _build_parser(words: list[str], loaded: Collection[str] = ()) -> argparse.ArgumentParser:
+    """Build the parser for `words`, taking out of them what belongs to the program that a command starts.
+
+    Args:
+        words: the command line.
+        loaded: commands whose options are added too.
+    """
     requested = words[0] if words else ""
     parser = Parser(prog="traceable", description="Profile a Python program by its NVTX range names.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show traceable's and Python's version and exit")
@@ -116,7 +166,7 @@ def _build_parser(words: list[str]) -> argparse.ArgumentParser:
     for name, help_line in COMMANDS.items():
         # Only the requested command is imported: `report` must not pay for `run`, nor the other way round.
         command: Command | None = None
-        if name == requested:
+        if name == requested or name in loaded:
             command = importlib.import_module(f"traceable.cli.{name}")
         sub = commands.add_parser(
             name,
@@ -127,7 +177,11 @@ def _build_parser(words: list[str]) -> argparse.ArgumentParser:
         )
         if command:
             command.add_arguments(sub)
+            if common := getattr(command, "COMMON", None):
+                sub.show_common(common)
             sub.set_defaults(run=command.run)
+            if name != requested:
+                continue
             if take_program := getattr(command, "take_program", None):
                 words[1:], program = take_program(sub, words[1:])
                 sub.set_defaults(program=program)
@@ -147,6 +201,15 @@ def _insert_defaults(parser: argparse.ArgumentParser, words: Sequence[str]) -> l
         if action is not None and action.nargs == "?" and isinstance(action.const, str):
             ours[place] += f"={action.const}"
     return ours
+
+
+class _HelpAll(argparse.Action):
+    """Prints all options of a command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.format_full_help(), end="")
+        parser.exit()
 
 
 class _Version(argparse.Action):

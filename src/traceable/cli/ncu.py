@@ -54,6 +54,13 @@ _METRIC = re.compile(r"[a-zA-Z]\w*(\.\w+)*", re.ASCII)
 """The name of a metric. `regex:` and the other prefixes of ncu's --metrics stand for names that nobody knows before."""
 
 
+COMMON = (
+    *("--range", "--kernel", "--from", "--top", "--launches", "--metrics", "--set"),
+    *("--output", "--dry-run", "--json"),
+)
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that may precede the program."""
     parser.usage = "traceable ncu [options] (app.py | -m module | -c code | -- command) [arguments]"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from traceable.errors import Message, UsageError
 from traceable.report import OUTPUTS
+from traceable.report.html import check_replaceable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def _parse_names(words: str) -> list[str]:
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options on the printed ranges."""
     group = add_output_arguments(parser)
+    add_html_argument(group)
     group.add_argument(
         "--sort", metavar="COLUMN", type=parse_sort_column, help="sort by this column of the report, largest first"
     )
@@ -174,6 +176,13 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentG
     group.add_argument("--domain", metavar="D", help="print only ranges of this NVTX domain ('' is the default one)")
     group.add_argument("--match", metavar="GLOB", help="print only matching names, or request ids, as in 'decode*'")
     return group
+
+
+def add_html_argument(group: argparse._ArgumentGroup) -> None:
+    """Add --html."""
+    group.add_argument(
+        "--html", metavar="FILE", help="also write a page to look at in a browser (traceable help html-report)"
+    )
 
 
 def add_raw_argument(group: argparse._ArgumentGroup) -> None:
@@ -210,6 +219,9 @@ def check_output_files(arguments: argparse.Namespace) -> None:
         if name in (None, STDOUT):
             continue
         setattr(arguments, option, resolve_output_file(option, name))
+    if getattr(arguments, "html", None) is not None:
+        arguments.html = resolve_output_file("html", arguments.html)
+        check_replaceable(Path(arguments.html))
 
 
 def resolve_output_file(option: str, name: str) -> str:
@@ -244,7 +256,7 @@ def remove_output_files(arguments: argparse.Namespace) -> None:
 
 def list_output_files(arguments: argparse.Namespace) -> list[str]:
     """Return the files that outputs are written to."""
-    return [file for name in OUTPUTS if (file := getattr(arguments, name)) not in (None, STDOUT)]
+    return [file for name in (*OUTPUTS, "html") if (file := getattr(arguments, name, None)) not in (None, STDOUT)]
 
 
 def has_stdout_output(arguments: argparse.Namespace) -> bool:

@@ -7,14 +7,13 @@ recorded. With `--strict` these verdicts set the exit code.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from traceable.cli.options import EXIT_UNMET, STDOUT, has_table_output, parse_row_filter
-from traceable.errors import MissingDataError, TraceError, UsageError
+from traceable.errors import TraceError, UsageError
 from traceable.report import OUTPUTS, Content, load_output
 from traceable.report.text import escape_unencodable
 
@@ -73,6 +72,8 @@ def show_profile(
         if save_to is not None:
             why = {} if diagnose is None else {"diagnosis": diagnose(recording)}
             write_report({**build_bounded_report(recording, verdict), **why}, save_to)
+        if arguments.html is not None:
+            recording.to_html(arguments.html, verdict)
     print_ranges(recording, verdict, arguments, parse_row_filter(arguments), title=title, stream=stream)
     return verdict, recording.windows, recording.completeness
 
@@ -93,34 +94,17 @@ def print_ranges(
     Args:
         thresholds: of the findings, as `Recording.findings` takes them. CSV has the ranges alone.
     """
-    from traceable.report.document import build_header, build_report
+    from traceable.report.document import build_report
     from traceable.report.row_filter import DEFAULT_SORT
 
     table = recording.profile.names if by == "name" else recording.profile.ranges
 
     def write_text(page: Page) -> None:
         # With --quiet no table is printed.
-        from traceable.report.terminal import (
-            write_header,
-            write_largest_findings,
-            write_notes,
-            write_outside_ranges,
-            write_ranges,
-            write_step_rates,
-        )
+        from traceable.report.terminal import write_profile
 
-        output = build_header(recording)
-        write_header(page, output, title)
         shown = choice.apply_terminal_defaults(TERMINAL_ROWS)
-        write_ranges(page, recording.profile, recording.counters(), shown, by, output["folded_names"])
-        if choice.match is None and choice.domain is None and choice.name is None:
-            write_outside_ranges(page, recording.outside_ranges())
-        if recording.has_step_ranges:
-            with contextlib.suppress(MissingDataError):
-                write_step_rates(page, recording.steps().others["summary"])
-        with contextlib.suppress(MissingDataError):
-            write_largest_findings(page, recording.findings(thresholds=thresholds))
-        write_notes(page, output)
+        write_profile(page, recording, shown, title=title, by=by, thresholds=thresholds)
 
     content = Content(
         lambda: build_report(recording, choice, verdicts, thresholds),

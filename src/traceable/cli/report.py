@@ -26,11 +26,11 @@ from traceable.cli.options import (
     has_table_output,
     parse_positive_int,
     parse_row_filter,
-    resolve_output_file,
 )
 from traceable.cli.selection import (
     add_filter_arguments,
     add_name_arguments,
+    add_path_arguments,
     add_step_arguments,
     resolve_name_rules,
     select_requested_part,
@@ -78,29 +78,16 @@ _FOR_ONE_TABLE = frozenset({"by", "slowest", "names", "domain", "match", "sort",
 """Those of them that apply to one table, and so not to all views."""
 
 
+COMMON = (
+    *("--view", "--range", "--steady"),
+    *("--json", "--csv", "--top", "--strict"),
+)
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `report` takes."""
-    parser.add_argument(
-        "paths",
-        metavar="PATH",
-        nargs="*",
-        type=Path,
-        help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace (default: the latest run in "
-        "traceable-runs); several, as of ranks or windows, are one recording (traceable help report)",
-    )
-    parser.add_argument(
-        "--allow-unrelated",
-        action="store_true",
-        help="read several paths, or the torch.profiler traces of a directory, as one recording even if they were made "
-        "far apart",
-    )
-    parser.add_argument(
-        "--clock-offset",
-        metavar="SIDE=TIME",
-        action="append",
-        default=[],
-        help="add this to the clock of a side of another host, as in client=+12.5ms (traceable help sides); repeatable",
-    )
+    add_path_arguments(parser)
     add_query_arguments(parser)
     group = add_output_arguments(parser)
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column of the table, largest first")
@@ -154,8 +141,6 @@ def run(arguments: argparse.Namespace) -> int:
     paths: list[Path] = arguments.paths
     memory.check_memory_limit(paths[0])
     check_output_files(arguments)
-    if arguments.html is not None:
-        arguments.html = resolve_output_file("html", arguments.html)
     views = resolve_views(arguments)
     thresholds = parse_thresholds(arguments)
     expected = _load_expected_names(paths, arguments)
@@ -201,7 +186,7 @@ def run(arguments: argparse.Namespace) -> int:
             recording = recording.with_range(arguments.range_name)
         answers = _query_views(recording, views, has_document, arguments)
         if arguments.html is not None:
-            recording.to_html(arguments.html)
+            recording.to_html(arguments.html, verdicts)
     failure = next((answer for answer in answers.values() if isinstance(answer, MissingDataError)), None)
     if failure is not None and len(views) == 1:
         raise failure

@@ -58,6 +58,13 @@ TRACE_PRESETS = ("light", "default", "python", "full", "system-wide")
 _SIGUSR2_ALONE = 0
 
 
+COMMON = (
+    *("--collector", "--output", "--dry-run", "--steps", "--control", "--flight-recorder", "--via"),
+    *("--annotate", "--expect", "--strict", "--json", "--quiet"),
+)
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that may stand before the program."""
     parser.usage = "traceable run [options] (app.py | -m module | -c code | -- command) [arguments]"
@@ -259,7 +266,7 @@ def _check_assertions(arguments: argparse.Namespace) -> None:
         UsageError: an assertion or an output needs it.
     """
     is_asserted = arguments.expect or arguments.strict
-    has_output = any(getattr(arguments, name) is not None for name in OUTPUTS)
+    has_output = any(getattr(arguments, name) is not None for name in (*OUTPUTS, "html"))
     if arguments.no_profile and (is_asserted or has_output or arguments.measure_overhead):
         problem = "--no-profile makes none, but --strict, --expect, --measure-overhead and outputs need one"
         raise UsageError("profile_needed", problem, "leave --no-profile out")
@@ -890,7 +897,7 @@ def is_option_of_this_side(word: str) -> bool:
     if name.startswith("-o"):
         return True
     ours = {"--via", "--via-python", "--output", "--force", "--dry-run", "--strict", "--no-profile"}
-    output = {"--quiet", "--raw", "--top", "--domain", "--match", "--sort", *(f"--{one}" for one in OUTPUTS)}
+    output = {"--quiet", "--raw", "--top", "--domain", "--match", "--sort", "--html", *(f"--{one}" for one in OUTPUTS)}
     return name in ours | output
 
 

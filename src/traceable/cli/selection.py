@@ -1,6 +1,6 @@
 """The part of a recording that a command works on: how its ranges are named, what its steps are, and filters.
 
-`report`, `compare` and `align` share these options.
+`report`, `export`, `compare` and `align` share these options.
 """
 
 from __future__ import annotations
@@ -16,6 +16,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from traceable.analysis.range_names import NameRules
     from traceable.recording import Recording
+
+
+def add_path_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the paths that are read as one recording, and how they are joined."""
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="*",
+        type=Path,
+        help="a run directory, a .nsys-rep, .sqlite or torch.profiler trace (default: the latest run in "
+        "traceable-runs); several, as of ranks or windows, are one recording (traceable help report)",
+    )
+    parser.add_argument(
+        "--allow-unrelated",
+        action="store_true",
+        help="read several paths, or the torch.profiler traces of a directory, as one recording even if they were made "
+        "far apart",
+    )
+    parser.add_argument(
+        "--clock-offset",
+        metavar="SIDE=TIME",
+        action="append",
+        default=[],
+        help="add this to the clock of a side of another host, as in client=+12.5ms (traceable help sides); repeatable",
+    )
 
 
 def add_name_arguments(group: argparse._ArgumentGroup) -> None:

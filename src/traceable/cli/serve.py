@@ -39,6 +39,13 @@ EXIT_FAILED = 2
 _OPTIONS_OF_RUN = tuple(f"--{side}-options" for side in (SERVER, CLIENT))
 
 
+COMMON = (
+    *("--server", "--client", "--uds", "--port", "--steps", "--preset", "--ready"),
+    *("--collector", "--output", "--dry-run", "--json", "--quiet"),
+)
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.usage = "traceable serve [options] --server 'COMMAND' --client 'COMMAND'"
@@ -206,7 +213,7 @@ def _check_run_options(words: Sequence[str], option: str) -> None:
         problem = f"{'--dry-run' if parsed.dry_run else '-o'} in {option} can't be of one side"
         raise UsageError("option_of_both_sides", problem, "give it to `traceable serve` itself")
     needs_profile = parsed.expect or parsed.strict or parsed.measure_overhead
-    if needs_profile or any(getattr(parsed, name) is not None for name in OUTPUTS):
+    if needs_profile or any(getattr(parsed, name) is not None for name in (*OUTPUTS, "html")):
         raise UsageError(
             "profile_needed",
             f"{option}: a side only records, but --strict, --expect, --measure-overhead and outputs need its profile",

@@ -119,6 +119,8 @@ class Collector:
         wall_clock_error_ns: how far the wall clock of its recordings is off at most, typically; None if unknown.
         product: the beginning of `trace.source.product` of its recordings.
         suffixes: of the files that only it writes.
+        live_directory: the folder of its recording in the run directory that `collectors.recorder.live` can read while
+            the program runs; empty for none.
     """
 
     name = ""
@@ -131,6 +133,7 @@ class Collector:
     wall_clock_error_ns: int | None = None
     product = ""
     suffixes: tuple[str, ...] = ()
+    live_directory = ""
 
     def check_availability(self) -> Availability:
         """Return whether this collector works on this machine. Cheap: no program is recorded for it."""

@@ -416,6 +416,9 @@ def _start_program(
         run.release = exit_release.ExitReleaser(run.log)
     watcher = process_watcher.ProcessWatcher(run.directory, run.release)
     environ = {**os.environ, **planned}
+    if environment.RECORDING_GATED not in planned:
+        # That of a notebook, which started this run, is not for the run's recorder.
+        environ.pop(environment.RECORDING_GATED, None)
     sampler = None
     if gpu_device.list_device_files():
         from traceable.launch import gpu_sampler

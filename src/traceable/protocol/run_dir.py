@@ -38,6 +38,9 @@ NSYS_REPORT_SUFFIXES = (".nsys-rep", ".qdrep", ".qdstrm")
 PARENT = Path("traceable-runs")
 """Where run directories go when no -o is given, relative to the working directory."""
 
+DIAGNOSIS_KEY = "diagnosis"
+"""Key of the diagnosis of the run in `run.json` and `report.json`."""
+
 CLIENT_OF_KEY = "client_of"
 """Key of the server in `run.json`; null for a program that is not known to be such a client."""
 

@@ -31,7 +31,7 @@ _LAYERS = 10
 """How many layers are printed."""
 
 _TICKS = {PASSED: "[x]", FAILED: "[ ]", UNKNOWN: "[?]"}
-_LABELS = {
+CHECK_LABELS = {
     "kernel_names": "kernel names match",
     "kernel_latency": "kernel latency",
     "total_latency": "total latency",
@@ -42,6 +42,7 @@ _LABELS = {
     "expected_shares": "expected shares",
     "score": "fidelity score",
 }
+"""What each check is called."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +153,9 @@ def _write_part(page: Page, part: AlignedPart, choice: RowFilter) -> None:
         page.write_line(format_line(note))
     page.write_line()
     checks = list(tables["checks"].rows())
-    width = max(len(_LABELS[row["check"]]) for row in checks)
+    width = max(len(CHECK_LABELS[row["check"]]) for row in checks)
     for row in checks:
-        label = _LABELS[row["check"]].ljust(width)
+        label = CHECK_LABELS[row["check"]].ljust(width)
         page.write_paragraph([f"{_TICKS[row['state']]} {label}"], f"{row['text']} [{row['code']}]")
     page.write_line()
     # Rounded down: 1.0000 has no residual.

@@ -79,8 +79,7 @@ def format_column(column: Column, rows: Sequence[Row]) -> Cells:
     values = [row[column.source] for row in rows]
     write = column.write or _split_unit(column.source)[1] or format_value
     lines = [ABSENT if value is None else write(value) for value in values]
-    mark = column.mark or (_mark_few_values if "_p99" in column.source else None)
-    marks = [mark(row) if mark and value is not None else "" for row, value in zip(rows, values, strict=True)]
+    marks = find_marks(column, rows)
     if any(marks):
         lines = [line + one.ljust(1) for line, one in zip(lines, marks, strict=True)]
     return Cells(
@@ -90,7 +89,14 @@ def format_column(column: Column, rows: Sequence[Row]) -> Cells:
         rank=column.rank,
         whole=column.whole,
         marks=[f"{one} {MARKS[one]}" for one in dict.fromkeys(filter(None, marks))],
+        source=column.source,
     )
+
+
+def find_marks(column: Column, rows: Sequence[Row]) -> list[str]:
+    """Return which of `MARKS` stands behind the value of each row; "" for none."""
+    mark = column.mark or (_mark_few_values if "_p99" in column.source else None)
+    return [mark(row) if mark and row[column.source] is not None else "" for row in rows]
 
 
 def mark_excess(row: Row) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from traceable.analysis.attribution import Coverage, Share
 from traceable.analysis.table import Table
-from traceable.errors import MissingDataError, TraceableError
+from traceable.errors import MissingDataError, TraceableError, UsageError
+from traceable.protocol import untrusted
 from traceable.report import windows
 from traceable.report.expectations import build_expectation_rows
 from traceable.report.json_output import to_json
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "traceable.report/2"
 """Name and version of the document. Keys are added within a version; a key that changes its meaning makes a new one."""
+
+_PREFIX_MAX = 100
+"""How much of a file's name its temporary name begins with: with all of it, that may be too long."""
 
 MAX_ROWS = 1000
 """How many rows a list of the document that `run` saves has at most: a program may have a name for each range."""
@@ -163,21 +169,51 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     write_file(to_json(report), path)
 
 
-def write_file(text: str, path: Path) -> None:
-    """Write a text to `path`, which is at every moment absent, as it was, or complete, unless it is a pipe or device.
+def check_new_file(path: Path, *, force: bool = False) -> None:
+    """Reject a path at which a file can't be made.
+
+    Args:
+        force: what is there may be replaced, if it is a file.
+
+    Raises:
+        UsageError: there is something at it, or its directory is missing.
+    """
+    if untrusted.exists(path) and not (force and untrusted.is_regular(path)):
+        raise UsageError("output_exists", f"{path} exists", "give another name, or remove it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError("output_without_directory", f"no such directory: {path.absolute().parent}", "make it first")
+
+
+def write_file(content: str | bytes, path: Path) -> None:
+    """Write to `path`, which is at every moment absent, as it was, or complete, unless it is a pipe or device.
+
+    Raises:
+        TraceableError: it can't be written there.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+    except OSError as error:
+        raise _make_write_error(path, error) from error
+    with replace_file(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file that becomes `path` when it is complete; until then, and after an error, `path` is as it was.
 
     Raises:
         TraceableError: it can't be written there.
     """
     try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-            return
         path = path.resolve()
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:_PREFIX_MAX]}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                yield file
             # mkstemp makes files that only their owner may read; a report is as public as the run next to it.
             Path(temporary).chmod(0o666 & ~_get_umask())
             Path(temporary).replace(path)
@@ -185,9 +221,31 @@ def write_file(text: str, path: Path) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise TraceableError(
-            "file_not_written", f"{path} can't be written ({error.strerror})", "check the directory"
-        ) from error
+        raise _make_write_error(path, error) from error
+
+
+@contextlib.contextmanager
+def create_directory(path: Path) -> Iterator[Path]:
+    """Make a directory that becomes `path`, which must not exist, when it is complete; after an error there is none.
+
+    Raises:
+        TraceableError: it can't be written there.
+    """
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name[:_PREFIX_MAX]}."))
+        try:
+            yield temporary
+            temporary.chmod(0o777 & ~_get_umask())
+            temporary.rename(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise _make_write_error(path, error) from error
+
+
+def _make_write_error(path: Path, error: OSError) -> TraceableError:
+    return TraceableError("file_not_written", f"{path} can't be written ({error.strerror})", "check the directory")
 
 
 def completeness_to_dict(completeness: Completeness) -> dict[str, Any]:

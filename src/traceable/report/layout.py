@@ -48,6 +48,7 @@ class Cells:
         rank: where not all columns fit, the one with the highest goes first. The first column never goes.
         marks: what marks in its lines mean, a line each.
         whole: a text that is not cut, as numbers are not.
+        source: the column of the table that it shows; empty for any other content.
     """
 
     heading: str
@@ -56,6 +57,7 @@ class Cells:
     rank: int = 0
     marks: Sequence[str] = ()
     whole: bool = False
+    source: str = ""
 
     @property
     def truncatable(self) -> bool:

@@ -43,12 +43,14 @@ class MarkdownPage(Page):
         """Write a heading of the third level: a page is a part of a summary."""
         self._stream.write(f"### {escape_markdown(text).removesuffix(':')}\n\n")
 
-    def write_table(self, columns: Sequence[Cells]) -> None:
+    def write_table(self, columns: Sequence[Cells], *, brief: bool = False) -> None:
         """Write a table with every column, and below it what its marks mean."""
         cells = [[_indent(escape_markdown(text)) for text in (one.heading.strip(), *one.lines)] for one in columns]
         heads, *rows = (f"| {' | '.join(row)} |" for row in zip(*cells, strict=True))
         rule = f"| {' | '.join('---' if one.is_text else '---:' for one in columns)} |"
         self._stream.write("\n".join(["", heads, rule, *rows]) + "\n\n")
+        if brief:
+            return
         for mark in dict.fromkeys(mark for column in columns for mark in column.marks):
             self.write_line(mark)
 

@@ -33,18 +33,35 @@ class Page:
         """Print a line, with escapes for what can't be printed."""
         self._stream.write(self._escape(text) + "\n")
 
+    def write_hint(self, text: str, options: str, in_python: str = "") -> None:  # noqa: ARG002
+        """Print what is not shown, and how to see it.
+
+        Args:
+            text: what is not shown; empty for nothing.
+            options: the options of the command line that show it.
+            in_python: the call that does in a notebook, where that is not a matter of the table's rows.
+        """
+        self.write_paragraph([], ": ".join(filter(None, (text, options))))
+
     def write_heading(self, text: str) -> None:
         """Print a line above a table."""
         text = self._escape(text)
         self._stream.write((f"{_BOLD}{text}{_PLAIN}" if self._bold else text) + "\n")
 
-    def write_table(self, columns: Sequence[Cells]) -> None:
-        """Print a table, as wide as the terminal at most; below it what its marks mean, and which columns don't fit."""
+    def write_table(self, columns: Sequence[Cells], *, brief: bool = False) -> None:
+        """Print a table, as wide as the terminal at most; below it what its marks mean, and which columns don't fit.
+
+        Args:
+            columns: the table.
+            brief: print the table alone.
+        """
         written = [replace(column, lines=list(map(self._escape, column.lines))) for column in columns]
         (first, *rest), shown = lay_out_columns(written, self._width)
         self.write_heading(first)
         for line in rest:
             self._stream.write(line + "\n")
+        if brief:
+            return
         for mark in dict.fromkeys(mark for column in shown for mark in column.marks):
             self.write_paragraph([], mark)
         hidden = [column.heading.strip() for column in written if not any(column is one for one in shown)]

@@ -6,6 +6,7 @@ text with every column. Whatever a name holds, it can't steer the terminal.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,12 @@ from typing import Any
 from traceable.analysis.attribution import INFERRED
 from traceable.analysis.profile import OUTLIVES, RangeProfile
 from traceable.analysis.table import Table
-from traceable.errors import Message
+from traceable.errors import Message, MissingDataError
 from traceable.finding import Finding
 from traceable.protocol.nvtx import LOOP_DOMAIN
 from traceable.report import flight, overhead, windows
 from traceable.report.columns import Column, format_column, is_worth_showing
+from traceable.report.document import build_header
 from traceable.report.layout import Cells
 from traceable.report.page import Page
 from traceable.report.row_filter import DEFAULT_SORT, Row, RowFilter
@@ -33,6 +35,10 @@ from traceable.report.views import (
     ViewTable,
 )
 from traceable.units import format_count, format_duration, format_percent, format_timestamp
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.recording import Recording
 
 _COUNTERS_MAX = 100
 _FINDINGS_BELOW_RANGES = 3
@@ -65,6 +71,37 @@ _UNCERTAINTIES = {
 """Where the uncertainty of a clock is from."""
 
 
+def write_profile(
+    page: Page,
+    recording: Recording,
+    choice: RowFilter,
+    *,
+    title: str,
+    by: str = "path",
+    thresholds: Mapping[str, float] | None = None,
+) -> None:
+    """Print what is first read of a recording: its ranges, and below them what is known of the time in none.
+
+    Args:
+        recording: what is reported on.
+        choice: which of the ranges to show.
+        title: the first line.
+        by: as for `write_ranges`.
+        thresholds: of the findings, as `Recording.findings` takes them.
+    """
+    header = build_header(recording)
+    write_header(page, header, title)
+    write_ranges(page, recording.profile, recording.counters(), choice, by, header["folded_names"])
+    if choice.match is None and choice.domain is None and choice.name is None:
+        write_outside_ranges(page, recording.outside_ranges())
+    if recording.has_step_ranges:
+        with contextlib.suppress(MissingDataError):
+            write_step_rates(page, recording.steps().others["summary"])
+    with contextlib.suppress(MissingDataError):
+        write_largest_findings(page, recording.findings(thresholds=thresholds))
+    write_notes(page, header)
+
+
 def write_header(page: Page, report: Mapping[str, Any], title: str) -> None:
     """Print what this is, what was read, and how much of the GPU's work the ranges explain."""
     of_the_run = (
@@ -88,11 +125,29 @@ def write_ranges(
         by: `path`, as a tree where nothing is sorted; or `name`.
         folded: the names that stand for several, as in the head of a document.
     """
-    every = profile.names if by == "name" else profile.ranges
+    rows = write_range_rows(page, profile.names if by == "name" else profile.ranges, choice)
+    names = {row["name"] for row in rows}
+    for one in [one for one in folded if one["name"] in names][:_FOLDED_MAX]:
+        expand = f"--expand {shlex.quote(one['name'])}"
+        ways = " or ".join((expand, *(f"--by field:{field}" for field in one["fields"])))
+        in_python = f"traceable.load(PATH, expand={one['name']!r})"
+        page.write_hint(f"{one['name']} stands for {format_count(one['names'])} names", ways, in_python)
+    counter_rows = list(counters.take(choice.match_indices(counters)).rows())
+    shown = counter_rows[:_COUNTERS_MAX]
+    if shown:
+        page.write_line()
+        counter_names = Cells("counter", [_format_counter_name(row) for row in shown], is_text=True)
+        page.write_table([counter_names, *_format_columns(COUNTER_COLUMNS, shown)])
+    if len(counter_rows) > len(shown):
+        page.write_hint(f"and {len(counter_rows) - len(shown)} more counters", "--match narrows, --json has all")
+
+
+def write_range_rows(page: Page, every: Table, choice: RowFilter) -> list[Row]:
+    """Print ranges by path, as a tree where nothing is sorted, or by name; return the rows that are shown."""
     rows = choice.select_rows(every, DEFAULT_SORT)
     if rows:
         page.write_line()
-        tree = by == "path" and choice.sort is None
+        tree = "path" in every.columns and choice.sort is None
         labels = format_range_labels(rows, tree)
         if tree and choice.fold:
             labels = [label + more for label, more in zip(labels, _describe_folded(rows, every), strict=True)]
@@ -102,20 +157,8 @@ def write_ranges(
     else:
         page.write_line(NO_RANGE_MATCHES.printed)
     if left_out := len(choice.match_indices(every)) - len(rows):
-        page.write_line(f"and {left_out} more: --top 0 shows all, --match and --domain narrow")
-    names = {row["name"] for row in rows}
-    for one in [one for one in folded if one["name"] in names][:_FOLDED_MAX]:
-        expand = f"--expand {shlex.quote(one['name'])}"
-        ways = " or ".join((expand, *(f"--by field:{field}" for field in one["fields"])))
-        page.write_line(f"{one['name']} stands for {format_count(one['names'])} names: {ways}")
-    counter_rows = list(counters.take(choice.match_indices(counters)).rows())
-    shown = counter_rows[:_COUNTERS_MAX]
-    if shown:
-        page.write_line()
-        counter_names = Cells("counter", [_format_counter_name(row) for row in shown], is_text=True)
-        page.write_table([counter_names, *_format_columns(COUNTER_COLUMNS, shown)])
-    if len(counter_rows) > len(shown):
-        page.write_line(f"and {len(counter_rows) - len(shown)} more counters: --match narrows, --json has all")
+        page.write_hint(f"and {left_out} more", "--top 0 shows all, --match and --domain narrow")
+    return rows
 
 
 def write_outside_ranges(page: Page, outside: Table) -> None:
@@ -129,7 +172,7 @@ def write_outside_ranges(page: Page, outside: Table) -> None:
             [Cells("thread", list(map(escape_name, labels)), is_text=True), *_format_columns(OUTSIDE_COLUMNS, shown)]
         )
     if len(some) > len(shown):
-        page.write_line(f"and {len(some) - len(shown)} more threads: --json has all")
+        page.write_hint(f"and {len(some) - len(shown)} more threads", "--json has all")
 
 
 def write_step_rates(page: Page, summary: Table) -> None:
@@ -160,8 +203,7 @@ def write_largest_findings(page: Page, table: Table) -> None:
     page.write_paragraph([], f"Potential savings (upper bound){scope}:")
     page.write_findings(findings, [cells[:1] for cells in _format_savings(findings)], brief=True)
     omitted = len(table) - len(findings)
-    more = f"{omitted} more: " if omitted else ""
-    page.write_paragraph([], f"{more}--view {FINDINGS.name} shows what to do and the rules")
+    page.write_hint(f"{omitted} more" if omitted else "", f"--view {FINDINGS.name} shows what to do and the rules")
 
 
 def write_findings(page: Page, table: Table, choice: RowFilter) -> None:
@@ -169,7 +211,7 @@ def write_findings(page: Page, table: Table, choice: RowFilter) -> None:
     findings = [Finding.from_row(row) for row in choice.select_rows(table)]
     page.write_findings(findings, _format_savings(findings))
     if omitted := len(table) - len(findings):
-        page.write_paragraph([], f"and {omitted} more findings: --top 0 shows all")
+        page.write_hint(f"and {omitted} more findings", "--top 0 shows all")
     if findings:
         page.write_line()
     page.write_heading("rules:")
@@ -287,17 +329,17 @@ def format_header(report: Mapping[str, Any]) -> list[str]:
         processes,
         f"{format_count(source['range_instances'])} ranges",
     ]
-    lines = [" | ".join(filter(None, parts)), *map(_format_side, report["sides"])]
+    lines = [" | ".join(filter(None, parts)), *map(format_side, report["sides"])]
     if coverage["gpu_operations"] is not None:
-        lines.append(_format_coverage(coverage))
+        lines.append(format_coverage(coverage))
     if report["selection"] is not None:
-        lines.append(_format_selection(report["selection"]))
+        lines.append(format_selection(report["selection"]))
     if source["command"] is not None:
         lines.append(f"run by: {shorten_command(source['command'])}")
     return lines
 
 
-def _format_side(side: Mapping[str, Any]) -> str:
+def format_side(side: Mapping[str, Any]) -> str:
     """Return one side and its clock: `client: recorder, 1 process; the clock of server, +-310 us (typical)`."""
     what = ", ".join(
         filter(None, (side["collector"], side["host"], format_count(side["processes"], "process", "processes")))
@@ -316,7 +358,8 @@ def _format_side(side: Mapping[str, Any]) -> str:
     return f"{side['name']}: {what}; {clock}, {uncertainty}{source}"
 
 
-def _format_selection(selection: Mapping[str, Any]) -> str:
+def format_selection(selection: Mapping[str, Any]) -> str:
+    """Return the selected part of a recording: `only GPU 0, from 1.306224 s`."""
     first, last = selection["start_ns"], selection["end_ns"]
     parts = [
         *(f"side {one}" for one in selection["sides"] or ()),
@@ -331,7 +374,8 @@ def _format_selection(selection: Mapping[str, Any]) -> str:
     return line + (f" (steady: {message_from_dict(selection['steady'][0]).printed})" if selection["steady"] else "")
 
 
-def _format_coverage(coverage: Mapping[str, Any]) -> str:
+def format_coverage(coverage: Mapping[str, Any]) -> str:
+    """Return how much of the GPU's work the ranges explain."""
     reasons = [
         f"{format_count(part['operations'])} {_REASONS[reason]}"
         for reason, part in coverage["unattributed"].items()
@@ -371,7 +415,7 @@ def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: Ro
     first, *rest = columns or [Column(name, rank=i) for i, name in enumerate(table.columns)]
     page.write_table([format_column(first, shown), *_format_columns(rest, shown, table)])
     if left_out := len(choice.match_indices(table)) - len(shown):
-        page.write_line(f"and {left_out} more: {more}")
+        page.write_hint(f"and {left_out} more", more)
 
 
 def _format_columns(columns: Sequence[Column], rows: Sequence[Row], every: Table | None = None) -> list[Cells]:

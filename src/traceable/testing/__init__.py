@@ -14,22 +14,34 @@ from collections.abc import Iterator
 
 import pytest
 
-from traceable.errors import TraceableError
-from traceable.testing import attachment
+from traceable.errors import Message, TraceableError
+from traceable.live.attachment import Host, attach
+from traceable.live.recording import LiveRecording
 from traceable.testing.events import Mark, NvtxEvents, Range, Sample
-from traceable.testing.live import LiveRecording
 
 __all__ = ["Mark", "NvtxEvents", "Range", "Sample", "nvtx_events"]
+
+_PLUGIN = Host(
+    "traceable.testing",
+    "load the plugin before any annotated module: `pytest -p traceable.testing`, or pytest_plugins in a root "
+    "conftest.py that imports none of them at its top",
+)
 
 
 def pytest_addoption() -> None:
     """Attach. Of all hooks the one that runs as soon as a plugin is loaded, before any conftest that comes after."""
-    attachment.attach()
+    attach(_PLUGIN)
 
 
 def pytest_report_header() -> list[str]:
     """Report at the top of the run why `nvtx_events` can't record, or which ranges it will miss."""
-    return [f"traceable: {line.printed}" for line in attachment.list_attachment_problems()]
+    attachment = attach(_PLUGIN)
+    if attachment.error is None:
+        lines = attachment.list_missed()
+    else:
+        error = attachment.error
+        lines = [Message(error.code, f"nvtx_events can't record: {error.message}")]
+    return [f"traceable: {line.printed}" for line in lines]
 
 
 @pytest.fixture
@@ -48,6 +60,6 @@ def nvtx_events() -> Iterator[NvtxEvents]:
 def _open_events() -> NvtxEvents | TraceableError:
     """Return the error instead of raising it: pytest shows a chain of errors where one sentence is enough."""
     try:
-        return NvtxEvents(LiveRecording(*attachment.find_recording()))
+        return NvtxEvents(LiveRecording(*attach(_PLUGIN).find_recording()))
     except TraceableError as error:
         return error

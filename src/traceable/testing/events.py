@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from traceable.analysis.instances import Instances, find_instances
+from traceable.live.recording import LiveRecording, Row
 from traceable.protocol.nvtx import COUNTER_DOMAIN, PAYLOAD_DOMAIN, is_identity
-from traceable.testing.live import LiveRecording, Row
 from traceable.trace.model import PUSH_POP, START_END, Trace
 from traceable.trace.payload_marks import is_segment_domain
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traceable.protocol import gpu_files
 from traceable.protocol.untrusted import SQLITE_MAGIC
-from traceable.trace import nsys
+from traceable.trace import nsys, nsys_cpu
 from traceable.trace.model import Trace
 
 __all__ = ["Trace", "load"]
@@ -39,7 +39,7 @@ def load(
 
         if path.is_dir() or kineto.is_trace(path):
             return kineto.load(path, allow_unrelated=allow_unrelated)
-    trace = nsys.load(path, decode, progress=progress)
+    trace = nsys_cpu.add_cpu_activity(nsys.load(path, decode, progress=progress), path, decode)
     if gpu_files.TABLE in trace.source.tables:
         from traceable.trace.recorder_gpu import join_gpu_files
 

@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from traceable.errors import TraceError, UsageError
+from traceable.errors import Message, TraceError, UsageError
+from traceable.trace.lazy import Lazy
 from traceable.trace.model import (
     GEOMETRY,
     NULL,
+    Backtraces,
+    CallBacktraces,
     Calls,
     Column,
+    CpuActivity,
     Events,
     Int32,
     Int64,
+    Process,
+    Thread,
     Trace,
     argsort_by_start,
     concatenate_columns,
@@ -37,8 +44,9 @@ _INDICES = {
     **dict.fromkeys(("thread", "end_thread"), "threads"),
     "process": "processes",
     "geometry": "geometries",
+    "backtrace": "backtraces",
 }
-"""The columns that are indices, and the table of `Trace` that each is an index into."""
+"""The columns that are indices, and the table of `Trace` or `CpuActivity` that each is an index into."""
 
 _TIMES = ("start_ns", "end_ns")
 _ALL_CORRELATIONS = 1 << 32
@@ -74,16 +82,14 @@ def join_sides(sides: Sequence[tuple[str, Trace]], offsets_ns: Sequence[int]) ->
     uses_gpu = any(has_gpu_work(trace) for _, trace in sides)
     for number, ((name, trace), offset_ns) in enumerate(zip(sides, offsets_ns, strict=True)):
         trace = separate_processes(trace, number)
-        processes = [
-            replace(one, name="/".join(filter(None, (name, re.split(r"[/\\]", one.name)[-1]))), side=name)
-            for one in trace.processes
-        ]
+        processes = _label_side(name, trace.processes)
         # nsys lists all GPUs of a host; those that a client does not use must not give their names to the server's.
         has_gpus = has_gpu_work(trace) or not uses_gpu
         parts.append(
             replace(
                 trace,
-                processes=tuple(processes),
+                processes=processes,
+                lazy_cpu_activity=trace.lazy_cpu_activity.map(partial(_label_activity, name)),
                 devices=trace.devices if has_gpus else (),
                 cuda_devices=trace.cuda_devices if has_gpus else {},
                 utc_epoch_ns=None if trace.utc_epoch_ns is None else trace.utc_epoch_ns + offset_ns,
@@ -92,15 +98,33 @@ def join_sides(sides: Sequence[tuple[str, Trace]], offsets_ns: Sequence[int]) ->
     return join_traces(parts)
 
 
+def _label_side(side: str, processes: Iterable[Process]) -> tuple[Process, ...]:
+    return tuple(
+        replace(one, name="/".join(filter(None, (side, re.split(r"[/\\]", one.name)[-1]))), side=side)
+        for one in processes
+    )
+
+
+def _label_activity(side: str, activity: CpuActivity) -> CpuActivity:
+    return replace(activity, processes=_label_side(side, activity.processes))
+
+
 def separate_processes(trace: Trace, number: int) -> Trace:
     """Return the trace with processes and threads of its own among traces with other numbers, from 0."""
     if not number:
         return trace
     return replace(
         trace,
-        processes=tuple(replace(one, global_id=one.global_id + number * _SIDE_IDS) for one in trace.processes),
-        threads=tuple(replace(one, global_id=one.global_id + number * _SIDE_IDS) for one in trace.threads),
+        **_separate_ids(trace, number),
+        lazy_cpu_activity=trace.lazy_cpu_activity.map(lambda one: replace(one, **_separate_ids(one, number))),
     )
+
+
+def _separate_ids(one: Trace | CpuActivity, number: int) -> dict[str, Any]:
+    return {
+        table: tuple(replace(row, global_id=row.global_id + number * _SIDE_IDS) for row in getattr(one, table))
+        for table in ("processes", "threads")
+    }
 
 
 def check_related(spans: Iterable[tuple[int, int, object]]) -> None:
@@ -203,6 +227,7 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
     kinds = [column.name for column in fields(Trace) if isinstance(getattr(parts[0], column.name), Events)]
     tables: dict[str, list[Any]] = {kind: [] for kind in kinds}
     ends: list[int | None] = []
+    activities: list[_PlacedActivity] = []
     for part in parts:
         offset = (part.utc_epoch_ns or 0) - zero
         numbers = {
@@ -224,6 +249,10 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
                 changed["correlation"] = np.where(correlation == NULL, NULL, correlation + shifts[process])
             tables[kind].append(replace(events, **changed))
         ends.append(None if part.capture_ns is None else offset + part.capture_ns)
+        correlation_shifts = shifts[process_of_thread]
+        activities.append(
+            _PlacedActivity(part.lazy_cpu_activity, part.processes, part.threads, offset, correlation_shifts)
+        )
     source = parts[0].source
     devices = {device.number: device for part in reversed(parts) for device in part.devices}
     known_ends = [end for end in ends if end is not None]
@@ -240,11 +269,78 @@ def join_traces(parts: Sequence[Trace]) -> Trace:
         names=tuple(names),
         processes=tuple(processes),
         threads=tuple(threads),
+        lazy_cpu_activity=Lazy(lambda: _join_cpu_activities(activities, processes, threads)),
         utc_epoch_ns=zero,
         capture_ns=max(known_ends) if len(known_ends) == len(parts) else None,
         geometries=np.array(list(geometries), np.int64).reshape(-1, len(GEOMETRY)),
         devices=tuple(devices[number] for number in sorted(devices)),
         cuda_devices={key: gpu for part in parts for key, gpu in part.cuda_devices.items()},
+    )
+
+
+@dataclass(frozen=True)
+class _PlacedActivity:
+    """The CPU activity of a part, and what is needed to place it: without the part, whose events take memory.
+
+    Attributes:
+        processes, threads: of the part.
+        offset_ns: from time 0 of the whole to that of the part.
+        correlation_shifts: the amount to add to the correlations of calls of each of the part's threads.
+    """
+
+    activity: Lazy[CpuActivity]
+    processes: tuple[Process, ...]
+    threads: tuple[Thread, ...]
+    offset_ns: int
+    correlation_shifts: Int64
+
+
+def _join_cpu_activities(
+    parts: Sequence[_PlacedActivity], processes: Sequence[Process], threads: Sequence[Thread]
+) -> CpuActivity:
+    """Return the CPU activity of all parts; their processes and threads follow those of the joined trace."""
+    all_processes, all_threads = list(processes), list(threads)
+    number_of_process = {process.global_id: number for number, process in enumerate(processes)}
+    number_of_thread = {thread.global_id: number for number, thread in enumerate(threads)}
+    names: dict[str, int] = {}
+    tables: dict[str, list[Any]] = {}
+    backtraces: list[Backtraces] = []
+    notes: dict[Message, None] = {}
+    for part in parts:
+        activity = part.activity.get().relabel(part.processes, part.threads)
+        for process in activity.processes:
+            if number_of_process.setdefault(process.global_id, len(all_processes)) == len(all_processes):
+                all_processes.append(process)
+        for thread in activity.threads:
+            if number_of_thread.setdefault(thread.global_id, len(all_threads)) == len(all_threads):
+                process_number = number_of_process[activity.processes[thread.process].global_id]
+                all_threads.append(replace(thread, process=process_number))
+        index_of_name = _make_index_table([names.setdefault(name, len(names)) for name in activity.names])
+        first = sum(map(len, backtraces))
+        numbers = {
+            "names": index_of_name,
+            "threads": _make_index_table([number_of_thread[thread.global_id] for thread in activity.threads]),
+            "backtraces": _make_index_table(list(range(first, first + len(activity.backtraces)))),
+        }
+        stacks = activity.backtraces
+        symbol, module = (take_values(index_of_name, column) for column in (stacks.symbol, stacks.module))
+        backtraces.append(replace(stacks, symbol=symbol, module=module))
+        notes.update(dict.fromkeys(activity.notes))
+        for column in fields(CpuActivity):
+            events = getattr(activity, column.name)
+            if isinstance(events, Events):
+                changed = _shift_events(events, part.offset_ns, numbers)
+                if isinstance(events, CallBacktraces):
+                    shifted = events.correlation + part.correlation_shifts[events.thread]
+                    changed["correlation"] = np.where(events.correlation == NULL, NULL, shifted)
+                tables.setdefault(column.name, []).append(replace(events, **changed))
+    return CpuActivity(
+        **{kind: _concatenate_events(of_kind) for kind, of_kind in tables.items()},
+        names=tuple(names),
+        processes=tuple(all_processes),
+        threads=tuple(all_threads),
+        backtraces=Backtraces.join(backtraces),
+        notes=tuple(notes),
     )
 
 

@@ -1,9 +1,10 @@
 """Traces of torch.profiler (Kineto's JSON) become a `Trace`: one file, or a directory with those of several ranks.
 
-Ranges come from `record_function`. torch's own operators and Python functions are excluded: they would be between a
+Ranges come from `record_function`. torch's own operators and Python functions are not ranges: they would be between a
 range and its kernels on every path, and around every launch of the autograd thread, so that the range which waits for
-`backward()` had none of its kernels. Kineto's GPU annotations are excluded too: GPU work is attributed to ranges by its
-launches, as for every other trace. docs/kineto.md lists how each kind of event is treated.
+`backward()` had none of its kernels. A timeline shows them (`Trace.cpu_activity`). GPU annotations are excluded, too:
+GPU work is attributed to ranges by its launches, as for every other trace. docs/kineto.md lists how each kind of event
+is treated.
 
 Annotations become ranges, marks, samples of counters and windows; what our own hold in addition to a name is decoded
 as in an nsys trace, by the rules of `protocol.nvtx`. CUDA numbers its devices per process: the GPU of each device of
@@ -34,8 +35,19 @@ from traceable.protocol.nvtx import (
 )
 from traceable.trace import model
 from traceable.trace.join import check_related, join_traces
-from traceable.trace.kineto_events import OPERATIONS, File, FileEvents, Table, escape_text, parse_id, read_file
+from traceable.trace.kineto_events import (
+    CPU_OP_KINDS,
+    OPERATIONS,
+    File,
+    FileEvents,
+    Table,
+    escape_text,
+    parse_id,
+    read_cpu_ops,
+    read_file,
+)
 from traceable.trace.kineto_json import Document
+from traceable.trace.lazy import Lazy, read_later
 from traceable.trace.model import (
     NULL,
     PUSH_POP,
@@ -232,8 +244,8 @@ def build_trace(file: File, gpus: Mapping[int, int] | None = None) -> Trace:
             notes=(),
         ),
         names=tuple(map(escape_text, file.events.names.all())),
-        processes=tuple(tables.processes),
-        threads=tuple(tables.threads),
+        processes=tuple(tables.owners.processes),
+        threads=tuple(tables.owners.threads),
         utc_epoch_ns=None if wall_ns is None else begin_ns + wall_ns,
         capture_ns=None if end_ns is None else end_ns - begin_ns,
         **{kind: _KINDS[kind](**_sort_columns(columns)) for kind, columns in tables.columns.items()},
@@ -241,7 +253,75 @@ def build_trace(file: File, gpus: Mapping[int, int] | None = None) -> Trace:
         geometries=np.array(list(file.events.geometries), np.int64).reshape(-1, len(model.GEOMETRY)),
         devices=build_devices([file], {file.path: gpus}),
         cuda_devices={},
+        lazy_cpu_activity=_read_cpu_activity_later(file, tables.owners),
     )
+
+
+def _read_cpu_activity_later(file: File, owners: _Owners) -> Lazy[model.CpuActivity]:
+    if not any(file.events.excluded[kind] for kind in CPU_OP_KINDS):
+        return Lazy(model.CpuActivity.empty)
+    # Not the file itself, whose events take memory.
+    path, begin_ns, numbers = file.path, file.begin_ns or 0, file.events.threads
+
+    def read() -> model.CpuActivity:
+        threads = dict(numbers)
+        table, names = read_cpu_ops(path, begin_ns, threads)
+        owners.add_threads(list(threads)[len(owners.threads) :])
+        columns: Columns = {
+            "start_ns": table.column("start") - begin_ns,
+            "end_ns": table.column("end") - begin_ns,
+            "name": _make_int32_column(table, "name"),
+            "thread": _make_int32_column(table, "thread"),
+            "kind": fold_constant(table.column("kind").astype(np.int8)),
+        }
+        return replace(
+            model.CpuActivity.empty(),
+            names=tuple(map(escape_text, names.all())),
+            processes=tuple(owners.processes),
+            threads=tuple(owners.threads),
+            cpu_ops=model.CpuOps(**_sort_columns(columns)),
+        )
+
+    return read_later(path, read)
+
+
+class _Owners:
+    """The processes and threads of one file, in the order of their numbers; those of threads are the file's.
+
+    Args:
+        file: the file.
+    """
+
+    def __init__(self, file: File) -> None:
+        self._key = (file.host, file.rank)
+        self._rank = file.rank
+        self._process_names, self._thread_names = file.events.process_names, file.events.thread_names
+        self._number_of_pid: dict[Any, int] = {}
+        self.processes: list[model.Process] = []
+        self.threads: list[model.Thread] = []
+        self.add_threads(file.events.threads)
+
+    def add_threads(self, keys: Iterable[tuple[Any, Any]]) -> None:
+        """Add the threads of these pids and tids, after the others."""
+        self.threads += [self._make_thread(*key) for key in keys]
+
+    def number_process(self, pid: Any) -> int:
+        """Return the number of a process, which is added where it is new."""
+        if pid not in self._number_of_pid:
+            name = escape_text(self._process_names.get(pid, ""))
+            if self._rank is not None:
+                name = f"rank {self._rank} ({name})" if name else f"rank {self._rank}"
+            self._number_of_pid[pid] = len(self.processes)
+            global_id = _make_global_id(parse_id(pid), *self._key, pid)
+            self.processes.append(model.Process(global_id, parse_id(pid), name, self._rank))
+        return self._number_of_pid[pid]
+
+    def _make_thread(self, pid: Any, tid: Any) -> model.Thread:
+        number = self.number_process(pid)
+        stated = escape_text(self._thread_names.get((pid, tid), ""))
+        within = _THREAD_NAME.fullmatch(stated)
+        global_id = _make_global_id(parse_id(tid), *self._key, pid, tid)
+        return model.Thread(global_id, parse_id(tid), number, within[1] if within else stated)
 
 
 class _TraceTables:
@@ -249,14 +329,12 @@ class _TraceTables:
 
     Attributes:
         columns: by kind of event, in the order of the file.
-        processes, threads: in the order of their numbers; the numbers of threads are those of the file.
+        owners: their processes and threads.
     """
 
     def __init__(self, file: File, gpus: Mapping[int, int]) -> None:
         self._file = file
-        self._number_of_pid: dict[Any, int] = {}
-        self.processes: list[model.Process] = []
-        self.threads = [self._make_thread(*key) for key in file.events.threads]
+        self.owners = _Owners(file)
         self.columns = self._build_columns(gpus)
 
     def _build_columns(self, gpus: Mapping[int, int]) -> dict[str, Columns]:
@@ -282,35 +360,18 @@ class _TraceTables:
             table = getattr(events, kind)
             columns["start_ns"] = table.column("start") - zero_ns
             columns["end_ns"] = table.column("end") - zero_ns
-        processes = np.array([thread.process for thread in self.threads], np.int32)
+        processes = np.array([thread.process for thread in self.owners.threads], np.int32)
         return {**columns_by_kind, **build_annotation_columns(events, zero_ns, processes)}
 
     def _number_processes(self, table: Table, process_of: dict[int, Any]) -> Int32:
         """Return the number of the process of each operation, given the pid of each correlation."""
         if not len(table):
             return np.empty(0, np.int32)
-        main = self._number_process(self._file.main_pid)
+        main = self.owners.number_process(self._file.main_pid)
         if not process_of:
             return make_constant_column(main, len(table), np.int32)
-        numbers = {correlation: self._number_process(pid) for correlation, pid in process_of.items()}
+        numbers = {correlation: self.owners.number_process(pid) for correlation, pid in process_of.items()}
         return np.array([numbers.get(one, main) for one in table.column("correlation").tolist()], np.int32)
-
-    def _number_process(self, pid: Any) -> int:
-        if pid not in self._number_of_pid:
-            name, rank = escape_text(self._file.events.process_names.get(pid, "")), self._file.rank
-            if rank is not None:
-                name = f"rank {rank} ({name})" if name else f"rank {rank}"
-            self._number_of_pid[pid] = len(self.processes)
-            global_id = _make_global_id(parse_id(pid), *self._file.process_key(pid))
-            self.processes.append(model.Process(global_id, parse_id(pid), name, rank))
-        return self._number_of_pid[pid]
-
-    def _make_thread(self, pid: Any, tid: Any) -> model.Thread:
-        number = self._number_process(pid)
-        stated = escape_text(self._file.events.thread_names.get((pid, tid), ""))
-        within = _THREAD_NAME.fullmatch(stated)
-        global_id = _make_global_id(parse_id(tid), *self._file.process_key(pid), tid)
-        return model.Thread(global_id, parse_id(tid), number, within[1] if within else stated)
 
 
 def _build_call_columns(table: Table) -> Columns:

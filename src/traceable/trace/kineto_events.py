@@ -28,7 +28,7 @@ import numpy as np
 
 from traceable.errors import TraceError
 from traceable.trace.kineto_json import Document, to_nanoseconds
-from traceable.trace.model import NULL, PUSH_POP, START_END, Bool, Int64, Names
+from traceable.trace.model import NULL, OPERATOR, PUSH_POP, PYTHON_FUNCTION, START_END, Bool, Int64, Names
 
 _SINCE_NS, _UNTIL_NS = 946_684_800 * 10**9, 4_102_444_800 * 10**9
 """The years 2000 to 2100: a time outside of them is none since 1970."""
@@ -43,8 +43,8 @@ _STEP = re.compile(r"(ProfilerStep)#(\d{1,18})")
 _WORDS = (int, str)
 """The types of ids of a process or a thread."""
 
-_OF_THE_CPU = ("cpu_op", "operator", "python_function")
-"""Categories that are excluded; their events still identify the process."""
+CPU_OP_KINDS = {"cpu_op": OPERATOR, "operator": OPERATOR, "python_function": PYTHON_FUNCTION}
+"""Categories that are not read with the rest (`read_cpu_ops`); their events still identify the process."""
 
 _SPANS = ("Spans", "Traces", "")
 """Pids of events that Kineto writes about the recording itself."""
@@ -58,6 +58,7 @@ COPIES = (*_OPERATION, "size_bytes", "kind", "source_kind", "target_kind", "sour
 MEMSETS = (*_OPERATION, "size_bytes", "memory_kind")
 SYNCHRONIZATIONS = (*_OPERATION, "kind")
 OVERHEADS = ("start", "end", "name")
+CPU_OPS = ("start", "end", "name", "thread", "kind")
 """The columns of each kind of event; those of `Trace`, except that a thread is an index into `FileEvents.threads`."""
 
 OPERATIONS = {
@@ -289,9 +290,9 @@ class FileEvents:
         if take is None:
             if kind == "gpu_user_annotation":
                 self._launching.add(parse_integer(get_args(event).get("External id")))
-            if kind in _OF_THE_CPU:
+            if kind in CPU_OP_KINDS:
                 self.is_kineto = True
-                self._count_process(event)
+                self.cpu_pids[get_thread(event)[0]] += 1
             self.excluded[kind[:40]] += 1
         else:
             self.is_kineto = True
@@ -441,15 +442,9 @@ class FileEvents:
         return -1 if name is None else self.names.index(name)
 
     def _number_thread(self, event: dict[str, Any]) -> int:
-        pid, tid = self._count_process(event), event.get("tid")
-        key = (pid, tid if isinstance(tid, _WORDS) else -1)
+        key = get_thread(event)
+        self.cpu_pids[key[0]] += 1
         return self.threads.setdefault(key, len(self.threads))
-
-    def _count_process(self, event: dict[str, Any]) -> int | str:
-        pid = event.get("pid")
-        pid = pid if isinstance(pid, _WORDS) else -1
-        self.cpu_pids[pid] += 1
-        return pid
 
     def _pair_pieces(self) -> None:
         """Make whole events of begins and ends; a range that never ends lasts until the end of the trace."""
@@ -511,6 +506,40 @@ class FileEvents:
         """Return all tables."""
         operations = (self.kernels, self.copies, self.memsets, self.synchronizations)
         return (self.ranges, self.marks, self.calls, *operations, self.overheads)
+
+
+def read_cpu_ops(path: Path, begin_ns: int, threads: dict[tuple[Any, Any], int]) -> tuple[Table, Names]:
+    """Return the operators and Python functions of a file, which is read once more, and the numbering of their names.
+
+    They are most of a file, and only a timeline shows them.
+
+    Args:
+        path: the file.
+        begin_ns: when the recording began; events years apart from it are none.
+        threads: the number of each thread by (pid, tid); threads that have no other events are added.
+
+    Raises:
+        TraceError: the file is missing, truncated or damaged.
+    """
+    table, names = Table(CPU_OPS), Names()
+    with Document(path) as document:
+        for event in document.read_events():
+            kind = CPU_OP_KINDS.get((parse_text(event.get("cat")) or "").lower())
+            name = parse_text(event.get("name")) or ""
+            if kind is None or event.get("ph") != "X" or name.startswith("ProfilerStep#"):
+                continue
+            start, length = to_nanoseconds(event.get("ts")), to_nanoseconds(event.get("dur"))
+            if start is None or length is None or not 0 <= length < _LONGEST_NS or abs(start - begin_ns) > _LONGEST_NS:
+                continue
+            thread = threads.setdefault(get_thread(event), len(threads))
+            table.values.extend((start, start + length, names.index(name), thread, kind))
+    return table, names
+
+
+def get_thread(event: dict[str, Any]) -> tuple[int | str, int | str]:
+    """Return pid and tid of an event; -1 for one that it lacks."""
+    pid, tid = event.get("pid"), event.get("tid")
+    return pid if isinstance(pid, _WORDS) else -1, tid if isinstance(tid, _WORDS) else -1
 
 
 @dataclass

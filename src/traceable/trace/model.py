@@ -9,11 +9,13 @@ stride of 0: it takes no memory, and can't be written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+
+from traceable.trace.lazy import Lazy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray as NDArray
@@ -43,6 +45,15 @@ PUSH_POP = 0
 
 START_END = 1
 """Style of a range with a handle, which may end on another thread."""
+
+OPERATOR = 0
+"""Kind of a CPU operation: an operator of torch (`aten::mm`)."""
+
+PYTHON_FUNCTION = 1
+"""Kind of a CPU operation: a call of a Python function."""
+
+THREAD_RUNNING = 1
+"""State of a thread that ran on a CPU when it was sampled (nsys's ENUM_SAMPLING_THREAD_STATE)."""
 
 _ROWS_AT_ONCE = 1 << 17
 
@@ -309,6 +320,137 @@ class Overheads(Intervals):
     process: Int32
 
 
+@dataclass(frozen=True)
+class GilSpans(Intervals):
+    """What threads had to do with Python's global interpreter lock (`nsys profile --trace python-gil`).
+
+    Attributes:
+        thread: index into `Trace.threads`.
+        held: 1 where the thread held the lock, 0 where it waited for it.
+    """
+
+    thread: Int32
+    held: Int8
+
+    @staticmethod
+    def empty() -> GilSpans:
+        """Return no spans: the lock was not traced."""
+        times = np.empty(0, np.int64)
+        return GilSpans(times, times, np.empty(0, np.int32), np.empty(0, np.int8))
+
+
+@dataclass(frozen=True)
+class CpuOps(Intervals):
+    """Operators of torch and calls of Python functions on the CPU (torch.profiler's `cpu_op` and `python_function`).
+
+    Attributes:
+        name: index into `CpuActivity.names`.
+        thread: index into `CpuActivity.threads`.
+        kind: OPERATOR or PYTHON_FUNCTION.
+    """
+
+    name: Int32
+    thread: Int32
+    kind: Int8
+
+
+@dataclass(frozen=True)
+class OsCalls(Intervals):
+    """Calls of the operating system's libraries that took long enough to be recorded (`--trace osrt`).
+
+    Attributes:
+        name, thread: indices into `CpuActivity.names` and `CpuActivity.threads`.
+        backtrace: index into `CpuActivity.backtraces`; -1 for none.
+    """
+
+    name: Int32
+    thread: Int32
+    backtrace: Int32
+
+
+@dataclass(frozen=True)
+class CpuSamples(Events):
+    """Samples of what a thread executed (`--sample`).
+
+    Attributes:
+        thread: index into `CpuActivity.threads`.
+        cpu: number of the CPU that it ran on; -1 where not recorded.
+        state: nsys's number of the thread's state, THREAD_RUNNING for most; -1 where not recorded. nsys also samples
+            a thread that is taken off its CPU.
+        backtrace: index into `CpuActivity.backtraces`; -1 for none.
+    """
+
+    thread: Int32
+    cpu: Int32
+    state: Int32
+    backtrace: Int32
+
+
+@dataclass(frozen=True)
+class ThreadRuns(Intervals):
+    """Times in which a thread ran on a CPU (`--cpuctxsw`); between two of them it did not.
+
+    Attributes:
+        thread: index into `CpuActivity.threads`.
+        cpu: number of the CPU; -1 where not recorded.
+        clipped: it ran already when the recording began, or still when it ended, so that its duration is a lower bound.
+    """
+
+    thread: Int32
+    cpu: Int32
+    clipped: Bool
+
+
+@dataclass(frozen=True)
+class CallBacktraces(Intervals):
+    """The CUDA API calls of `Trace.calls` of which the backtrace was recorded (`--cudabacktrace`).
+
+    Attributes:
+        name, thread: indices into `CpuActivity.names` and `CpuActivity.threads`.
+        correlation: as in `Calls`.
+        backtrace: index into `CpuActivity.backtraces`.
+    """
+
+    name: Int32
+    thread: Int32
+    correlation: Int64
+    backtrace: Int32
+
+
+@dataclass(frozen=True)
+class Backtraces:
+    """Distinct call stacks. Their frames follow each other in `symbol` and `module`, the innermost first.
+
+    Attributes:
+        first: the first frame of each stack, then the number of all frames: `len(first) - 1` stacks.
+        symbol: index into `CpuActivity.names` of each frame: the function, or its address where it is not known.
+        module: index into `CpuActivity.names` of each frame: the file that the function is in; -1 if unknown.
+    """
+
+    first: Int64
+    symbol: Int32
+    module: Int32
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    @staticmethod
+    def join(parts: Sequence[Backtraces]) -> Backtraces:
+        """Return the stacks of all parts, one after the other."""
+        ends = np.cumsum([0, *(len(part.symbol) for part in parts)])
+        firsts = [part.first[1:] + end for part, end in zip(parts, ends, strict=False)]
+        none = np.empty(0, np.int32)
+        return Backtraces(
+            np.concatenate([np.zeros(1, np.int64), *firsts]),
+            np.concatenate([none, *(part.symbol for part in parts)]),
+            np.concatenate([none, *(part.module for part in parts)]),
+        )
+
+    def get_frames(self, backtrace: int) -> slice:
+        """Return where the frames of one stack are in `symbol` and `module`."""
+        return slice(int(self.first[backtrace]), int(self.first[backtrace + 1]))
+
+
 GEOMETRY = (
     *("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
     *("registers_per_thread", "static_shared_bytes", "dynamic_shared_bytes"),
@@ -367,6 +509,58 @@ class Thread:
 
 
 @dataclass(frozen=True)
+class CpuActivity:
+    """What threads did on the CPU besides ranges and CUDA calls. A timeline shows it; no number of a report needs it.
+
+    Attributes:
+        names: every distinct name of these events: another table than `Trace.names`.
+        processes, threads: those of the trace, under the same indices, then those that have none of its events.
+        notes: one for each thing that could not be read as it is.
+    """
+
+    names: tuple[str, ...]
+    processes: tuple[Process, ...]
+    threads: tuple[Thread, ...]
+    cpu_ops: CpuOps
+    os_calls: OsCalls
+    cpu_samples: CpuSamples
+    thread_runs: ThreadRuns
+    call_backtraces: CallBacktraces
+    backtraces: Backtraces
+    notes: tuple[Message, ...] = ()
+
+    @staticmethod
+    def empty() -> CpuActivity:
+        """Return no activity: none was recorded."""
+        times, indices = np.empty(0, np.int64), np.empty(0, np.int32)
+        return CpuActivity(
+            names=(),
+            processes=(),
+            threads=(),
+            cpu_ops=CpuOps(times, times, indices, indices, np.empty(0, np.int8)),
+            os_calls=OsCalls(times, times, indices, indices, indices),
+            cpu_samples=CpuSamples(times, indices, indices, indices, indices),
+            thread_runs=ThreadRuns(times, times, indices, indices, np.empty(0, np.bool_)),
+            call_backtraces=CallBacktraces(times, times, indices, indices, times, indices),
+            backtraces=Backtraces(np.zeros(1, np.int64), indices, indices),
+        )
+
+    def map_events(self, change: Callable[[Any], Any]) -> CpuActivity:
+        """Return the same with `change(events)` for the events of each kind."""
+        tables = {column.name: getattr(self, column.name) for column in fields(self)}
+        changed = {name: change(events) for name, events in tables.items() if isinstance(events, Events)}
+        return replace(self, **changed)
+
+    def relabel(self, processes: tuple[Process, ...], threads: tuple[Thread, ...]) -> CpuActivity:
+        """Return the same with these processes and threads of the trace, which may have been renamed since."""
+        return replace(
+            self,
+            processes=(*processes, *self.processes[len(processes) :]),
+            threads=(*threads, *self.threads[len(threads) :]),
+        )
+
+
+@dataclass(frozen=True)
 class Source:
     """Where the trace comes from.
 
@@ -419,6 +613,8 @@ class Trace:
         devices: the GPUs of the machine; empty where they were not recorded.
         cuda_devices: number of the GPU by (process id, CUDA's device number), where that was recorded.
         windows: the windows of steps to which the recording was gated.
+        gil_spans: empty where Python's lock was not traced.
+        lazy_cpu_activity: what `cpu_activity` returns, not read yet.
         whole: the trace of which these are some processes or GPUs; None for all of them.
         cut: the time that it was cut to; None for all of a recording.
     """
@@ -445,8 +641,19 @@ class Trace:
     devices: tuple[Device, ...]
     cuda_devices: Mapping[tuple[int, int], int]
     windows: Windows = field(default_factory=Windows.empty)
+    gil_spans: GilSpans = field(default_factory=GilSpans.empty)
+    lazy_cpu_activity: Lazy[CpuActivity] = field(default_factory=lambda: Lazy(CpuActivity.empty), repr=False)
     whole: Trace | None = None
     cut: Cut | None = None
+
+    @property
+    def cpu_activity(self) -> CpuActivity:
+        """What threads did besides ranges and CUDA calls; it is read from the file when it is first needed.
+
+        Raises:
+            TraceError: the file is gone, has changed since, or is damaged.
+        """
+        return self.lazy_cpu_activity.get().relabel(self.processes, self.threads)
 
     def with_tables(self, **tables: Any) -> Trace:
         """Return the trace with these tables, by name, each with the rows of some processes or GPUs.

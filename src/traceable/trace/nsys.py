@@ -34,6 +34,7 @@ from traceable.trace.model import (
     Bool,
     Column,
     Counters,
+    GilSpans,
     Int32,
     Int64,
     Marks,
@@ -276,6 +277,10 @@ _START_ENDS = (60, 71)
 _DOMAIN = 75
 """NVTX_EVENTS.eventType; 70 and 71 are ranges of the same two styles that were read from an NVTXT file."""
 
+_GIL_DOMAIN = "GIL Trace"
+_GIL_WAITED, _GIL_HELD = "Waiting for GIL", "Holding GIL"
+"""The domain and the names of the ranges that nsys makes with `--trace python-gil` (2023.1 and later)."""
+
 _MANGLED_NAMES = """SELECT DISTINCT demangled.value, mangled.value
             FROM (SELECT DISTINCT demangledName, mangledName FROM CUPTI_ACTIVITY_KIND_KERNEL) AS kernel
             JOIN StringIds AS demangled ON demangled.id = kernel.demangledName
@@ -343,7 +348,8 @@ class _Reader:
         if nvtx_events.lost_samples:
             lost = f"{nvtx_events.lost_samples} counter samples without a finite value are excluded"
             self.notes.append(Message("samples_not_finite", lost))
-        thread_names = self._find_thread_names(rows_by_table["ThreadNames"], strings) | nvtx_events.thread_names
+        system_names = find_thread_names(rows_by_table["ThreadNames"], strings, self.threads.ids, self.names)
+        thread_names = system_names | nvtx_events.thread_names
         process_rows = rows_by_table["PROCESSES"]
         process_names = dict(zip(process_rows["globalPid"].tolist(), process_rows.list_texts("name"), strict=True))
         processes, threads = self.threads.make_tables(thread_names, process_names)
@@ -369,6 +375,7 @@ class _Reader:
             marks=nvtx_events.marks,
             counters=nvtx_events.counters,
             windows=nvtx_events.windows,
+            gil_spans=nvtx_events.gil_spans,
             **trace_tables,
             names=self.names.all(),
         )
@@ -459,7 +466,7 @@ class _Reader:
             return rows
         end = rows.columns.get("end", rows["start"])
         # An NVTX range, or a mark, may have no end: it was still going on.
-        valid = _is_valid_time(rows["start"], end, open_ended=table == NVTX_EVENTS)
+        valid = is_valid_time(rows["start"], end, open_ended=table == NVTX_EVENTS)
         if not valid.all():
             self.excluded[table] = int((~valid).sum())
             rows = rows.take(valid).drop_unused_codes()
@@ -610,15 +617,22 @@ class _Reader:
             "graph_node": rows["graphNodeId"],
         }
 
-    def _find_thread_names(self, rows: Rows, strings: Strings) -> dict[int, str]:
-        """Return the system's name of highest priority of each thread that has one, by globalTid."""
-        order = np.argsort(rows["priority"], kind="stable")
-        # Thousands of threads of other programs may be named: only those of this trace are looked up.
-        order = order[np.isin(rows["globalTid"][order], self.threads.ids)]
-        indices = strings.index_ids(rows["nameId"][order]).tolist()
-        known = dict(zip(rows["globalTid"][order].tolist(), indices, strict=True))
-        texts = self.names.all()
-        return {thread: texts[index] for thread, index in known.items() if index >= 0}
+
+def find_thread_names(rows: Rows, strings: Strings, threads: Int64, names: Names) -> dict[int, str]:
+    """Return the system's name of highest priority of each thread that has one, by globalTid.
+
+    Args:
+        rows: of the table ThreadNames.
+        strings: StringIds.
+        threads: the globalTids whose names are looked up: thousands of threads of other programs may be named too.
+        names: where `strings` numbers them.
+    """
+    order = np.argsort(rows["priority"], kind="stable")
+    order = order[np.isin(rows["globalTid"][order], threads)]
+    indices = strings.index_ids(rows["nameId"][order]).tolist()
+    known = dict(zip(rows["globalTid"][order].tolist(), indices, strict=True))
+    texts = names.all()
+    return {thread: texts[index] for thread, index in known.items() if index >= 0}
 
 
 def _share_columns(operations: dict[str, model.Operations]) -> None:
@@ -637,7 +651,7 @@ def _format_size(size_bytes: int) -> str:
     return f"{size_bytes / 1000:.1f} kB"
 
 
-def _is_valid_time(start: Int64, end: Int64, open_ended: bool) -> Bool:
+def is_valid_time(start: Int64, end: Int64, open_ended: bool) -> Bool:
     """Return which rows have a valid time: see `_Reader._prepare`."""
     valid = np.empty(len(start), bool)
     for at in range(0, len(start), _ROWS_AT_ONCE):
@@ -661,6 +675,7 @@ class Nvtx:
     lost_samples: int
     thread_names: dict[int, str]
     windows: Windows
+    gil_spans: GilSpans
 
 
 def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, closed_at_ns: int | None) -> Nvtx:
@@ -693,13 +708,16 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
     is_payload_mark = is_mark & (rows["domain"] == names.find(PAYLOAD_DOMAIN))
     is_sample = is_mark & (rows["domain"] == names.find(COUNTER_DOMAIN))
     of_window = is_range & (rows["domain"] == names.find(WINDOW_DOMAIN))
+    # They are not ranges of the program: one that a thread holds the lock in would begin and end across its ranges.
+    of_gil = is_range & (rows["domain"] == names.find(_GIL_DOMAIN))
+    of_gil &= np.isin(rows["name"], [names.find(_GIL_WAITED), names.find(_GIL_HELD)])
     # NULL is below every time.
     last_ns = max(int(events["start"].max()), int(events["end"].max())) if events.count else 0
     windows = _make_windows(
         _close_ranges(_make_ranges(_take_rows(rows, of_window), None, names), last_ns, closed_at_ns), names
     )
     payload_marks = _make_payload_marks(_take_rows(rows, is_payload_mark), names)
-    ranges = _make_ranges(_take_rows(rows, is_range & ~of_window), payload_marks, names)
+    ranges = _make_ranges(_take_rows(rows, is_range & ~of_window & ~of_gil), payload_marks, names)
     counters = _make_counters(_take_rows(rows, is_sample), threads)
     names_thread = kind == _THREAD_NAME
     named_threads = global_tids[events.encoded["scope"].codes[names_thread]].tolist()
@@ -708,6 +726,9 @@ def read_nvtx(events: Rows, strings: Strings, names: Names, threads: Threads, cl
     return Nvtx(
         ranges=_close_ranges(ranges, last_ns, closed_at_ns, windows),
         windows=windows,
+        gil_spans=_make_gil_spans(
+            _close_ranges(_make_ranges(_take_rows(rows, of_gil), None, names), last_ns, None), names
+        ),
         marks=_make_marks(_take_rows(rows, is_mark & ~is_payload_mark & ~is_sample), payload_marks),
         counters=counters,
         lost_samples=int(is_sample.sum()) - len(counters),
@@ -828,6 +849,11 @@ def _make_windows(ranges: Ranges, names: Names) -> Windows:
     return Windows(
         ranges.start_ns[which], ranges.end_ns[which], identity, ranges.thread[which], np.array(ranges.clipped[which])
     )
+
+
+def _make_gil_spans(ranges: Ranges, names: Names) -> GilSpans:
+    held = fold_constant((ranges.name == names.find(_GIL_HELD)).astype(np.int8))
+    return GilSpans(ranges.start_ns, ranges.end_ns, ranges.thread, held)
 
 
 def _make_marks(rows: dict[str, Column], payload_marks: PayloadMarks) -> Marks:

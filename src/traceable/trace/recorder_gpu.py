@@ -30,7 +30,8 @@ from traceable.protocol import gpu_files, untrusted
 from traceable.trace.join import join_traces
 from traceable.trace.kineto import build_trace
 from traceable.trace.kineto_events import File, escape_text, read_file
-from traceable.trace.model import NULL, Int32, Int64, Process, Thread, Trace, make_constant_column
+from traceable.trace.lazy import Lazy
+from traceable.trace.model import NULL, CpuActivity, Int32, Int64, Process, Thread, Trace, make_constant_column
 from traceable.trace.sqlite import ColumnSpec, Database
 
 _NAME = re.compile(gpu_files.TRACE_NAME)
@@ -191,7 +192,7 @@ class _Reader:
             events = getattr(part, kind)
             tables[kind] = type(events)(**events.take(slice(0)))
         source = replace(part.source, tables=part.source.tables - {"NVTX_EVENTS"})
-        return replace(part, **tables, threads=threads, source=source)
+        return replace(part, **tables, threads=threads, source=source, lazy_cpu_activity=Lazy(CpuActivity.empty))
 
     def _find_threads(self, part: Trace, global_pid: int, start_ns: Int64) -> tuple[tuple[Thread, ...], Int32]:
         """Return the threads of the calls of a Kineto trace, and the number of each call's thread.

@@ -55,6 +55,7 @@ class RecorderCollector(Collector):
     loss_fix = "free space on the disk of the run directory, and check that the process could write to it"
     wall_clock_error_ns = 1000  # It reads both clocks at one moment, of five tries in the shortest.
     product = "traceable"
+    live_directory = DIRECTORY
 
     def __init__(self, gpu: bool = False) -> None:
         self._gpu = gpu

@@ -73,6 +73,7 @@ VALUE_MASK = np.uint64((1 << 56) - 1)
 
 _LAST_EVENT, _THREAD_RECORD, _NAME_RECORD = 5, 20, 21
 _SEGMENT_HEADER = struct.Struct("<QQIIII16s16x")
+SEGMENT_HEADER_BYTES = _SEGMENT_HEADER.size
 _SEGMENT_MAGIC = 0x53425254
 _RING_BYTES = 16 << 30
 """The maximum size of a ring: each of its segments is read, and a sparse file may have any size."""
@@ -277,7 +278,7 @@ def read_recording(directory: Path) -> Recording:
     for entry in sorted(directory.iterdir()):
         if entry.name.startswith("."):
             continue  # A copy of a flight recorder that was not finished.
-        if not (untrusted.is_directory(entry) and _PROCESS_DIRECTORY.fullmatch(entry.name)):
+        if not (is_process_directory(entry)):
             notes.append(Message("not_a_process_recording", f"{entry} is not a recording of a process and was skipped"))
             continue
         process = _read_process(entry, notes)
@@ -289,7 +290,36 @@ def read_recording(directory: Path) -> Recording:
     return Recording(tuple(processes), tuple(notes))
 
 
-def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | None:
+@dataclass(frozen=True)
+class ProcessHeader:
+    """The header of a process's recording, as of `ProcessRecording`.
+
+    Attributes:
+        size_bytes: of its files, without the header.
+        segment_bytes: of a flight recorder; 0 for none.
+        content: the header itself.
+    """
+
+    pid: int
+    parent_pid: int
+    name: str
+    command: tuple[str, ...]
+    monotonic_ns: int
+    realtime_ns: int
+    size_bytes: int
+    dropped: int
+    lost_names: int
+    segment_bytes: int
+    content: bytes
+
+
+def read_process_header(directory: Path, notes: list[Message]) -> ProcessHeader | None:
+    """Return the header of a process's recording; None with a note where it is not one, and without before it is
+    written.
+
+    Raises:
+        CollectorError: another version of traceable wrote it.
+    """
     path = directory / "process"
     try:
         content = untrusted.read_file(path, _HEADER_BYTES)
@@ -324,26 +354,50 @@ def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | N
         notes.append(Message("header_damaged", text))
         return None
     command = content[begin : begin + length].rstrip(b"\0")
-    if segment_bytes:
-        threads = tuple(_read_ring_threads(directory, segment_bytes, notes))
-    else:
-        threads = tuple(_read_threads(directory, notes))
-    return ProcessRecording(
-        directory=directory,
+    return ProcessHeader(
         pid=pid,
         parent_pid=parent,
         name=_decode_c_string(name),
         command=tuple(decode_text(word) for word in command.split(b"\0")),
         monotonic_ns=monotonic,
         realtime_ns=realtime,
+        size_bytes=size,
         dropped=dropped,
         lost_names=lost,
-        names=tuple(Name(*name) for name in _read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
-        threads=threads,
-        window=_compute_window(content, threads) if segment_bytes else None,
-        drop_reason=_read_drop_reason(content),
-        missing_bytes=0 if segment_bytes else _count_missing_bytes(directory, size),
+        segment_bytes=segment_bytes,
+        content=content,
     )
+
+
+def _read_process(directory: Path, notes: list[Message]) -> ProcessRecording | None:
+    header = read_process_header(directory, notes)
+    if header is None:
+        return None
+    if header.segment_bytes:
+        threads = tuple(_read_ring_threads(directory, header.segment_bytes, notes))
+    else:
+        threads = tuple(read_threads(directory, notes))
+    return ProcessRecording(
+        directory=directory,
+        pid=header.pid,
+        parent_pid=header.parent_pid,
+        name=header.name,
+        command=header.command,
+        monotonic_ns=header.monotonic_ns,
+        realtime_ns=header.realtime_ns,
+        dropped=header.dropped,
+        lost_names=header.lost_names,
+        names=tuple(name for name, _ in read_names(directory / "names", notes, (DOMAIN, CATEGORY, THREAD))),
+        threads=threads,
+        window=_compute_window(header.content, threads) if header.segment_bytes else None,
+        drop_reason=_read_drop_reason(header.content),
+        missing_bytes=0 if header.segment_bytes else _count_missing_bytes(directory, header.size_bytes),
+    )
+
+
+def is_process_directory(entry: Path) -> bool:
+    """Whether an entry of a recording is the directory of a process."""
+    return untrusted.is_directory(entry) and _PROCESS_DIRECTORY.fullmatch(entry.name) is not None
 
 
 def _describe_damage(pid: int, monotonic_ns: int, realtime_ns: int, segment_bytes: int) -> str:
@@ -397,21 +451,27 @@ def _has_header(path: Path, content: bytes, magic: bytes, notes: list[Message]) 
 
 def read_strings(process: ProcessRecording) -> Iterator[tuple[int, str]]:
     """Yield number and text of each registered string, which may be as many as there are ranges."""
-    path = process.directory / "names"
-    for _, identity, _, _, _, text in _read_names(path, [], (STRING,)):
-        yield identity, text
+    for name, _ in read_names(process.directory / "names", [], (STRING,)):
+        yield name.id, name.text
 
 
-def _read_names(
-    path: Path, notes: list[Message], kinds: tuple[int, ...]
-) -> Iterator[tuple[int, int, int, int, int, str]]:
-    """Yield the fields of a `Name` for each name of one of these kinds."""
+def read_names(
+    path: Path, notes: list[Message], kinds: tuple[int, ...], begin: int = _NAME_ENTRY.size
+) -> Iterator[tuple[Name, int]]:
+    """Yield each name of one of these kinds, and the place after it in the file.
+
+    Args:
+        path: a process's file of names.
+        notes: gets a note on what can't be read.
+        kinds: of names.
+        begin: the place of an entry, from which on names are read.
+    """
     try:
         with untrusted.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if not _has_header(path, file.read(_FILE_HEADER.size), NAMES_MAGIC, notes):
                 return
-            place = file.seek(_NAME_ENTRY.size)
+            place = file.seek(begin)
             # Domains and strings are numbered consecutively: a number too large for the size of the file is invalid.
             most = size // _NAME_ENTRY.size
             while place + _NAME_ENTRY.size <= size:
@@ -431,7 +491,7 @@ def _read_names(
                 room = -(-length // _NAME_ENTRY.size) * _NAME_ENTRY.size
                 place += room
                 if kind in kinds:
-                    yield kind, identity, domain, tid, time_ns, decode_text(file.read(room)[:length])
+                    yield Name(kind, identity, domain, tid, time_ns, decode_text(file.read(room)[:length])), place
                 else:
                     file.seek(room, os.SEEK_CUR)
     except FileNotFoundError:
@@ -440,7 +500,8 @@ def _read_names(
         notes.append(_make_unreadable_note(path, error))
 
 
-def _read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecording]:
+def read_threads(directory: Path, notes: list[Message]) -> Iterator[ThreadRecording]:
+    """Yield the threads of a process without a flight recorder."""
     for path in sorted(directory.glob("*.events")):
         try:
             with untrusted.open_regular(path) as file:
@@ -459,12 +520,9 @@ def _read_ring_threads(directory: Path, segment_bytes: int, notes: list[Message]
     path = directory / "ring"
     threads: dict[int, tuple[int, bytes, list[Piece]]] = {}
     try:
-        for place, ordinal in _list_segments(path, segment_bytes):
-            # Opened for each: bytes buffered with the one before may be outdated if the process is alive.
-            with path.open("rb") as file:
-                file.seek(place)
-                content = file.read(segment_bytes)
-            for sequence, tid, name, piece in _split_segment(path, place, ordinal, content, notes):
+        for place, ordinal in list_segments(path, segment_bytes):
+            content = read_segment(path, place, segment_bytes)
+            for sequence, tid, name, piece in split_segment(path, place, ordinal, content, notes):
                 _, _, pieces = threads.get(sequence, (0, b"", []))
                 threads[sequence] = tid, name, pieces
                 pieces.append(piece)
@@ -497,7 +555,7 @@ def decode_text(content: bytes) -> str:
     return content.decode("utf-8", "backslashreplace")
 
 
-def _list_segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
+def list_segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
     """Return place and ordinal of the segments with content, in the order in which they were started."""
     segments = []
     with untrusted.open_regular(path) as file:
@@ -514,7 +572,29 @@ def _list_segments(path: Path, segment_bytes: int) -> list[tuple[int, int]]:
     return [(place, ordinal) for ordinal, place in sorted(segments)]
 
 
-def _split_segment(
+def read_segment(path: Path, place: int, segment_bytes: int, read_to: int = 0) -> bytes:
+    """Return a segment of a ring; nothing if it has no record at `read_to`, up to where it was read before."""
+    # Opened for each: bytes buffered with the one before may be outdated if the process is alive.
+    with untrusted.open_regular(path) as file:
+        if read_to:
+            file.seek(place)
+            text_begin = place + _SEGMENT_HEADER.unpack(file.read(_SEGMENT_HEADER.size))[5]
+            file.seek(read_to)
+            record = np.frombuffer(file.read(RECORD.itemsize), RECORD)
+            if read_to + RECORD.itemsize > text_begin or not record["word"].any():
+                return b""
+        file.seek(place)
+        return file.read(segment_bytes)
+
+
+def read_ordinal(path: Path, place: int) -> int:
+    """Return the ordinal of a segment of a ring: another one than before, and it was used again meanwhile."""
+    with untrusted.open_regular(path) as file:
+        file.seek(place)
+        return int.from_bytes(file.read(8), "little")
+
+
+def split_segment(
     path: Path, place: int, ordinal: int, content: bytes, notes: list[Message]
 ) -> Iterator[tuple[int, int, bytes, Piece]]:
     """Yield number, tid and name of each thread that wrote to a segment, with the piece it wrote."""
@@ -543,11 +623,25 @@ def _split_segment(
             begin, repeated_count = end + 1 + len(names), 0
 
 
-def read_events(thread: ThreadRecording, notes: list[Message], records: int | None = None) -> Iterator[Events]:
+def read_events(
+    thread: ThreadRecording,
+    notes: list[Message],
+    records: int | None = None,
+    *,
+    begin: int = EVENTS_HEADER_BYTES,
+    end: int | None = None,
+) -> Iterator[Events]:
     """Yield the thread's events in chunks of at most `records` records (CHUNK_RECORDS), so that memory stays bounded.
 
     A chunk of a flight recorder is a piece of a segment; the first begins with the pushes that were open before it.
     Appends to `notes` if the file has invalid records; those before them are used.
+
+    Args:
+        thread: the thread.
+        notes: gets a note on what can't be read.
+        records: how many make a chunk.
+        begin: the place in the file of the first record; colors and categories that were set before are not known.
+        end: the place after the last one; by default the end of what is written. Neither is for a flight recorder.
     """
     if thread.pieces is not None:
         yield from _read_ring_events(thread.events, thread.pieces, notes)
@@ -556,9 +650,10 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
     before = np.empty(0, RECORD)
     attributes = _NO_ATTRIBUTES
     with thread.events.open("rb") as file:
-        file.seek(EVENTS_HEADER_BYTES)
+        file.seek(begin)
         while True:
-            content = file.read(records * RECORD.itemsize)
+            room = records * RECORD.itemsize
+            content = file.read(room if end is None else min(room, end - file.tell()))
             chunk = np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], RECORD)
             # Up to the first empty record, where the thread ended or the process died.
             is_empty = chunk["word"] == 0
@@ -579,6 +674,27 @@ def read_events(thread: ThreadRecording, notes: list[Message], records: int | No
                 return
             # Records after the last event belong to the first event of the next chunk.
             before = whole[events[-1] + 1 :] if len(events) else whole
+
+
+def find_end_of_events(path: Path, begin: int = EVENTS_HEADER_BYTES) -> int:
+    """Return the place after the last whole event at or after `begin` in a thread's file.
+
+    The records before an event that belong to it stay with it: the thread may be writing just now.
+    """
+    end = place = begin
+    with untrusted.open_regular(path) as file:
+        file.seek(begin)
+        while content := file.read(CHUNK_RECORDS * RECORD.itemsize):
+            words = np.frombuffer(content[: len(content) // RECORD.itemsize * RECORD.itemsize], RECORD)["word"]
+            empty = np.flatnonzero(words == 0)
+            used = words[: empty[0]] if len(empty) else words
+            events = np.flatnonzero(_IS_EVENT[(used >> KIND_SHIFT).astype(np.uint8)])
+            if len(events):
+                end = place + (int(events[-1]) + 1) * RECORD.itemsize
+            if len(used) < CHUNK_RECORDS:
+                return end
+            place += len(content)
+    return end
 
 
 def _read_ring_events(path: Path, pieces: tuple[Piece, ...], notes: list[Message]) -> Iterator[Events]:

@@ -106,7 +106,7 @@ class ProcessRows:
         """Yield the rows that are finished, chunk by chunk; pushes still open at the thread's end come last."""
         pushes = OpenPushes(self._spill)
         with UnregisteredStrings(thread, self._strings) as texts:
-            for events in _split_at_cuts(rec.read_events(thread, notes)):
+            for events in split_at_cuts(rec.read_events(thread, notes)):
                 if events.kind[0] == rec.CUT:
                     # Ranges open when the window closed: their end is unknown, and no later pop is theirs.
                     yield from pushes.drain()
@@ -186,7 +186,7 @@ class ProcessRows:
         )
 
 
-def _split_at_cuts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
+def split_at_cuts(chunks: Iterable[rec.Events]) -> Iterator[rec.Events]:
     """Yield the events, split before each cut."""
     for events in chunks:
         edges = [0, *np.flatnonzero(events.kind == rec.CUT).tolist(), len(events.kind)]

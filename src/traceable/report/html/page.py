@@ -9,7 +9,9 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from traceable.protocol.packages import get_package_version
 from traceable.report.document import write_file
+from traceable.report.html import check_replaceable
 
 REPORT = "report"
 """Kind of the page of a recording. `TABS` of `web/src/tabs.js` has the tabs of each kind."""
@@ -25,8 +27,10 @@ def write_html(path: Path, *, kind: str, title: str, blocks: Iterable[str]) -> N
         blocks: results of `pack_block`.
 
     Raises:
+        UsageError: there is a file that is no page.
         TraceableError: it can't be written there.
     """
+    check_replaceable(path)
     write_file(render_page(kind=kind, title=title, blocks=blocks), path)
 
 
@@ -37,10 +41,12 @@ def render_page(*, kind: str, title: str, blocks: Iterable[str]) -> str:
         kind=kind,
         title=title,
         blocks=map(Markup, blocks),
-        style=_load_asset("report.css"),
-        script=_load_asset("report.js"),
+        version=get_package_version("traceable") or "",
+        style=Markup(_load_asset("report.css")),
+        script=Markup(_load_asset("report.js")),
+        licenses=_load_asset("licenses.txt"),
     )
 
 
-def _load_asset(name: str) -> Markup:
-    return Markup(resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8"))
+def _load_asset(name: str) -> str:
+    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")

@@ -12,23 +12,15 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from traceable.collectors.recorder import recording as rec
 from traceable.collectors.recorder.recording import read_attributes_at
 from traceable.collectors.recorder.schema import write_database
 from traceable.errors import CollectorError
 from traceable.trace import Trace, load
-
-_HEADER_BYTES = 64
-_RECORD = np.dtype([("data", "<u8"), ("word", "<u8")])
-_KIND_SHIFT = np.uint64(56)
-"""Of a thread's file, as in `_native/recorder_format.h`."""
-
-_CHUNK_RECORDS = 1 << 16
 
 
 class Row(NamedTuple):
@@ -88,7 +80,7 @@ class LiveRecording:
         """Return how far each thread's file is written, in bytes: the end of its last whole event."""
         for directory in self._process_directories():
             for path in sorted(directory.glob("*.events")):
-                self._offsets[path] = _find_end_of_events(path, self._offsets.get(path, _HEADER_BYTES))
+                self._offsets[path] = rec.find_end_of_events(path, self._offsets.get(path, rec.EVENTS_HEADER_BYTES))
         return dict(self._offsets)
 
     def read(self, offsets: dict[Path, int]) -> tuple[Trace, list[Row]] | None:
@@ -97,12 +89,33 @@ class LiveRecording:
         Raises:
             CollectorError: events were dropped meanwhile.
         """
-        new = {path: (self._from.get(path, _HEADER_BYTES), end) for path, end in offsets.items()}
+        with tempfile.TemporaryDirectory(prefix="traceable-live-") as folder:
+            database = Path(folder) / "part.sqlite"
+            if not self.export(offsets, database):
+                return None
+            with closing(sqlite3.connect(database)) as connection:
+                rows = [Row(*row) for row in connection.execute(_ROWS)]
+            return load(database), rows
+
+    def export(self, offsets: dict[Path, int], database: Path) -> bool:
+        """Write the events recorded since then up to `offsets` as a file that `traceable.load` reads.
+
+        Args:
+            offsets: as of `read_end_offsets`.
+            database: a path at which there is no file.
+
+        Returns:
+            Whether there are any; without, there is no file.
+
+        Raises:
+            CollectorError: events were dropped meanwhile.
+        """
+        new = {path: (self._from.get(path, rec.EVENTS_HEADER_BYTES), end) for path, end in offsets.items()}
         new = {path: (begin, end) for path, (begin, end) in new.items() if end > begin}
         if not new:
-            return None
-        with tempfile.TemporaryDirectory(prefix="traceable-testing-") as folder:
-            part, database = Path(folder) / "part", Path(folder) / "part.sqlite"
+            return False
+        with tempfile.TemporaryDirectory(prefix="traceable-live-") as folder:
+            part = Path(folder) / "part"
             for path, (begin, end) in new.items():
                 _copy_part(path, begin, end, part / path.parent.name)
             # After the events, so that every name they use is there; and of all processes, so that time has one zero.
@@ -110,11 +123,14 @@ class LiveRecording:
                 _link(directory, ("process", "names"), part / directory.name)
             recording = rec.read_recording(part)
             self._check_dropped(recording)
-            if not write_database(recording, database, complete=False).events:
-                return None
-            with closing(sqlite3.connect(database)) as connection:
-                rows = [Row(*row) for row in connection.execute(_ROWS)]
-            return load(database), rows
+            # What is not in the files here was left out on purpose.
+            recording = replace(
+                recording, processes=tuple(replace(one, missing_bytes=0) for one in recording.processes)
+            )
+            if write_database(recording, database, complete=False).events:
+                return True
+            database.unlink()
+            return False
 
     def _check_dropped(self, recording: rec.Recording) -> None:
         for process in recording.processes:
@@ -134,32 +150,11 @@ class LiveRecording:
                 yield directory
 
 
-def _find_end_of_events(path: Path, begin: int) -> int:
-    """Return the offset after the last whole event at or after `begin`.
-
-    The records before an event that belong to it stay with it: another thread may be writing just now.
-    """
-    end = place = begin
-    with path.open("rb") as file:
-        file.seek(begin)
-        while content := file.read(_CHUNK_RECORDS * _RECORD.itemsize):
-            words = np.frombuffer(content[: len(content) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)["word"]
-            empty = np.flatnonzero(words == 0)
-            used = words[: empty[0]] if len(empty) else words
-            events = np.flatnonzero((used >> _KIND_SHIFT) <= rec.MARK)
-            if len(events):
-                end = place + (int(events[-1]) + 1) * _RECORD.itemsize
-            if len(used) < _CHUNK_RECORDS:
-                return end
-            place += len(content)
-    return end
-
-
 def _copy_part(path: Path, begin: int, end: int, into: Path) -> None:
     """Make a thread's file of the header and the bytes from `begin` to `end`, next to a link to its texts."""
     _link(path.parent, (path.with_suffix(".text").name,), into)
     with path.open("rb") as file, (into / path.name).open("wb") as part:
-        part.write(file.read(_HEADER_BYTES))
+        part.write(file.read(rec.EVENTS_HEADER_BYTES))
         part.write(read_attributes_at(path, begin))
         file.seek(begin)
         left = end - begin

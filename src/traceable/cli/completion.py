@@ -1,0 +1,44 @@
+"""Print a script that completes traceable's commands and options in a shell: `traceable completion bash`.
+
+The script is complete in itself: pressing Tab starts no Python. After an update of traceable print it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from traceable.cli.options import STDOUT
+from traceable.cli.profile import write_output
+from traceable.errors import UsageError
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the shell."""
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the script; return the exit code.
+
+    Raises:
+        UsageError: shtab is not installed, or too old for this shell.
+    """
+    try:
+        import shtab
+
+        supported = list(shtab.SUPPORTED_SHELLS)
+    except ImportError:
+        supported = []
+    if arguments.shell not in supported:
+        raise UsageError(
+            "completion_needs_shtab",
+            f"the script for {arguments.shell} is made by the package shtab, which is missing or too old",
+            "type `python -m pip install 'traceable[completion]'`",
+        )
+    from traceable.cli.main import build_full_parser
+
+    write_output(STDOUT, shtab.complete(build_full_parser(), arguments.shell) + "\n", sys.stdout)
+    return 0

@@ -1,0 +1,154 @@
+"""Write a recording for another tool: `traceable export PATH --to perfetto`.
+
+A timeline for Perfetto or Chrome, the events as Parquet, or a view of the report as CSV or Markdown. The output is new:
+nothing is replaced, and an export that fails leaves nothing. See `traceable help export`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from traceable.cli import report
+from traceable.cli.console import log
+from traceable.cli.selection import (
+    add_filter_arguments,
+    add_name_arguments,
+    add_path_arguments,
+    add_step_arguments,
+    resolve_name_rules,
+    select_requested_part,
+)
+from traceable.errors import UsageError
+from traceable.report.export import FORMATS, load_exporter
+from traceable.report.views import ALL, RANGES, VIEWS
+from traceable.units import format_bytes
+
+_VIEW_FORMATS = {
+    "csv": (".csv", "a view of the report as CSV, every column"),
+    "markdown": (".md", "a view of the report as GitHub Markdown"),
+}
+"""The formats that are outputs of `report`: the end of the names of their files, and what they are."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `export` takes."""
+    helps = {name: one.help for name, one in FORMATS.items()} | {
+        name: line for name, (_, line) in _VIEW_FORMATS.items()
+    }
+    parser.add_argument(
+        "--to",
+        metavar="FORMAT",
+        required=True,
+        choices=list(helps),
+        help="; ".join(f"{name}: {line}" for name, line in helps.items()),
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the new file, or with --to parquet the new directory (default: PATH's name, in the current directory)",
+    )
+    add_path_arguments(parser)
+    group = parser.add_argument_group("content")
+    group.add_argument(
+        "--view", metavar="VIEW", choices=[*VIEWS, ALL], help="with --to csv or markdown: this view (default: ranges)"
+    )
+    add_name_arguments(group)
+    add_step_arguments(group)
+    add_filter_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the export; return the exit code.
+
+    Raises:
+        UsageError: the output exists, or an option has no effect on the format.
+        TraceableError: the recording can't be read, has nothing to export, or the output can't be written.
+    """
+    if not arguments.paths:
+        from traceable.protocol.run_dir import find_latest_run
+
+        arguments.paths = [find_latest_run()]
+    output = _resolve_output(arguments)
+    if arguments.to in _VIEW_FORMATS:
+        return _write_view(arguments, output)
+    _check_event_options(arguments)
+    from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
+
+    check_memory_limit(arguments.paths[0])
+    use_one_blas_thread()
+    # numpy takes a tenth of a second to import: invalid options are rejected before.
+    rules = resolve_name_rules(arguments)
+    from traceable.analysis.clocks import parse_clock_offset
+    from traceable.cli.progress import Progress
+    from traceable.recording import load, normalize_names
+
+    keep_freed_memory()
+    with Progress() as progress:
+        whole = load(
+            arguments.paths,
+            progress=progress,
+            allow_unrelated=arguments.allow_unrelated,
+            raw_names=True,
+            clock_offsets=dict(map(parse_clock_offset, arguments.clock_offset)),
+        )
+        if rules is not None:
+            normalize_names([whole], rules, arguments.expand or ())
+        recording = select_requested_part(whole, arguments)
+        progress(f"writing {output}")
+        notes = load_exporter(arguments.to).export(recording, output)
+    for note in notes:
+        log(note)
+    size = sum(file.stat().st_size for file in (output.iterdir() if output.is_dir() else [output]))
+    log(f"wrote {output} ({format_bytes(size)})")
+    return 0
+
+
+def _check_event_options(arguments: argparse.Namespace) -> None:
+    """Reject options that have no effect on formats of events.
+
+    Raises:
+        UsageError: such an option.
+    """
+    if arguments.view is not None:
+        raise UsageError(
+            "option_not_supported", f"--to {arguments.to} does not support --view", "leave it out; it writes all events"
+        )
+    for option, value in (("--step-range", arguments.step_range), ("--step-kernel", arguments.step_kernel)):
+        if value is not None and not arguments.steady:
+            raise UsageError(
+                "option_not_supported",
+                f"--to {arguments.to} does not support {option}",
+                "add --steady, or leave it out",
+            )
+
+
+def _write_view(arguments: argparse.Namespace, output: Path) -> int:
+    """Have `report` write the view, with the options that both commands have."""
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+    view = arguments.view or RANGES.name
+    words = [f"--view={view}", f"--{arguments.to}={output}", "--quiet", "--", *map(str, arguments.paths)]
+    code = report.run(parser.parse_args(words, arguments))
+    log(f"wrote {output} ({format_bytes(output.stat().st_size)})")
+    return code
+
+
+def _resolve_output(arguments: argparse.Namespace) -> Path:
+    """Return the absolute path of the output, which is new.
+
+    Raises:
+        UsageError: there is something, or no directory for it.
+    """
+    if arguments.output is None:
+        suffix = FORMATS[arguments.to].suffix if arguments.to in FORMATS else _VIEW_FORMATS[arguments.to][0]
+        path = arguments.paths[0].absolute()
+        name = path.name if path.is_dir() else Path(path.name.removesuffix(".gz")).stem
+        output = Path.cwd() / f"{name or 'recording'}{suffix}"
+    else:
+        output = Path(arguments.output).absolute()
+    from traceable.report.document import check_new_file
+
+    check_new_file(output)
+    return output

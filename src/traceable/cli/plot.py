@@ -1,0 +1,190 @@
+"""Draw a recording, or the comparison of two, as a figure.
+
+    traceable plot RUN --what steps -o steps.svg
+    traceable plot BASELINE CANDIDATE --what compare -o compare.svg
+
+What is drawn is what `traceable report` and `traceable compare` print. It needs matplotlib: pip install
+'traceable[plot]'. See `traceable help plot`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from traceable.cli.console import log
+from traceable.cli.options import parse_non_negative_int
+from traceable.cli.selection import (
+    add_filter_arguments,
+    add_name_arguments,
+    add_step_arguments,
+    resolve_name_rules,
+    select_requested_part,
+)
+from traceable.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from traceable.report.row_filter import RowFilter
+
+_COMPARE = "compare"
+_WHAT = {
+    "steps": "the time of each step over the run",
+    "ranges": "the time of each range",
+    "gaps": "when GPUs were idle, by length and cause",
+    "overlap": "what ran at the same time as compute",
+    _COMPARE: "what differs between two recordings, with intervals",
+}
+_OF_RANGES = ("ranges", _COMPARE)
+_FORMATS = ("svg", "png", "pdf")
+_SUFFIXES = ".svg, .png or .pdf"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `plot` takes."""
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="*",
+        help="what `report` reads (default: the latest run); two for compare, of which the first is the baseline",
+    )
+    parser.add_argument(
+        "--what",
+        choices=_WHAT,
+        required=True,
+        help="; ".join(f"{name}: {line}" for name, line in _WHAT.items()),
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, type=Path, help=f"a new file, {_SUFFIXES}")
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    parser.add_argument(
+        "--top", metavar="N", type=parse_non_negative_int, help="draw the N largest ranges; 0 draws all"
+    )
+    parser.add_argument("--match", metavar="GLOB", help="draw only ranges of these names, as in 'decode*'")
+    parser.add_argument("--domain", metavar="D", help="draw only ranges of this NVTX domain ('' is the default one)")
+    group = parser.add_argument_group("recordings")
+    add_name_arguments(group)
+    add_step_arguments(group)
+    group.add_argument(
+        "--allow-unrelated", action="store_true", help="read several paths as one even if they were made far apart"
+    )
+    add_filter_arguments(parser)
+    # The other options of `compare`, as without any.
+    parser.set_defaults(baseline=[], candidate=[], match_kernels="exact", per="instance", range_name=None)
+    parser.set_defaults(tokens=[], families=None, quiet=False)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw it; return the exit code."""
+    from traceable.launch.memory import use_one_blas_thread
+
+    use_one_blas_thread()
+    # matplotlib takes half a second to import: invalid options are rejected before.
+    _check_options(arguments)
+    form = _check_output(arguments)
+    from traceable.report.document import write_file
+    from traceable.report.plots import check_matplotlib, render_figure
+    from traceable.report.row_filter import RowFilter
+
+    check_matplotlib()
+    choice = RowFilter(top=arguments.top, domain=arguments.domain, match=arguments.match)
+    draw = (_load_comparison if arguments.what == _COMPARE else _load_recording)(arguments, choice)
+    paths = list(map(str, arguments.paths))
+    compared = [f"baseline {paths[0]}", f"candidate {paths[-1]}"]
+    title = compared if arguments.what == _COMPARE else [f"{arguments.what} of {', '.join(paths)}"]
+    write_file(render_figure(draw, title, form), arguments.output)
+    log(f"saved {arguments.output}")
+    return 0
+
+
+def _check_output(arguments: argparse.Namespace) -> str:
+    """Return the format of the file.
+
+    Raises:
+        UsageError: the file has no suffix of a format, or it can't be made.
+    """
+    from traceable.report.document import check_new_file
+
+    form = arguments.output.suffix.lower().removeprefix(".")
+    if form not in _FORMATS:
+        problem = f"{str(arguments.output)[-200:]!r} does not end with the suffix of a format"
+        raise UsageError("format_unknown", problem, f"let it end with {_SUFFIXES}")
+    check_new_file(arguments.output, force=arguments.force)
+    return str(form)
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Reject options that have no effect on the figure, and complete the paths.
+
+    Raises:
+        UsageError: such an option; or a comparison of anything but two recordings.
+    """
+    for name in ("top", "match", "domain"):
+        if getattr(arguments, name) is not None and arguments.what not in _OF_RANGES:
+            raise UsageError(
+                "option_not_supported",
+                f"--what {arguments.what} does not support --{name}",
+                "leave it out; ranges and compare support it",
+            )
+    if arguments.what == _COMPARE:
+        if len(arguments.paths) != 2:
+            raise UsageError(
+                "plot_of_two", f"a comparison is of two recordings, not {len(arguments.paths)}", "give two paths"
+            )
+        return
+    for name, flag in (("step_range", "--step-range"), ("step_kernel", "--step-kernel")):
+        if getattr(arguments, name) is not None and arguments.what != "steps" and not arguments.steady:
+            raise UsageError(
+                "option_not_supported",
+                f"--what {arguments.what} does not support {flag}",
+                "leave it out, or add --steady",
+            )
+    if not arguments.paths:
+        from traceable.protocol.run_dir import find_latest_run
+
+        arguments.paths = [find_latest_run()]
+
+
+def _load_recording(arguments: argparse.Namespace, choice: RowFilter) -> Callable[[Figure], None]:
+    """Return what draws the recording.
+
+    Raises:
+        TraceableError: it can't be read, or lacks the data.
+    """
+    from traceable.cli.progress import Progress
+    from traceable.launch.memory import check_memory_limit, keep_freed_memory
+    from traceable.recording import load, normalize_names
+    from traceable.report import plots
+
+    check_memory_limit(Path(arguments.paths[0]))
+    rules = resolve_name_rules(arguments)
+    keep_freed_memory()
+    with Progress() as progress:
+        recording = load(arguments.paths, progress=progress, allow_unrelated=arguments.allow_unrelated, raw_names=True)
+        if rules is not None:
+            normalize_names([recording], rules, arguments.expand or ())
+        part = select_requested_part(recording, arguments)
+        if arguments.what == "steps":
+            return partial(plots.draw_steps, table=part.steps(range=arguments.step_range, kernel=arguments.step_kernel))
+        if arguments.what == "gaps":
+            return partial(plots.draw_gaps, table=part.gaps())
+        if arguments.what == "overlap":
+            return partial(plots.draw_overlap, table=part.streams())
+        return partial(plots.draw_ranges, table=part.ranges(), choice=choice)
+
+
+def _load_comparison(arguments: argparse.Namespace, choice: RowFilter) -> Callable[[Figure], None]:
+    """Return what draws the comparison.
+
+    Raises:
+        TraceableError: a recording can't be read, or they have nothing in common.
+    """
+    from traceable.cli.compare import compare_candidate, load_sides, resolve_sides
+    from traceable.report.plots import draw_comparison
+
+    baseline, candidate = load_sides(resolve_sides(arguments), [None, None], arguments)
+    comparison = compare_candidate(baseline, candidate, [], choice, arguments).comparison
+    return partial(draw_comparison, tables=comparison.tables, choice=choice)

@@ -1,0 +1,1 @@
+"""A process that records itself, with the embedded recorder: for the pytest plugin and for notebooks."""

@@ -1,0 +1,248 @@
+"""Loads the embedded recorder into this process, once, and reports why where that is impossible.
+
+Nothing is read here (`recording`), and nothing happens on import: pytest's hooks and the IPython extension call
+`attach`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traceable._native import find_recorder_library
+from traceable.errors import CollectorError, Message, TraceableError
+from traceable.protocol import environment
+
+PROBE_DOMAIN = "traceable.live"
+"""Domain of the one mark that checks that this process is recorded."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.capture.gates import RecorderGate
+
+_RELOADED = ("engine", "resumable", "ranges", "counters", "domains", "external.profile")
+"""Modules of `annotation` that hold the choice of the backend, or a class made of it, in the order of their imports."""
+
+_attachment: Attachment | None = None
+
+
+@dataclass(frozen=True)
+class Host:
+    """What attaches the recorder to its process.
+
+    Attributes:
+        name: what the user loads, in messages.
+        load_first: what to do where it is loaded too late.
+        gated: record only while `Attachment.open_window` is open; else everything.
+    """
+
+    name: str
+    load_first: str
+    gated: bool = False
+
+
+class Attachment:
+    """The recorder in this process: where it writes, or why it can't.
+
+    Attributes:
+        host: what attached it.
+        error: why nothing can be recorded; None where that is not known yet.
+        missed_libraries: modules that may have looked for a profiler before.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.error: TraceableError | None = None
+        self.missed_libraries: tuple[str, ...] = ()
+        self._directory: Path | None = None
+        self._shared = False
+        self._is_recorded = False
+        self._gate: RecorderGate | None = None
+        self._open_windows = 0
+        try:
+            self._attach()
+        except TraceableError as error:
+            self.error = error
+
+    def find_recording(self) -> tuple[Path, bool]:
+        """Return the recording's directory, and whether other processes than this one and its children write there.
+
+        Raises:
+            CollectorError: this process is not recorded, and why.
+        """
+        if self.error is None and not self._is_recorded:
+            try:
+                self._probe()
+            except TraceableError as error:
+                self.error = error
+        if self.error is not None:
+            raise self.error
+        assert self._directory is not None
+        return self._directory, self._shared
+
+    @contextmanager
+    def open_window(self) -> Iterator[None]:
+        """Record while this is open, this process and those that it starts; nothing to do where everything is.
+
+        Several may be open at a time.
+        """
+        self._open_windows += 1
+        if self._gate is not None and self._open_windows == 1:
+            self._gate.open()
+        try:
+            yield
+        finally:
+            self._open_windows -= 1
+            if self._gate is not None and self._open_windows == 0:
+                self._gate.close()
+
+    def list_missed(self) -> list[Message]:
+        """Return a message for each library that may have emitted ranges that are not recorded."""
+        return [
+            Message(
+                "early_ranges_missed",
+                f"{name} was imported before {self.host.name} was loaded; its earlier ranges are not recorded",
+            )
+            for name in self.missed_libraries
+        ]
+
+    def _attach(self) -> None:
+        library = find_recorder_library()
+        if library is None:
+            raise CollectorError(
+                "recorder_not_built",
+                "the embedded recorder was not built",
+                "reinstall traceable where there is a C compiler",
+            )
+        present = os.environ.get(environment.NVTX_INJECTION)
+        if present and Path(present).resolve() != library:
+            raise CollectorError(
+                "other_listener",
+                f"{environment.NVTX_INJECTION} names another NVTX tool ({present}), and NVTX loads only one",
+                "start this process outside of nsys and ncu, or unset the variable",
+            )
+        given = os.environ.get(environment.RECORDING_DIR)
+        if present and given and (os.environ.get(environment.RUN_DIR) or any(Path(given).glob(f"{os.getpid()}-*"))):
+            if os.environ.get(environment.FLIGHT_RECORDER):
+                raise CollectorError(
+                    "flight_recorder_on",
+                    "this run has a flight recorder, which overwrites older ranges",
+                    "start this process without --flight-recorder",
+                )
+            # Under `traceable run`, or recorded already: that recording is kept, and this process's part is read.
+            self._directory, self._shared = Path(given), True
+            return
+        # A parent that was attached too (pytest-xdist's controller) left its variables; NVTX reads them at its first
+        # call, so this process can still have a directory of its own.
+        self._directory = _make_temporary_directory()
+        os.environ[environment.NVTX_INJECTION] = str(library)
+        os.environ[environment.RECORDING_DIR] = str(self._directory)
+        os.environ.pop(environment.FLIGHT_RECORDER, None)
+        os.environ.pop(environment.RECORDING_GATED, None)
+        if self.host.gated:
+            from traceable.capture.gates import RecorderGate
+
+            os.environ[environment.RECORDING_GATED] = "1"
+            self._gate = RecorderGate()
+        if not present:
+            self.missed_libraries = tuple(name for name in ("nvtx",) if name in sys.modules)
+            self._wake_traceable()
+
+    def _wake_traceable(self) -> None:
+        """Undo the choice that traceable made at its import, just before this, when there was no profiler yet.
+
+        Raises:
+            CollectorError: something was annotated already, and stays silent.
+        """
+        from traceable.annotation import engine
+
+        if engine.disabled:
+            raise CollectorError(
+                "annotations_off",
+                f"annotation is switched off by {environment.DISABLE} or NVTX_DISABLE",
+                "unset both",
+            )
+        if engine.has_skipped_annotations:
+            problem = f"functions were annotated before {self.host.name} was loaded"
+            raise CollectorError("annotated_too_early", problem, self.host.load_first)
+        if engine.core is not None:
+            return  # the native core looks for a profiler when a range is made
+        import traceable
+        from traceable.annotation import nvtx_backend, ranges
+
+        holder = _find_holder(
+            {id(value) for value in vars(ranges).values() if getattr(value, "__module__", "") == _RANGES}
+        )
+        if holder or nvtx_backend._interned:
+            where = f" by {holder}" if holder else ""
+            problem = f"traceable was imported{where} before {self.host.name} was loaded"
+            raise CollectorError("imported_too_early", problem, self.host.load_first)
+        for name in _RELOADED:
+            importlib.reload(sys.modules[f"traceable.annotation.{name}"])
+        importlib.reload(traceable)
+
+    def _probe(self) -> None:
+        """Emit one mark and check that this process is in the recording.
+
+        Raises:
+            CollectorError: it is not.
+        """
+        import traceable
+        from traceable.collectors.recorder.recording import DOMAIN, read_recording
+
+        traceable.mark("probe", domain=PROBE_DOMAIN)
+        assert self._directory is not None
+        for process in read_recording(self._directory).processes:
+            if process.pid == os.getpid() and any(n.kind == DOMAIN and n.text == PROBE_DOMAIN for n in process.names):
+                self._is_recorded = True
+                return
+        problem = f"NVTX was first called before {self.host.name} was loaded"
+        raise CollectorError("nvtx_called_too_early", problem, self.host.load_first)
+
+
+def attach(host: Host) -> Attachment:
+    """Attach the recorder to this process and, by the environment, to its children. Later calls return the first's."""
+    global _attachment
+    if _attachment is None:
+        _attachment = Attachment(host)
+    return _attachment
+
+
+def _make_temporary_directory() -> Path:
+    """Return where to record, removed when this process ends.
+
+    One level below the removed directory: a child that outlives this process creates the directory of its environment,
+    not its parent.
+    """
+    outer = tempfile.mkdtemp(prefix="traceable-live-")
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(outer, ignore_errors=True)
+
+    atexit.register(remove)
+    return Path(outer) / "recording"
+
+
+_RANGES = "traceable.annotation.ranges"
+
+
+def _find_holder(objects: set[int]) -> str | None:
+    """Return the name of a module that is not ours and holds one of the objects, by id."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "traceable":
+            continue
+        names: dict[str, Any] = getattr(module, "__dict__", {})
+        if any(id(value) in objects for value in list(names.values())):
+            return name
+    return None

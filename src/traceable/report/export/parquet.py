@@ -1,0 +1,76 @@
+"""Events as Parquet: a directory with one file for each kind of event, for pandas, DuckDB, Polars and the like.
+
+Absent is null. The metadata of each file has `utc_epoch_ns`, the wall clock of time 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traceable.analysis.event_tables import EventColumn, list_event_tables
+from traceable.errors import UsageError
+from traceable.report.document import create_directory
+from traceable.report.export.content import describe_recording, query_requests
+from traceable.report.text import escape_unencodable
+
+if TYPE_CHECKING:
+    from traceable.errors import Message
+    from traceable.recording import Recording
+
+
+def export(recording: Recording, path: Path) -> tuple[Message, ...]:
+    """Write a recording to a new directory; arguments, result and errors as of `Exporter.export`.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise UsageError(
+            "pyarrow_missing", "Parquet needs the package pyarrow", "type `pip install 'traceable[arrow]'`"
+        ) from None
+    notes = describe_recording(recording)
+    epoch_ns = recording.trace.utc_epoch_ns
+    metadata = {} if epoch_ns is None else {"utc_epoch_ns": str(epoch_ns)}
+    requests = query_requests(recording)
+    convert = _Converter(arrow)
+    with create_directory(path) as directory:
+        for name, columns in list_event_tables(recording.context):
+            table = arrow.table({name: convert(column) for name, column in columns.items()})
+            if table.num_rows:
+                parquet.write_table(table.replace_schema_metadata(metadata), directory / f"{name}.parquet")
+        if requests is not None:
+            table = requests.to_arrow().replace_schema_metadata(metadata)
+            parquet.write_table(table, directory / "requests.parquet")
+    return notes
+
+
+class _Converter:
+    """Makes columns of Arrow: of texts a dictionary, which columns with the same texts share."""
+
+    def __init__(self, arrow: Any) -> None:
+        self._arrow = arrow
+        self._dictionaries: dict[int, tuple[object, Any]] = {}
+
+    def __call__(self, column: EventColumn) -> Any:
+        values = self._arrow.array(column.values, mask=column.is_absent)
+        if column.texts is None:
+            return values
+        # With the texts themselves, so that no others get their number.
+        if id(column.texts) not in self._dictionaries:
+            self._dictionaries[id(column.texts)] = column.texts, self._convert_texts(column.texts)
+        _, dictionary = self._dictionaries[id(column.texts)]
+        if self._arrow.types.is_list(dictionary.type):
+            return dictionary.take(values)
+        return self._arrow.DictionaryArray.from_arrays(values, dictionary)
+
+    def _convert_texts(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> Any:
+        text = self._arrow.string()
+        if texts and not isinstance(texts[0], str):
+            lists = [[escape_unencodable(one, None) for one in several] for several in texts]
+            return self._arrow.array(lists, self._arrow.list_(text))
+        return self._arrow.array([escape_unencodable(str(one), None) for one in texts], text)

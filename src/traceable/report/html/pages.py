@@ -1,0 +1,249 @@
+"""Data of the screens of a recording beyond the first: the tables of the views, and what the page of a range shows.
+
+Nothing is computed but which rows come first. Every list is bounded, and says how many rows it leaves out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traceable.analysis.ranges import list_slowest_of_paths
+from traceable.analysis.table import Table
+from traceable.errors import MissingDataError, TraceError
+from traceable.protocol.run_dir import DIAGNOSIS_KEY, list_runs, load_manifest
+from traceable.report.columns import MARKS, Column, find_marks, format_heading, is_worth_showing
+from traceable.report.document import MAX_ROWS, missing_data_to_dict
+from traceable.report.html.blocks import pack_block
+from traceable.report.row_filter import DEFAULT_SORT, RowFilter
+from traceable.report.views import RANGE_COLUMNS, TREE_COLUMNS, VIEWS, View, ViewTable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from traceable.recording import Recording
+
+MAX_RANGES = 300
+"""How many range paths have a page with more than their row in the table of ranges."""
+
+MAX_ROWS_OF_RANGE = 30
+"""How many rows each table on the page of a range has at most."""
+
+SLOWEST = 10
+"""How many of the slowest instances the page of a range lists."""
+
+QUERIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **{name: (name, {}) for name in VIEWS if name not in ("ranges", "findings")},
+    "kernels-by-family": ("kernels", {"by": "family"}),
+    "kernels-by-range": ("kernels", {"by": "range"}),
+    "api-by-kind": ("api", {"by": "kind"}),
+    "api-by-range": ("api", {"by": "range"}),
+    "memory-by-range": ("memory", {"by": "range"}),
+}
+"""The views that the screens show, with the options of their questions, by the end of the name of their block."""
+
+_OF_RANGE = ("kernels-by-range", "api-by-range", "memory-by-range")
+"""Of these the page of a range has the rows of its name; the whole tables are not on any screen."""
+
+_LINKED = ("start_ns", "end_ns", "duration_ns", "wall_ns", "peak_at_ns", "path", "range", "domain", "style")
+"""Columns that links to the timeline, and to the page of a range, are made of, whether they are shown or not."""
+
+_OF_FINDING = ("severity", "certainty", "code", "message", "fix", "evidence")
+
+_PATH_KEYS, _NAME_KEYS = ("path", "domain", "style"), ("range", "domain")
+"""What identifies a row of the ranges, and what a range in the rows of other views."""
+
+
+def build_screen_blocks(recording: Recording, results: Mapping[str, Table | MissingDataError]) -> list[str]:
+    """Return the blocks of the screens beyond the first: `view-NAME` for each view, and `range-pages`.
+
+    Args:
+        recording: what the page is of.
+        results: what each of QUERIES returned.
+    """
+    blocks = [
+        pack_block(f"view-{name.replace('_', '-')}", _build_view(VIEWS[view], results[name]))
+        for name, (view, _) in QUERIES.items()
+        if name not in _OF_RANGE
+    ]
+    return [*blocks, pack_block("range-pages", _build_range_pages(recording, results))]
+
+
+def load_diagnoses(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return what `run` found missing, and why, of each run at some paths: `run`, its name, and `findings`.
+
+    Args:
+        paths: of a recording; of anything but run directories there is none.
+    """
+    diagnoses = []
+    for path in filter(Path.is_dir, paths):
+        # Whoever reads the recording has been told of what can't be read of its run.
+        with contextlib.suppress(TraceError):
+            for run in list_runs(path):
+                diagnosis = load_manifest(run).get(DIAGNOSIS_KEY)
+                if isinstance(diagnosis, dict) and isinstance(found := diagnosis.get("findings"), list):
+                    findings = [{key: one.get(key) for key in _OF_FINDING} for one in found if isinstance(one, dict)]
+                    diagnoses.append({"run": run.name, "findings": findings})
+    return diagnoses
+
+
+def pack_table(table: Table, columns: Sequence[Column], *, most: int = MAX_ROWS) -> dict[str, Any]:
+    """Return the first rows of a table for a page, by column.
+
+    Args:
+        table: its values are plain.
+        columns: those to show, in order, as far as the table has them and they have content; all without any.
+        most: how many rows.
+
+    Returns:
+        What `describe_columns` returns; `values`, a list a column; and `omitted`, the number of rows left out.
+    """
+    part = table.take(slice(most))
+    described = describe_columns(part, columns or [Column(name) for name in table.columns], table)
+    shown = [one["key"] for one in described["columns"]]
+    keys = dict.fromkeys((*shown, *(name for name in _LINKED if name in table.columns)))
+    return {**described, "values": {key: part.column(key) for key in keys}, "omitted": len(table) - len(part)}
+
+
+def describe_columns(part: Table, columns: Sequence[Column], table: Table) -> dict[str, Any]:
+    """Return how to show those columns that a part of a table has and that have content in it.
+
+    Returns:
+        `columns`, each with `key` and `title`; `marks`, of a column with marks that of each row; and `legend`, what
+        each mark means.
+    """
+    rows = list(part.rows())
+    there = [one for one in columns if one.source in table.columns]
+    shown = [one for one in there if is_worth_showing(one, rows, table)]
+    marks = {one.source: found for one in shown if any(found := find_marks(one, rows))}
+    used = dict.fromkeys(mark for found in marks.values() for mark in found if mark)
+    return {
+        "columns": [{"key": one.source, "title": one.heading or format_heading(one.source)} for one in shown],
+        "marks": marks,
+        "legend": [f"{mark} {MARKS[mark]}" for mark in used],
+    }
+
+
+def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
+    if isinstance(result, MissingDataError):
+        return missing_data_to_dict(result)
+    others = {}
+    for name, other in result.others.items():
+        known = view.others.get(name, ViewTable(name.replace("_", " ")))
+        if name == "usage_over_time":
+            drawn = thin_usage(other)
+            table = {**pack_table(drawn, known.columns, most=len(drawn)), "omitted": len(other) - len(drawn)}
+        else:
+            table = pack_table(other, known.columns)
+        others[name] = {"heading": known.heading, "table": table}
+    return {
+        "help": view.help,
+        "first": view.first_table,
+        "table": pack_table(result, view.columns),
+        "others": others,
+        "notes": [note.as_dict for note in result.notes],
+    }
+
+
+def thin_usage(table: Table) -> Table:
+    """Return the table `usage_over_time` of the view memory with about MAX_ROWS of its changes, if it has more.
+
+    It is drawn, not listed. Of each memory the highest usage in each part of the time stays, and the last change.
+    """
+    if len(table) <= MAX_ROWS:
+        return table
+    time, usage = table.values["time_ns"], table.values["usage_bytes"]
+    numbers: dict[tuple[Any, ...], int] = {}
+    keys = zip(*(table.column(name) for name in ("pid", "device", "memory_kind")), strict=True)
+    group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+    parts = max(1, MAX_ROWS // len(numbers) - 1)
+    part = (time - time.min()) * parts // (int(np.ptp(time)) + 1)
+    by_usage = np.lexsort((usage, part, group))
+    is_highest = np.append((np.diff(group[by_usage]) != 0) | (np.diff(part[by_usage]) != 0), True)
+    by_time = np.lexsort((time, group))
+    is_last = np.append(np.diff(group[by_time]) != 0, True)
+    return table.take(np.unique(np.concatenate([by_usage[is_highest], by_time[is_last]])))
+
+
+def _build_range_pages(recording: Recording, results: Mapping[str, Table | MissingDataError]) -> dict[str, Any]:
+    """Return what the pages of ranges show besides their rows in the report.
+
+    That is how to show these rows; of each path the slowest instances and the API calls; and of each name, over all its
+    paths, the kernels, copies and waits.
+    """
+    ranges = recording.profile.ranges
+    listed, places = (RowFilter(top=top).select_indices(ranges, DEFAULT_SORT) for top in (MAX_ROWS, MAX_RANGES))
+    slowest = _RowsByKey(list_slowest_of_paths(recording.context, SLOWEST), ("row",))
+    calls = results["api-by-range"]
+    api = _RowsByKey(calls if isinstance(calls, MissingDataError) else calls.others["paths"], _PATH_KEYS)
+    by_name = {
+        "kernels": _RowsByKey(results["kernels-by-range"], _NAME_KEYS),
+        "memory": _RowsByKey(results["memory-by-range"], _NAME_KEYS),
+        "waits": _RowsByKey(results["sync"], _NAME_KEYS),
+        "waited_for": _RowsByKey(results["sync"], ("waited_for_range", "waited_for_domain")),
+    }
+    paths: list[dict[str, Any]] = []
+    names: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for place, row in zip(places, ranges.take(places).rows(), strict=True):
+        identity = {key: row[key] for key in _PATH_KEYS}
+        path = {"slowest": slowest.pack((place,), TREE_COLUMNS), "api": api.pack(identity.values(), _COLUMNS_OF["api"])}
+        paths.append({**identity, **_drop_absent(path)})
+        name = row["name"], row["domain"]
+        if name not in names:
+            parts = {kind: rows.pack(name, _COLUMNS_OF[kind]) for kind, rows in by_name.items()}
+            names[name] = {"name": row["name"], "domain": row["domain"], **_drop_absent(parts)}
+    return {
+        "paths": paths,
+        "names": list(names.values()),
+        "ranges": describe_columns(ranges.take(listed), RANGE_COLUMNS, ranges),
+    }
+
+
+class _RowsByKey:
+    """The rows of a table by the values of some of its columns.
+
+    Args:
+        result: a table, or why there is none.
+        keys: the columns.
+    """
+
+    def __init__(self, result: Table | MissingDataError, keys: Sequence[str]) -> None:
+        self._table = Table({}) if isinstance(result, MissingDataError) else result
+        self._places: dict[tuple[Any, ...], list[int]] = {}
+        if len(self._table):
+            for place, key in enumerate(zip(*(self._table.column(name) for name in keys), strict=True)):
+                self._places.setdefault(_make_key(key), []).append(place)
+
+    def pack(self, key: Iterable[Any], columns: Sequence[Column]) -> dict[str, Any] | None:
+        """Return the first rows of a key as `pack_table` does; None where it has none."""
+        places = self._places.get(_make_key(key))
+        return pack_table(self._table.take(places), columns, most=MAX_ROWS_OF_RANGE) if places else None
+
+
+def _make_key(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return values as a key of a dict; a path is a list."""
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
+
+
+def _drop_absent(parts: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any]]:
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _drop(columns: Sequence[Column], *sources: str) -> tuple[Column, ...]:
+    return tuple(one for one in columns if one.source not in sources)
+
+
+_COLUMNS_OF = {
+    "api": _drop(VIEWS["api"].others["paths"].columns, "path"),
+    "kernels": (
+        *_drop(VIEWS["kernels"].columns, "range", "nsys_total_ns"),
+        Column("pid", only_if_several=True),
+        Column("tid", only_if_several=True),
+    ),
+    "memory": _drop(VIEWS["memory"].columns, "range"),
+    "waits": _drop(VIEWS["sync"].columns, "range"),
+    "waited_for": _drop(VIEWS["sync"].columns, "waited_for_range"),
+}

@@ -1,0 +1,124 @@
+"""The live view of a running program as text: what ended in the last seconds, the last steps, what is open.
+
+It prints the document of `traceable top --json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from traceable.report.columns import Column, format_column, is_worth_showing
+from traceable.report.layout import Cells
+from traceable.report.page import Page
+from traceable.report.row_filter import Row
+from traceable.report.text import escape_name, message_from_dict
+from traceable.units import format_count, format_duration
+
+SCHEMA = "traceable.top/1"
+"""Name and version of the document."""
+
+
+def _format_frequency(per_s: float) -> str:
+    return f"{per_s:.1f}" if per_s < 1000 else f"{per_s:.0f}"
+
+
+_COLUMNS = (
+    Column("domain", rank=7, only_if_any=True),
+    Column("per_s", "per s", 1, write=_format_frequency),
+    Column("cpu_p50_ns", "p50", 2),
+    Column("cpu_p99_ns", "p99", 3),
+    Column("cpu_max_ns", "max", 5),
+    Column("cpu_total_ns", "total", 4),
+    Column("count", rank=6),
+    Column("open", rank=3, only_if_any=True),
+)
+_PROCESS_COLUMNS = (
+    Column("name", rank=2),
+    Column("rank", rank=3),
+    Column("side", rank=4),
+    Column("state", rank=5),
+    Column("ranges_per_s", "ranges per s", 1, write=_format_frequency),
+    Column("last_event_age_ns", "last event ago", 2),
+    Column("dropped", "events dropped", 3, only_if_any=True),
+)
+_STEPS_SHOWN = 8
+_OPEN_SHOWN = 5
+_PROCESSES_SHOWN = 8
+_LEAST_RANGES = 3
+
+
+def write_top(page: Page, document: Mapping[str, Any], rows: int | None, height: int | None) -> None:
+    """Print the document.
+
+    Args:
+        page: where to.
+        document: as of `traceable top --json`.
+        rows: how many names to show; None for those that fit, and without a height for all.
+        height: how many lines there are; None for no limit.
+    """
+    window_s = document["window"]["duration_ns"] / 1e9
+    processes = document["processes"]
+    running = sum(one["state"] == "running" for one in processes)
+    page.write_line(
+        f"{document['run_dir']}: {document['state']}, {format_count(running, 'process', 'processes')} recording; "
+        f"ranges of the last {window_s:.1f} s"
+    )
+    used = 3
+    for note in document["notes"]:
+        page.write_line(message_from_dict(note).printed)
+        used += 1
+    if len(processes) > 1:
+        page.write_line()
+        shown = processes[:_PROCESSES_SHOWN]
+        _write_rows(page, Cells("process", [str(one["pid"]) for one in shown]), _PROCESS_COLUMNS, shown, height)
+        used += 3 + len(shown)
+    steps, waiting = document["steps"], document["open"]
+    used += (4 if steps else 0) + (3 + min(len(waiting), _OPEN_SHOWN) if waiting else 0)
+    limit = rows if rows is not None else None if height is None else max(_LEAST_RANGES, height - used - 3)
+    ranges = document["ranges"][:limit]
+    page.write_line()
+    if ranges:
+        names = Cells("range", [escape_name(row["name"]) for row in ranges], is_text=True)
+        _write_rows(page, names, _COLUMNS, ranges, height)
+        if left_out := len(document["ranges"]) + document["omitted"].get("ranges", 0) - len(ranges):
+            page.write_line(f"and {left_out} more: --top 0 shows all")
+    else:
+        page.write_line(f"no range has ended in the last {window_s:.1f} s")
+    if steps:
+        _write_steps(page, steps)
+    if waiting:
+        page.write_line()
+        shown = waiting[:_OPEN_SHOWN]
+        page.write_table(
+            [
+                Cells("open", [" / ".join(map(escape_name, one["path"])) for one in shown], is_text=True),
+                Cells("for", [format_duration(one["open_ns"]) for one in shown]),
+                Cells("process", [str(one["pid"]) for one in shown], rank=2),
+                Cells("thread", [escape_name(one["thread"] or str(one["tid"])) for one in shown], is_text=True, rank=3),
+            ],
+            brief=height is not None,
+        )
+        if left_out := len(waiting) + document["omitted"].get("open", 0) - len(shown):
+            page.write_line(f"and {left_out} more")
+
+
+def _write_rows(page: Page, first: Cells, columns: Sequence[Column], rows: Sequence[Row], height: int | None) -> None:
+    shown = [format_column(one, rows) for one in columns if is_worth_showing(one, rows)]
+    page.write_table([first, *shown], brief=height is not None)
+
+
+def _write_steps(page: Page, steps: Mapping[str, Any]) -> None:
+    page.write_line()
+    rate = "" if steps["per_s"] is None else f"{steps['per_s']:.1f} per s, "
+    spread = (
+        f"p50 {format_duration(steps['cpu_p50_ns'])}, p99 {format_duration(steps['cpu_p99_ns'])}"
+        if steps["count"]
+        else "none ended lately"
+    )
+    page.write_line(f"steps ({escape_name(steps['name'])}): {rate}{spread}")
+    last = steps["last"][:_STEPS_SHOWN]
+    texts = [
+        f"{'' if one['step'] is None else one['step']} {format_duration(one['duration_ns'])}".strip() for one in last
+    ]
+    page.write_line(f"last: {', '.join(texts)}")

@@ -1,0 +1,76 @@
+"""A real browser, and pages in it that may print nothing and ask the network for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+from tests.skips import skip_unless_ci
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = Path("/usr/bin/chromium")
+AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
+
+SHOWN = "main h2:visible, canvas.timeline-canvas:visible"
+"""What a screen has once it is there."""
+
+PageOf: TypeAlias = "Callable[..., Page]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        skip_unless_ci("playwright is not installed: scripts/install.sh test")
+    if not CHROMIUM.is_file():
+        skip_unless_ci(f"there is no {CHROMIUM}")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page_of(browser: Browser) -> Iterator[PageOf]:
+    """Opens a file at an address; fails on any message of the console, dialog, and request but for the file itself."""
+    problems: list[str] = []
+    contexts = []
+
+    def open_page(path: Path, address: str = "", **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(dialog.message))
+        page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
+        page.goto(f"{path.as_uri()}#{address}")
+        page.locator(SHOWN).first.wait_for()
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+@pytest.fixture(scope="session")
+def find_violations() -> Callable[[Page], list[str]]:
+    """Returns what axe finds on an open page: the rule and the first element of each violation."""
+    if not AXE.is_file():
+        skip_unless_ci("axe-core is not installed: npm ci --prefix web")
+    script = AXE.read_text()
+
+    def find(page: Page) -> list[str]:
+        page.evaluate(script)
+        # Colors that are still fading are of neither theme.
+        page.evaluate("Promise.all(document.getAnimations().map(one => one.finished.catch(() => null)))")
+        result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [f"{one['id']}: {one['nodes'][0]['html'][:120]}" for one in result["violations"]]
+
+    return find

@@ -1,0 +1,195 @@
+"""The screens of a page in a browser: every tab, the page of a range, a comparison and an alignment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analysis.sample_models import LAYER, NORM, write_model
+from tests.report.html_blocks import read_blocks
+from tests.report.sample_export import export
+from tests.skips import skip_unless_ci
+
+import traceable
+from traceable.cli.main import main
+from traceable.units import format_duration
+
+try:
+    from playwright.sync_api import Browser, Page, expect, sync_playwright
+except ImportError:
+    skip_unless_ci("playwright is not installed: scripts/install.sh test")
+
+CHROMIUM = Path("/usr/bin/chromium")
+TABS = ("overview", "ranges", "steps", "gaps", "memory", "kernels", "api", "streams", "requests", "diagnosis")
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "\u202egnirts",
+    "<img src=x onerror=alert(1)>",
+    "a/b&c=d#e%25",
+    "x" * 9000,
+)
+
+FOLLOW = """address => new Promise(done => {
+  addEventListener("hashchange", () => done(), {once: true});
+  location.hash = address;
+})"""
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.is_file():
+        skip_unless_ci(f"there is no {CHROMIUM}")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Opens a page at an address; fails on any message of the console, dialog, and request but for the page itself."""
+    problems: list[str] = []
+    contexts = []
+
+    def open_at(path: Path, hash_: str = "", width: int = 1280) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: problems.append(dialog.message))
+        page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
+        page.goto(f"{path.as_uri()}#{hash_}")
+        page.locator("main h2").first.wait_for()
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+@pytest.fixture(scope="module")
+def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("screens")
+    traceable.load(export(folder / "sample.sqlite")).to_html(folder / "page.html")
+    return folder / "page.html"
+
+
+def read_meta(path: Path, block: str) -> Any:
+    return read_blocks(path.read_text())[block][0]
+
+
+def is_too_wide(page: Page) -> bool:
+    wide: bool = page.evaluate("document.documentElement.scrollWidth > innerWidth")
+    return wide
+
+
+def read_rows(page: Page, table: str) -> list[list[str]]:
+    """Return the texts of the cells of a table, by its title."""
+    rows: list[list[str]] = (
+        page.get_by_role("table", name=table, exact=True)
+        .locator("tbody tr")
+        .evaluate_all("rows => rows.map(row => [...row.children].map(cell => cell.textContent))")
+    )
+    return rows
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_tab_has_its_screen_and_fits_the_window(open_page: Open, page_path: Path, width: int) -> None:
+    page = open_page(page_path, width=width)
+    for tab in TABS:
+        page.get_by_role("tab", name=tab.capitalize() if tab != "api" else "API", exact=True).click()
+        panel = page.get_by_role("tabpanel")
+        panel.get_by_role("heading", level=2).first.wait_for()
+        assert panel.locator(".problem").count() == 0
+        assert not is_too_wide(page)
+    expect(panel.locator("h2").first).to_have_text("Diagnosis")
+
+
+def test_a_table_has_the_numbers_of_its_view(open_page: Open, page_path: Path) -> None:
+    page = open_page(page_path, "tab=kernels")
+    page.get_by_role("table", name="kernels", exact=True).wait_for()
+    values = read_meta(page_path, "view-kernels")["table"]["values"]
+    rows = read_rows(page, "kernels")
+    assert [row[0] for row in rows] == values["name"]
+    assert [row[3] for row in rows] == [format_duration(ns) for ns in values["total_ns"]]
+    shares = page.locator(".bar-value").all_text_contents()
+    assert sum(float(re.findall(r"([\d.]+) %", text)[0]) for text in shares) == pytest.approx(100, abs=0.2)
+
+
+def test_a_slow_instance_leads_to_its_time_and_back(open_page: Open, page_path: Path) -> None:
+    page = open_page(page_path, "tab=ranges")
+    page.get_by_role("link", name="step", exact=True).first.click()
+    page.get_by_role("heading", name="Slowest instances").wait_for()
+    (one,) = (one for one in read_meta(page_path, "range-pages")["paths"] if one["path"] == ["step"])
+    start, length = (one["slowest"]["values"][key][0] for key in ("start_ns", "cpu_ns"))
+    first = page.get_by_role("table", name="instances", exact=True).get_by_role("link").first
+    assert first.text_content() == format_duration(length)
+    first.click()
+    page.locator("canvas.timeline-canvas").wait_for()
+    assert f"t={start},{start + length}" in page.url
+    page.go_back()
+    page.get_by_role("link", name="All ranges").click()
+    expect(page.get_by_role("tabpanel").get_by_role("heading", level=2)).to_have_text("Ranges")
+
+
+def test_hostile_names_are_text_on_the_page_of_a_range(open_page: Open, tmp_path: Path) -> None:
+    write_model(tmp_path / "hostile.sqlite", (LAYER,), step_names=HOSTILE, steps=len(HOSTILE))
+    recording = traceable.load(tmp_path / "hostile.sqlite")
+    recording.to_html(tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html", "tab=ranges")
+    table = page.get_by_role("table", name="ranges", exact=True)
+    table.wait_for()
+    addresses = table.get_by_role("link").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    assert len(addresses) == len(recording.ranges())
+    headings = set()
+    for address in addresses:
+        page.evaluate(FOLLOW, address)
+        page.locator("#panel-ranges .fact-group").first.wait_for()
+        assert not is_too_wide(page)
+        headings.add(page.locator("#panel-ranges h2").text_content())
+    assert headings >= {name if len(name) < 300 else f"{name[:299]}…" for name in HOSTILE}
+
+
+def test_the_page_of_a_comparison_adds_up_for_each_candidate(open_page: Open, tmp_path: Path) -> None:
+    files = [str(export(tmp_path / f"{name}.sqlite")) for name in "abc"]
+    path = tmp_path / "page.html"
+    assert main(["compare", *files, "--quiet", "--html", str(path), "--step-range", "step"]) == 0
+    page = open_page(path)
+    candidates = read_meta(path, "report")["candidates"]
+    for candidate in reversed(candidates):
+        page.get_by_label("Candidate").select_option(candidate["side"])
+        page.get_by_role("table", name="ranges", exact=True).wait_for()
+        assert f"side={candidate['side']}" in page.url
+        assert len(read_rows(page, "ranges")) == len(candidate["tables"]["ranges"])
+        expect(page.locator(".verdict li")).to_have_text(candidate["sentences"])
+    for tab in ("Kernels", "Copies", "API", "Gaps", "Findings"):
+        page.get_by_role("tab", name=tab).click()
+        page.get_by_role("tabpanel").get_by_role("heading", level=2).first.wait_for()
+        assert not is_too_wide(page)
+
+
+def test_the_page_of_an_alignment_has_each_check_and_cause(open_page: Open, tmp_path: Path) -> None:
+    write_model(tmp_path / "full.sqlite")
+    write_model(tmp_path / "short.sqlite", (tuple(one for one in LAYER if one is not NORM),) * 4)
+    path = tmp_path / "page.html"
+    files = [str(tmp_path / f"{name}.sqlite") for name in ("full", "short")]
+    assert main(["align", *files, "--quiet", "--html", str(path)]) == 1
+    page = open_page(path)
+    (part,) = read_meta(path, "report")["parts"]
+    marks = page.locator(".checklist .check-mark").evaluate_all("marks => marks.map(one => one.ariaLabel)")
+    assert marks == [row["state"] for row in part["checks"]]
+    causes = [row for row in part["residual"] if row["absolute_ns"]]
+    assert page.locator(".waterfall li").count() == 2 + len(causes)
+    page.get_by_role("tab", name="Kernels").click()
+    page.get_by_role("table", name="kernels", exact=True).wait_for()
+    assert len(read_rows(page, "kernels")) == len(part["kernels"])
+    page.get_by_role("tab", name="Places").click()
+    page.get_by_role("table", name="places", exact=True).wait_for()
+    assert {row[0] for row in read_rows(page, "places")} == {"missing"}

@@ -1,0 +1,226 @@
+"""The screens of an HTML page have the numbers of the views, those of a range its own, and they say what they omit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.report.conftest import Made
+from tests.report.html_blocks import read_blocks
+from tests.report.sample_export import export
+
+from traceable import load
+from traceable.analysis.table import Table, pack_objects
+from traceable.errors import MissingDataError
+from traceable.protocol.run_dir import SCHEMA
+from traceable.recording import Recording
+from traceable.report.columns import Column, find_marks, format_column, format_heading
+from traceable.report.document import MAX_ROWS
+from traceable.report.html.pages import (
+    MAX_RANGES,
+    MAX_ROWS_OF_RANGE,
+    QUERIES,
+    SLOWEST,
+    load_diagnoses,
+    pack_table,
+    thin_usage,
+)
+from traceable.report.views import VIEWS
+
+CELLS = Path(__file__).resolve().parents[2] / "web" / "test" / "cell_cases.json"
+"""Columns and values, with their heading and text; `web/test/pages.test.js` holds the script to them."""
+
+Blocks = dict[str, Any]
+Row = dict[str, Any]
+
+SHOWN = [name for name in QUERIES if not name.endswith("-by-range")]
+CAPTURES = ("a100-lm-training", "h100x2-torchrun-before", "windows-three-adapters", "no-cuda-tables-non-utf8")
+
+
+def read_page(recording: Recording, path: Path) -> Blocks:
+    """Write the page of a recording and return the meta of its blocks."""
+    recording.to_html(path)
+    return {name: meta for name, (meta, _) in read_blocks(path.read_text()).items()}
+
+
+def unpack(packed: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a packed table."""
+    keys = list(packed["values"])
+    return [dict(zip(keys, row, strict=True)) for row in zip(*packed["values"].values(), strict=True)]
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    return json.loads(json.dumps(value))
+
+
+def check_table(packed: Mapping[str, Any], table: Table, columns: Iterable[Column]) -> None:
+    """Check that a packed table has the first rows of a table, and the columns with content that a terminal has."""
+    rows = list(table.rows())
+    assert packed["omitted"] == max(0, len(rows) - MAX_ROWS)
+    keys = list(packed["values"])
+    assert unpack(packed) == to_plain([{key: row[key] for key in keys} for row in rows[:MAX_ROWS]])
+    shown = [one["key"] for one in packed["columns"]]
+    known = [one.source for one in columns if one.source in table.columns]
+    assert [key for key in known if key in shown] == shown if known else set(shown) <= set(table.columns)
+    assert all(any(row[key] is not None for row in rows) for key in shown)
+    for one in columns:
+        marks = find_marks(one, rows[:MAX_ROWS]) if one.source in shown else ()
+        assert packed["marks"].get(one.source) == (marks if any(marks) else None)
+        assert all(any(text.startswith(mark) for text in packed["legend"]) for mark in marks if mark)
+
+
+def check_views(recording: Recording, blocks: Blocks) -> None:
+    """Check the tables of all views."""
+    assert {f"view-{name.replace('_', '-')}" for name in SHOWN} == {name for name in blocks if name.startswith("view-")}
+    for name in SHOWN:
+        question, options = QUERIES[name]
+        view, block = VIEWS[question], blocks[f"view-{name.replace('_', '-')}"]
+        try:
+            table = recording.query(question, **options)
+        except MissingDataError as error:
+            assert block == {"missing_data": error.message.as_dict}
+            continue
+        check_table(block["table"], table, view.columns)
+        assert block["notes"] == [note.as_dict for note in table.notes]
+        assert block["others"].keys() == table.others.keys()
+        for other, packed in block["others"].items():
+            columns = view.others[other].columns if other in view.others else ()
+            check_table(packed["table"], table.others[other], columns)
+
+
+def find_path(instances: Mapping[int, Row], row: Row) -> tuple[str, ...]:
+    """Return the names from the outermost instance to this one."""
+    path = [row["name"]]
+    while row["parent_instance"] is not None:
+        row = instances[row["parent_instance"]]
+        path.insert(0, row["name"])
+    return tuple(path)
+
+
+def check_slowest(recording: Recording, page: Mapping[str, Any]) -> None:
+    """Check the slowest instances of each path against all instances."""
+    instances = {row["instance"]: row for row in recording.ranges(by="instance").rows()}
+    times: dict[tuple[Any, ...], list[int]] = {}
+    for row in instances.values():
+        if row["cpu_ns"] is not None:
+            times.setdefault((find_path(instances, row), row["domain"], row["style"]), []).append(row["cpu_ns"])
+    assert page["paths"]
+    for one in page["paths"]:
+        slowest = [row["cpu_ns"] for row in unpack(one["slowest"])]
+        key = (tuple(one["path"]), one["domain"], one["style"])
+        assert slowest == sorted(times[key], reverse=True)[:SLOWEST]
+
+
+def check_names(recording: Recording, page: Mapping[str, Any]) -> None:
+    """Check what a range of a name has of the views by range."""
+    tables: dict[str, tuple[Callable[[], Table], tuple[str, str]]] = {
+        "kernels": (lambda: recording.kernels(by="range"), ("range", "domain")),
+        "memory": (lambda: recording.memory(by="range"), ("range", "domain")),
+        "waits": (recording.sync, ("range", "domain")),
+        "waited_for": (recording.sync, ("waited_for_range", "waited_for_domain")),
+    }
+    for kind, (query, keys) in tables.items():
+        try:
+            rows = list(query().rows())
+        except MissingDataError:
+            assert not any(kind in one for one in page["names"])
+            continue
+        for one in page["names"]:
+            own = [row for row in rows if tuple(row[key] for key in keys) == (one["name"], one["domain"])]
+            assert (kind in one) == bool(own)
+            if own:
+                packed = one[kind]
+                shown = [{key: row[key] for key in packed["values"]} for row in own[:MAX_ROWS_OF_RANGE]]
+                assert unpack(packed) == to_plain(shown)
+                assert packed["omitted"] == len(own) - len(shown)
+
+
+def test_a_page_has_the_numbers_of_the_views(tmp_path: Path) -> None:
+    recording = load(export(tmp_path / "sample.sqlite"))
+    blocks = read_page(recording, tmp_path / "page.html")
+    check_views(recording, blocks)
+    check_slowest(recording, blocks["range-pages"])
+    check_names(recording, blocks["range-pages"])
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_the_page_of_a_real_capture_has_the_numbers_of_the_views(name: str, captures: Path, tmp_path: Path) -> None:
+    recording = load(captures / "nsys" / f"{name}.sqlite")
+    page = tmp_path / "page.html"
+    blocks = read_page(recording, page)
+    assert page.stat().st_size < 3_000_000
+    check_views(recording, blocks)
+    if len(recording.trace.ranges):
+        check_slowest(recording, blocks["range-pages"])
+        check_names(recording, blocks["range-pages"])
+
+
+def test_a_page_of_many_ranges_says_how_many_it_leaves_out(made: Made, tmp_path: Path) -> None:
+    count = MAX_RANGES + 20
+    recording = load(made(*((10 * i, 10 * i + 1 + i % 9, f"range {chr(0x4E00 + i)}") for i in range(count))))
+    page = read_page(recording, tmp_path / "page.html")
+    assert len(page["report"]["ranges"]) == count
+    longest = sorted((row["cpu_total_ns"] for row in page["report"]["ranges"]), reverse=True)[:MAX_RANGES]
+    kept = [unpack(one["slowest"])[0]["cpu_ns"] for one in page["range-pages"]["paths"]]
+    assert sorted(kept, reverse=True) == longest
+
+
+def test_a_table_says_how_many_rows_it_leaves_out() -> None:
+    table = Table({"name": pack_objects(["a", "b", "c"]), "total_ns": np.array([3, 2, 1])})
+    packed = pack_table(table, [Column("name"), Column("total_ns", "total"), Column("absent")], most=2)
+    assert packed == {
+        "columns": [{"key": "name", "title": "name"}, {"key": "total_ns", "title": "total"}],
+        "marks": {},
+        "legend": [],
+        "values": {"name": ["a", "b"], "total_ns": [3, 2]},
+        "omitted": 1,
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10**6), st.integers(0, 99)), min_size=1), st.data())
+def test_of_many_changes_of_memory_the_highest_and_the_last_stay(
+    changes: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    number = data.draw(st.sampled_from([len(changes), 3 * MAX_ROWS]))
+    every = [changes[i % len(changes)] for i in range(number)]
+    pid, times, usage = (np.array(column) for column in zip(*every, strict=True))
+    table = Table(
+        {
+            "pid": pid,
+            "device": np.zeros(number, np.int64),
+            "memory_kind": pack_objects(["device"] * number),
+            "time_ns": times,
+            "usage_bytes": usage,
+        }
+    )
+    thin = list(thin_usage(table).rows())
+    assert len(thin) <= MAX_ROWS + 2 * 3
+    rows = list(table.rows())
+    assert all(row in rows for row in thin)
+    for one in set(pid.tolist()):
+        own, kept = ([row for row in some if row["pid"] == one] for some in (rows, thin))
+        assert max(row["usage_bytes"] for row in kept) == max(row["usage_bytes"] for row in own)
+        assert max(row["time_ns"] for row in kept) == max(row["time_ns"] for row in own)
+
+
+def test_cells_are_written_as_the_script_writes_them() -> None:
+    for name, heading, value, text in json.loads(CELLS.read_text()):
+        assert (format_heading(name), format_column(Column(name), [{name: value}]).lines) == (heading, [text])
+
+
+def test_the_page_of_a_run_has_its_diagnosis(tmp_path: Path) -> None:
+    finding = {"code": "exec", "severity": "warning", "certainty": "likely", "message": "m", "fix": "f", "evidence": []}
+    damaged = {"findings": [{**finding, "data": {}}, "damaged"]}
+    for name, diagnosis in (("run", damaged), ("old", None), ("bad", [1])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"schema": SCHEMA, "diagnosis": diagnosis}))
+    (tmp_path / "other").mkdir()
+    paths = [tmp_path / name for name in ("run", "old", "bad", "other", "missing")]
+    assert load_diagnoses(paths) == [{"run": "run", "findings": [finding]}]

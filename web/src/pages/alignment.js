@@ -1,0 +1,307 @@
+/**
+ * The page of an alignment: the checklist, the score, what the residual is due to, the kernels of both, layers, hints.
+ * Its document is that of `align --json`.
+ *
+ * @typedef {import("./view.js").Page} Page
+ * @typedef {import("./view.js").Row} Row
+ */
+import { createElement } from "../dom.js";
+import { ABSENT, formatCount, formatDuration, formatPercent } from "../format.js";
+import { createTable } from "../table.js";
+import { drawWaterfall } from "./charts.js";
+import { createConditions } from "./comparison.js";
+import { createBadge, createName, createNotes, createRemark, createSection } from "./elements.js";
+import { formatCell, formatDifference, formatHeading, formatValue } from "./values.js";
+import { FEW_ROWS } from "./view.js";
+import { explainDifference } from "./waterfall.js";
+
+const STATES = /** @type {const} */ ({ passed: "good", failed: "bad", unknown: "unknown" });
+const MARKS = { passed: "✓", failed: "✗", unknown: "?" };
+const MATCHES = { true: "yes", false: "no", null: "may be noise" };
+
+/**
+ * @param {HTMLElement} container
+ * @param {Page} page
+ */
+export function mountAlignment(container, { report }) {
+  container.replaceChildren(
+    createElement("h2", {}, "Alignment"),
+    createSides(report),
+    ...[createConditions(report.conditions, "reference")].filter((one) => one !== null),
+    ...report.parts.flatMap((/** @type {Row} */ part) => createPart(part, report.check_labels)),
+  );
+}
+
+/**
+ * Returns what fills a tab with one table of each part.
+ * @param {"kernels" | "layers" | "alignment"} name
+ * @returns {(container: HTMLElement, page: Page) => void}
+ */
+export function mountPartTable(name) {
+  return (container, { report }) => {
+    container.replaceChildren(
+      ...report.parts.flatMap((/** @type {Row} */ part) => [
+        createElement("h2", {}, `${TITLES[name]}${part.phase === null ? "" : `, phase ${part.phase}`}`),
+        part[name]?.length ? TABLES[name](part[name]) : createRemark(EMPTY[name]),
+        createOmitted(part.omitted[name]),
+      ]).filter((/** @type {Node | null} */ one) => one !== null),
+    );
+  };
+}
+
+const TITLES = { kernels: "Kernels", layers: "Layers of the reference", alignment: "Kernels that are not equal and in order" };
+
+const EMPTY = {
+  kernels: "Neither recording has kernels here.",
+  layers: "The reference has no layers, or one of them was selected.",
+  alignment: "Every kernel of both is equal and in the same place.",
+};
+
+const TABLES = { kernels: createKernels, layers: createLayers, alignment: createPlaces };
+
+/** @param {any} report */
+function createSides(report) {
+  return createElement(
+    "dl",
+    { class: "sides" },
+    ...["reference", "candidate"].map((side) =>
+      createElement(
+        "div",
+        {},
+        createElement("dt", {}, side),
+        createElement("dd", {}, createName(report[side].source.path)),
+      ),
+    ),
+  );
+}
+
+/**
+ * @param {Row} part
+ * @param {Record<string, string>} labels
+ */
+function createPart(part, labels) {
+  return [
+    part.phase === null ? null : createElement("h2", {}, `Phase ${part.phase}`),
+    createScore(part),
+    createSection(
+      "Checklist",
+      createElement("ul", { class: "checklist" }, ...part.checks.map((/** @type {Row} */ check) => createCheck(check, labels))),
+    ),
+    createResidual(part),
+    part.shares?.length ? createShares(part.shares) : null,
+    part.hints.length ? createHints(part.hints) : null,
+    createExcerpts(part),
+    createNotes(part.notes),
+  ].filter((one) => one !== null);
+}
+
+/** @param {Row} part */
+function createScore({ score, state, reference_ns: reference, candidate_ns: candidate }) {
+  // Rounded down: 1.0000 has no residual.
+  const text = score === null ? "unknown" : (Math.floor(score * 10_000) / 10_000).toFixed(4);
+  return createElement(
+    "p",
+    { class: "score" },
+    createElement("strong", {}, text),
+    " fidelity score ",
+    createBadge(state, STATES[/** @type {keyof typeof STATES} */ (state)]),
+    createElement("span", { class: "remark" }, ` ${formatDuration(candidate)} instead of ${formatDuration(reference)}`),
+  );
+}
+
+/**
+ * @param {Row} check
+ * @param {Record<string, string>} labels
+ */
+function createCheck({ check, state, text, code }, labels) {
+  const mark = createElement(
+    "span",
+    { class: `check-mark badge-${STATES[/** @type {keyof typeof STATES} */ (state)]}`, role: "img", "aria-label": state },
+    MARKS[/** @type {keyof typeof MARKS} */ (state)],
+  );
+  return createElement(
+    "li",
+    {},
+    mark,
+    createElement("span", { class: "check-name" }, labels[check] ?? formatHeading(check)),
+    createElement("span", {}, text, " ", createElement("code", {}, code)),
+  );
+}
+
+/** @param {Row} part */
+function createResidual(part) {
+  /** @type {Row[]} */
+  const rows = part.residual.filter((/** @type {Row} */ row) => row.absolute_ns);
+  if (!rows.length) {
+    return createSection("Residual by cause", createRemark("None: every kernel, gap and copy takes the same time."));
+  }
+  const steps = explainDifference({
+    from: "reference",
+    to: "candidate",
+    start: part.reference_ns,
+    end: part.candidate_ns,
+    causes: rows.map((row) => ({
+      label: formatHeading(row.cause),
+      difference: row.difference_ns,
+      detail: `${formatCount(row.places, "place")}, ${formatDuration(row.absolute_ns)} absolute`,
+    })),
+    most: rows.length,
+  });
+  const table = createElement("div");
+  createTable(table, {
+    title: "causes",
+    rows,
+    plain: true,
+    columns: [
+      { key: "cause", title: "cause", format: formatHeading, align: "left" },
+      { key: "places", title: "places", format: (value) => formatCount(value) },
+      { key: "difference_ns", title: "difference", format: formatDifference },
+      { key: "difference_share", title: "share", format: formatPercent },
+      { key: "absolute_ns", title: "absolute", format: formatDuration },
+      { key: "absolute_share", title: "absolute share", format: formatPercent },
+    ],
+  });
+  return createSection(
+    "Residual by cause",
+    drawWaterfall(steps, { label: "From the reference to the candidate, by cause", format: formatDuration }),
+    createRemark("What is missing at one place does not make up for what is too much at another: the score counts absolute differences."),
+    table,
+  );
+}
+
+/** @param {Row[]} shares */
+function createShares(shares) {
+  const table = createElement("div");
+  createTable(table, {
+    title: "expected shares",
+    rows: shares,
+    plain: shares.length <= FEW_ROWS,
+    columns: [
+      { key: "name", title: "expected share" },
+      { key: "kind", title: "of" },
+      { key: "low_share", title: "from", format: formatPercent },
+      { key: "high_share", title: "to", format: formatPercent },
+      { key: "candidate_share", title: "candidate", format: formatPercent },
+      { key: "reference_share", title: "reference", format: formatPercent },
+      { key: "state", title: "state" },
+    ],
+  });
+  return createSection("Expected shares", table);
+}
+
+/** @param {Row[]} hints */
+function createHints(hints) {
+  return createSection(
+    "Possible reasons",
+    createElement(
+      "ul",
+      { class: "note-list" },
+      ...hints.map((hint) =>
+        createElement("li", {}, createBadge(hint.certainty, "unknown"), ` ${hint.text} `, createElement("code", {}, hint.hint)),
+      ),
+    ),
+    createRemark("Inferred from names and grids: what they say may have another reason."),
+  );
+}
+
+/** @param {Row} part */
+function createExcerpts(part) {
+  const sides = ["reference", "candidate"].map((side) => ({ side, ...part[side] }));
+  return createSection(
+    "What was compared",
+    ...sides.map(({ side, kernels, instances, devices, notes }) =>
+      createElement(
+        "div",
+        {},
+        createElement(
+          "p",
+          {},
+          `${side}: ${formatCount(kernels, "kernel")} in ${formatCount(instances, "instance")}`,
+          ...devices.map((/** @type {Row} */ device) =>
+            `, ${device.rank === null ? `process ${device.pid}` : `rank ${device.rank}`} on GPU ${formatValue(device.gpu)}`,
+          ),
+        ),
+        createNotes(notes),
+      ),
+    ),
+  );
+}
+
+/** @param {Row[]} rows */
+function createKernels(rows) {
+  const container = createElement("div");
+  createTable(container, {
+    title: "kernels",
+    rows: rows.map((row) => ({ ...row, word: MATCHES[/** @type {keyof typeof MATCHES} */ (String(row.match))] })),
+    columns: [
+      { key: "kernel", title: "Kernel", format: formatValue, align: "left" },
+      { key: "family", title: "family", format: formatValue, align: "left" },
+      { key: "candidate_ns", title: "mock layer", format: formatDuration },
+      { key: "reference_ns", title: "full model", format: formatDuration },
+      { key: "ratio", title: "ratio", format: (value) => value.toFixed(3) },
+      { key: "word", title: "match" },
+      { key: "reasons", title: "reasons", format: (value) => value.join(", ") || ABSENT, align: "left" },
+      { key: "candidate_count", title: "count", format: (value) => formatCount(value) },
+      { key: "reference_count", title: "count in full model", format: (value) => formatCount(value) },
+      { key: "grid", title: "grid", format: formatValue, align: "left" },
+      { key: "block", title: "block", format: formatValue, align: "left" },
+    ],
+  });
+  return container;
+}
+
+/** @param {Row[]} rows */
+function createLayers(rows) {
+  const container = createElement("div");
+  createTable(container, {
+    title: "layers",
+    rows: rows.map((row) => ({ ...row, label: formatLayer(row) })),
+    columns: [
+      { key: "label", title: "layer" },
+      { key: "kernels", title: "kernels", format: (value) => formatCount(value) },
+      { key: "matched", title: "matched", format: (value) => formatCount(value) },
+      { key: "reference_ns", title: "reference", format: formatDuration },
+      { key: "candidate_ns", title: "candidate", format: formatDuration },
+      { key: "ratio", title: "ratio", format: (value) => value.toFixed(3) },
+    ],
+  });
+  const isInferred = rows.some((row) => row.name === null);
+  return createElement(
+    "div",
+    {},
+    isInferred ? createRemark("Layers are inferred from kernels that repeat: one may begin in the middle of what the program calls a layer.") : null,
+    container,
+  );
+}
+
+/** @param {Row} row */
+function formatLayer({ name, layer }) {
+  return name === null ? `layer ${layer} (inferred)` : `${String(name).replace(/\*$/, "")}${layer}`;
+}
+
+/** @param {Row[]} rows */
+function createPlaces(rows) {
+  const container = createElement("div");
+  const keys = [
+    ...["state", "path", "reference_position", "reference_kernel", "reference_ns", "reference_grid", "reference_block"],
+    ...["candidate_position", "candidate_kernel", "candidate_ns", "candidate_grid", "candidate_block"],
+  ];
+  createTable(container, {
+    title: "places",
+    rows,
+    columns: keys
+      .filter((key) => rows.some((row) => row[key] !== null && row[key] !== undefined))
+      .map((key) => ({
+        key,
+        title: formatHeading(key),
+        align: /_(ns|position)$/.test(key) ? "right" : "left",
+        format: (value) => formatCell(key, value),
+      })),
+  });
+  return container;
+}
+
+/** @param {number | undefined} number */
+function createOmitted(number) {
+  return number ? createRemark(`and ${formatCount(number)} more, which this page leaves out: --json has all`) : null;
+}

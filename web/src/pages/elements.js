@@ -1,0 +1,75 @@
+/** Elements of a page. Whatever a program put into a name is only ever set as text. */
+
+import { createElement } from "../dom.js";
+import { truncateText } from "../format.js";
+
+const LONGEST_NAME = 300;
+const LONGEST_TITLE = 2000;
+
+/**
+ * Returns a part of a page with its heading.
+ * @param {string} heading
+ * @param {...(Node | string | null)} children
+ */
+export function createSection(heading, ...children) {
+  return createElement("section", { class: "page-section" }, createElement("h3", {}, heading), ...children);
+}
+
+/**
+ * Returns a paragraph that qualifies what is above it.
+ * @param {...(Node | string | null)} children
+ */
+export function createRemark(...children) {
+  return createElement("p", { class: "remark" }, ...children);
+}
+
+/**
+ * Returns a name, which may be written in any direction and may be long.
+ * @param {string} text
+ */
+export function createName(text) {
+  const shown = truncateText(text, LONGEST_NAME);
+  return createElement("bdi", { class: "given-name", title: truncateText(text, LONGEST_TITLE) }, shown || "(no name)");
+}
+
+/**
+ * Returns the notes that qualify numbers, each with its code.
+ * @param {{code: string, text: string}[]} notes
+ */
+export function createNotes(notes) {
+  if (!notes.length) return null;
+  return createElement(
+    "ul",
+    { class: "note-list" },
+    ...notes.map((note) => createElement("li", {}, note.text, " ", createElement("code", {}, note.code))),
+  );
+}
+
+/**
+ * Returns pairs of a term and its value.
+ * @param {[string, Node | string][]} pairs
+ */
+export function createFacts(pairs) {
+  return createElement(
+    "dl",
+    { class: "pairs" },
+    ...pairs.map(([term, value]) => createElement("div", {}, createElement("dt", {}, term), createElement("dd", {}, value))),
+  );
+}
+
+/**
+ * Returns a short word on a colored ground.
+ * @param {string} text
+ * @param {"good" | "bad" | "unknown" | "plain"} kind
+ */
+export function createBadge(text, kind) {
+  return createElement("span", { class: `badge badge-${kind}` }, text);
+}
+
+/**
+ * Returns a text with its first letter large, as a heading or a sentence.
+ * @param {string} text
+ */
+export function capitalize(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

@@ -1,0 +1,146 @@
+/**
+ * How a value of a table is shown: its unit is the end of its column's name, as in the tables of a terminal.
+ *
+ * The rules are those of `traceable/report/columns.py`: `web/test/cell_cases.json` holds for both.
+ */
+
+import { ABSENT, formatBytes, formatDuration, formatPercent } from "../format.js";
+
+/** @type {[string, (value: number) => string][]} */
+const UNITS = [
+  ["_ns", formatDuration],
+  ["_bytes", formatBytes],
+  ["_share", formatPercent],
+  ["_gb_per_s", formatRate],
+  ["_tflop_per_s", formatFlopRate],
+];
+
+/** The last word of the name of a column with points in time. */
+const MOMENTS = new Set(["start", "end", "at", "time"]);
+
+/** The last word of the name of a column with numbers that identify something and count nothing. */
+const IDENTITIES = new Set(["pid", "tid", "device", "context", "stream"]);
+
+/**
+ * Splits the unit off the name of a column.
+ * @param {string} name
+ * @returns {{stem: string, write: ((value: number) => string) | null}} `write` is null for a name without a unit.
+ */
+function splitUnit(name) {
+  for (const [end, write] of UNITS) {
+    if (name === end.slice(1)) return { stem: end.endsWith("_per_s") ? "rate" : name, write };
+    if (name.endsWith(end)) {
+      const stem = name.slice(0, -end.length);
+      const isMoment = end === "_ns" && MOMENTS.has(lastWord(stem)) && !stem.endsWith("_time");
+      return { stem, write: isMoment ? formatTimestamp : write };
+    }
+  }
+  return { stem: name, write: IDENTITIES.has(lastWord(name)) ? String : null };
+}
+
+/** @param {string} name */
+function lastWord(name) {
+  return name.slice(name.lastIndexOf("_") + 1);
+}
+
+/**
+ * Returns the heading of a column that has none of its own.
+ * @param {string} name
+ */
+export function formatHeading(name) {
+  return splitUnit(name)
+    .stem.split("_")
+    .map((word) => (word === "gpu" || word === "cpu" ? word.toUpperCase() : word))
+    .join(" ");
+}
+
+/**
+ * Returns a value of a column as text; `-` where it is absent.
+ * @param {string} name of the column
+ * @param {unknown} value
+ * @returns {string}
+ */
+export function formatCell(name, value) {
+  if (value === null || value === undefined) return ABSENT;
+  const { write } = splitUnit(name);
+  return typeof value === "number" && write ? write(value) : formatValue(value);
+}
+
+/**
+ * Returns a value of no known unit as text.
+ * @param {unknown} value
+ * @returns {string}
+ */
+export function formatValue(value) {
+  if (value === null || value === undefined) return ABSENT;
+  if (typeof value === "number") return formatNumber(value);
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (Array.isArray(value)) return value.map(formatValue).join(" / ");
+  if (typeof value === "object") {
+    return Object.entries(value)
+      .map(([key, one]) => `${key}=${typeof one === "string" ? one : JSON.stringify(one)}`)
+      .join(", ");
+  }
+  return String(value) || "(no name)";
+}
+
+/**
+ * Returns a number of no known unit: a whole one as it is, any other with six digits.
+ * @param {number} value
+ */
+export function formatNumber(value) {
+  return Number.isInteger(value) && Math.abs(value) < 1e15 ? String(value) : formatDigits(value, 6);
+}
+
+/**
+ * Returns a rate in 10**9 bytes a second.
+ * @param {number} gbPerSecond
+ */
+export function formatRate(gbPerSecond) {
+  return `${formatThreeDigits(gbPerSecond)} GB/s`;
+}
+
+/**
+ * Returns a rate in 10**12 operations a second.
+ * @param {number} tflopPerSecond
+ */
+export function formatFlopRate(tflopPerSecond) {
+  return `${formatThreeDigits(tflopPerSecond)} TFLOP/s`;
+}
+
+/** @param {number} value */
+function formatThreeDigits(value) {
+  return Math.abs(value) < 999.5 ? formatDigits(value, 3) : value.toFixed(0);
+}
+
+/**
+ * Returns a point in time since the start of the collection, to the microsecond.
+ * @param {number} ns
+ */
+export function formatTimestamp(ns) {
+  return `${(ns / 1e9).toFixed(6)} s`;
+}
+
+/**
+ * Returns a time with its sign, for a difference.
+ * @param {number} ns
+ */
+export function formatDifference(ns) {
+  return `${ns > 0 ? "+" : ""}${formatDuration(ns)}`;
+}
+
+/**
+ * Returns a number with so many significant digits, without trailing zeros; very large and small ones with an exponent
+ * of two digits.
+ * @param {number} value
+ * @param {number} digits
+ */
+function formatDigits(value, digits) {
+  if (value === 0) return "0";
+  const [mantissa = "", exponent] = value.toExponential(digits - 1).split("e");
+  const power = Number(exponent);
+  const isPlain = power >= -4 && power < digits;
+  const text = isPlain ? value.toFixed(digits - 1 - power) : mantissa;
+  const short = text.includes(".") ? text.replace(/\.?0+$/, "") : text;
+  return isPlain ? short : `${short}e${power < 0 ? "-" : "+"}${String(Math.abs(power)).padStart(2, "0")}`;
+}

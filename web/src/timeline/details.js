@@ -1,0 +1,339 @@
+/**
+ * What is known of a slice, a bucket or a span, as text: for the tooltip, and for the panel below the tracks.
+ *
+ * @typedef {import("./model.js").TimelineModel} TimelineModel
+ * @typedef {import("./model.js").Lane} Lane
+ * @typedef {import("./model.js").Level} Level
+ * @typedef {import("./view.js").Span} Span
+ * @typedef {[string, string]} Fact what it is, and its value
+ */
+import { createElement } from "../dom.js";
+import { formatBytes, formatCount, formatDuration, formatPercent } from "../format.js";
+import { formatHash, formatPathKey } from "../router.js";
+import { valueAt } from "./arrays.js";
+import { describeItem, describeProcess } from "./layout.js";
+import { formatTime } from "./view.js";
+
+const KINDS = /** @type {Record<string, string>} */ ({
+  steps: "Step",
+  requests: "Request",
+  ranges: "Range",
+  tasks: "Task",
+  calls: "API call",
+  kernels: "Kernel",
+  copies: "Copy",
+  marks: "Mark",
+  operators: "Operator",
+  python: "Python function",
+  os_calls: "OS call",
+  samples: "Sample of the CPU",
+  runs: "Thread",
+  gil: "Thread",
+});
+
+const RULES = /** @type {Record<string, string>} */ ({
+  thread: "by its launch call, on this thread",
+  task: "by its launch call, in this task",
+  "graph-node": "by the capture of its CUDA graph",
+  inherited: "inferred: no other thread could have launched it",
+  order: "inferred from the order of correlation ids",
+  before_recording: "none: launched before the recording",
+  no_launch_call: "none: no launch call was recorded",
+  outside_ranges: "none: launched outside of all ranges",
+  several_threads: "none: several threads could have launched it",
+});
+
+const MOST_LINKS = 12;
+const MOST_NAMES = 12;
+
+/**
+ * Returns what kind of event a slice is.
+ * @param {TimelineModel} model
+ * @param {number} row
+ */
+export function describeKind(model, row) {
+  const { kind } = model.trackOf(row);
+  const attributes = model.attributesOf(row);
+  if (kind === "kernels" && attributes.graph !== undefined) {
+    return "CUDA graph";
+  }
+  if (kind === "copies" && model.nameOf(row).includes("memset")) {
+    return "Memory set";
+  }
+  return attributes.task !== undefined ? "Coroutine" : (KINDS[kind] ?? kind);
+}
+
+/**
+ * Returns all that is known of a slice, but its name.
+ * @param {TimelineModel} model
+ * @param {number} row
+ * @returns {Fact[]}
+ */
+export function listFacts(model, row) {
+  const track = model.trackOf(row);
+  const known = model.attributesOf(row);
+  const [start, end] = [valueAt(model.start, row), valueAt(model.end, row)];
+  /** @type {Fact[]} */
+  const facts = [["Start", formatTime(start)]];
+  if (track.kind !== "marks" && track.kind !== "samples") {
+    facts.push(["Duration", `${formatDuration(end - start)} (${formatCount(end - start)} ns)`]);
+  }
+  const path = model.pathOf(row);
+  if (path !== null) {
+    facts.push([["ranges", "tasks"].includes(track.kind) ? "Path" : "In range", path.join(" › ")]);
+  }
+  facts.push(...listPlaces(model, row));
+  const launch = valueAt(model.launch, row);
+  if (launch >= 0) {
+    const wait = start - valueAt(model.end, launch);
+    facts.push(["Launch call", `${model.labelOf(launch)}, ${wait >= 0 ? `${formatDuration(wait)} before` : "still open at its start"}`]);
+  }
+  if (known.rule !== undefined) {
+    facts.push(["Attribution", RULES[known.rule] ?? known.rule]);
+  }
+  if (known.grid_x !== undefined) {
+    facts.push(["Grid", `${known.grid_x} × ${known.grid_y} × ${known.grid_z}`]);
+    facts.push(["Block", `${known.block_x} × ${known.block_y} × ${known.block_z}`]);
+  }
+  add(facts, "Registers per thread", known.registers_per_thread, String);
+  add(facts, "Shared memory, static", known.static_shared_bytes, formatBytes);
+  add(facts, "Shared memory, dynamic", known.dynamic_shared_bytes, formatBytes);
+  if (known.bytes !== undefined) {
+    facts.push(["Size", `${formatBytes(known.bytes)} (${formatCount(known.bytes)} B)`]);
+    if (end > start) {
+      facts.push(["Throughput", `${(known.bytes / (end - start)).toPrecision(3)} GB/s`]);
+    }
+  }
+  add(facts, "From", describeMemory(known.source_kind, known.source_device));
+  add(facts, "To", describeMemory(known.target_kind, known.target_device));
+  const correlation = valueAt(model.correlation, row);
+  if (["calls", "kernels", "copies"].includes(track.kind) && correlation > 0) {
+    facts.push(["Correlation", String(correlation)]);
+  }
+  if (known.return_value !== undefined && known.return_value !== 0) {
+    facts.push(["Returned", `error ${known.return_value}`]);
+  }
+  add(facts, "Domain", known.domain_name);
+  add(facts, "Category", known.category_name);
+  add(facts, "Recorded as", known.recorded_name);
+  add(facts, "Payload", known.payload, String);
+  add(facts, "Running", known.active_ns, formatDuration);
+  add(facts, "Status", known.status);
+  if (known.steady !== undefined) {
+    facts.push(["State", known.warm_up ? "warm-up" : known.steady ? "steady" : "not steady"]);
+  }
+  add(facts, "CPU", known.cpu, String);
+  if (known.off_cpu === 1) {
+    facts.push(["State", "the thread was taken off its CPU"]);
+  }
+  add(facts, "Called from", known.backtrace);
+  if (known.clipped === 1) {
+    facts.push(["Clipped", "cut by the edge of the recording: it lasted at least so long"]);
+  }
+  return [...facts, ...listFields(known.fields_name)];
+}
+
+/**
+ * @param {TimelineModel} model
+ * @param {number} row
+ * @returns {Fact[]}
+ */
+function listPlaces(model, row) {
+  const track = model.trackOf(row);
+  const { thread } = model.attributesOf(row);
+  /** @type {Fact[]} */
+  const facts = [];
+  if (track.stream !== undefined) {
+    const device = track.device === undefined ? "" : ` of GPU ${track.device} ${model.meta.devices[track.device] ?? ""}`;
+    const context = track.context === undefined ? "" : `, context ${track.context}`;
+    facts.push(["Stream", `${track.stream}${device.trimEnd()}${context}`]);
+  }
+  const number = thread ?? track.thread;
+  if (number !== undefined) {
+    const { tid, name } = model.meta.threads[number];
+    facts.push(["Thread", name ? `${tid} ${name}` : String(tid)]);
+  }
+  if (track.process !== undefined) {
+    facts.push(["Process", describeProcess(model.meta.processes[track.process])]);
+  }
+  return facts;
+}
+
+/**
+ * @param {string | undefined} text fields as JSON
+ * @returns {Fact[]}
+ */
+function listFields(text) {
+  if (text === undefined) {
+    return [];
+  }
+  try {
+    return Object.entries(JSON.parse(text)).map(([name, value]) => [
+      `Field ${name}`,
+      typeof value === "string" ? value : JSON.stringify(value),
+    ]);
+  } catch {
+    return [["Fields", text]];
+  }
+}
+
+/**
+ * @param {string | undefined} kind
+ * @param {number | undefined} device
+ */
+function describeMemory(kind, device) {
+  const parts = [kind, device === undefined ? undefined : `device ${device}`].filter((part) => part !== undefined);
+  return parts.length > 0 ? parts.join(", ") : undefined;
+}
+
+/**
+ * @param {Fact[]} facts
+ * @param {string} name
+ * @param {any} value nothing is added where it is absent
+ * @param {(value: any) => string} [format]
+ */
+function add(facts, name, value, format = (text) => text) {
+  if (value !== undefined) {
+    facts.push([name, format(value)]);
+  }
+}
+
+/**
+ * Returns what is known of a bucket, where slices are not kept.
+ * @param {TimelineModel} model
+ * @param {Lane} lane
+ * @param {Level} level
+ * @param {number} index
+ * @returns {{title: string, facts: Fact[]}}
+ */
+export function describeBucket(model, lane, level, index) {
+  const start = valueAt(level.start, index);
+  return {
+    title: `mostly ${model.getName(valueAt(level.name, index))}`,
+    facts: [
+      ["From", formatTime(model.axis.toTime(start))],
+      ["Length", formatDuration(level.width)],
+      ["Covered", `about ${formatPercent(valueAt(level.share, index) / 255)}`],
+      ["Begin here", formatCount(valueAt(level.count, index), lane.track.kind === "kernels" ? "operation" : "event")],
+      ["Level of detail", "single events are not kept here"],
+    ],
+  };
+}
+
+/**
+ * @param {readonly Fact[]} facts
+ */
+export function createFactList(facts) {
+  const items = facts.flatMap(([name, value]) => [createElement("dt", {}, name), createElement("dd", {}, value)]);
+  return createElement("dl", { class: "timeline-facts" }, ...items);
+}
+
+/**
+ * Fills the panel with a slice: what is known of it, and what it belongs to.
+ * @param {TimelineModel} model
+ * @param {number} row
+ * @param {(row: number) => void} select
+ */
+export function createSlicePanel(model, row, select) {
+  /** @param {string} text @param {number} target */
+  const link = (text, target) =>
+    createElement("li", {}, `${text}: `, createElement("button", { type: "button", class: "link", click: () => select(target) }, shorten(model.labelOf(target))));
+  const links = [];
+  const [launch, range] = [valueAt(model.launch, row), valueAt(model.range, row)];
+  if (launch >= 0) {
+    links.push(link("Launch call", launch));
+  }
+  if (range >= 0) {
+    links.push(link(["ranges", "tasks"].includes(model.trackOf(row).kind) ? "Inside" : "Range", range));
+  }
+  const operations = model.findOperations(row);
+  operations.slice(0, MOST_LINKS).forEach((operation) => links.push(link(describeKind(model, operation), operation)));
+  if (operations.length > MOST_LINKS) {
+    links.push(createElement("li", {}, `and ${formatCount(operations.length - MOST_LINKS, "more operation")}`));
+  }
+  const path = model.pathOf(row);
+  if (path !== null) {
+    const href = formatHash({ tab: "ranges", range: formatPathKey(path) });
+    links.push(createElement("li", {}, createElement("a", { href }, `Page of ${shorten(String(path.at(-1)))}`)));
+  }
+  // A step and a request have a number, or an id, besides a name.
+  const title = ["steps", "requests"].includes(model.trackOf(row).kind) ? model.labelOf(row) : model.nameOf(row);
+  return [
+    createElement("h2", {}, `${describeKind(model, row)} `, createElement("bdi", {}, shorten(title, 600))),
+    createElement(
+      "div",
+      { class: "timeline-columns" },
+      createFactList(listFacts(model, row)),
+      links.length > 0 ? createElement("ul", { class: "timeline-links" }, ...links) : null,
+    ),
+  ];
+}
+
+/**
+ * Fills the panel with the totals of a span.
+ * @param {TimelineModel} model
+ * @param {Span} span of places
+ */
+export function createSpanPanel(model, span) {
+  const [start, end] = [model.axis.toTime(span.start), model.axis.toTime(span.end)];
+  const { tracks, names } = model.measureSpan(span);
+  const missing = model.axis.gaps.reduce((sum, gap) => sum + Math.max(0, Math.min(gap.end, end) - Math.max(gap.start, start)), 0);
+  const recorded = end - start - missing;
+  const hasProcesses = model.meta.processes.length > 1;
+  const rows = tracks.map(({ track, busy, slices, isExact }) => {
+    const { title, detail } = describeItem(model, track);
+    const process = track.process === undefined ? "" : describeProcess(model.meta.processes[track.process]);
+    const about = isExact ? "" : "≈ ";
+    const places = [[title, detail].join(" ").trim(), ...(hasProcesses ? [process] : [])];
+    return [...places, about + formatCount(slices), about + formatDuration(busy), about + formatPercent(busy / recorded)];
+  });
+  const tops = names.slice(0, MOST_NAMES).map(({ text, count, total, kind }) => [
+    shorten(text, 160),
+    KINDS[kind] ?? kind,
+    formatCount(count),
+    formatDuration(total),
+  ]);
+  const isExact = tracks.every((track) => track.isExact);
+  return [
+    createElement("h2", {}, `Span of ${formatDuration(end - start)}, from ${formatTime(start)}`),
+    isExact ? null : createElement("p", { class: "timeline-note" }, "≈ is estimated from levels of detail: single events are not kept in all of this span."),
+    createElement(
+      "div",
+      { class: "timeline-columns" },
+      createPlainTable("Tracks in the span", ["Track", ...(hasProcesses ? ["Process"] : []), "Events", "Busy", "Share"], rows, hasProcesses ? 2 : 1),
+      createPlainTable("Names with the most time", ["Name", "Kind", "Count", "Total"], tops, 2),
+    ),
+  ].filter((part) => part !== null);
+}
+
+/**
+ * @param {string} caption
+ * @param {string[]} titles
+ * @param {string[][]} rows
+ * @param {number} texts how many of the first columns are text
+ */
+function createPlainTable(caption, titles, rows, texts) {
+  /** @param {number} index */
+  const attributes = (index) => ({ class: index < texts ? null : "right" });
+  return createElement(
+    "table",
+    { class: "data timeline-totals" },
+    createElement("caption", {}, caption),
+    createElement("thead", {}, createElement("tr", {}, ...titles.map((title, index) => createElement("th", { scope: "col", ...attributes(index) }, title)))),
+    createElement(
+      "tbody",
+      {},
+      ...rows.map((row) =>
+        createElement("tr", {}, ...row.map((cell, index) => (index === 0 ? createElement("th", { scope: "row" }, cell) : createElement("td", attributes(index), cell)))),
+      ),
+    ),
+  );
+}
+
+/**
+ * @param {string} text
+ * @param {number} [most]
+ */
+export function shorten(text, most = 80) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}

@@ -81,7 +81,7 @@ class NotebookPage(_PythonPage):
         """Write a line that stands out."""
         self._stream.write(f"<p><b>{escape_html(text)}</b></p>\n")
 
-    def write_table(self, columns: Sequence[Cells]) -> None:
+    def write_table(self, columns: Sequence[Cells], *, brief: bool = False) -> None:
         """Write a table, and below it what its marks mean. A heading names the table's column where a mouse is."""
         heads = "".join(
             f'<th scope="col"{_format_class(one, "")}{_format_title(one)}>{escape_html(one.heading.strip())}</th>'
@@ -96,6 +96,8 @@ class NotebookPage(_PythonPage):
             head = f'<th scope="row"{_format_class(first, label)}>{escape_html(label)}</th>'
             self._stream.write(f"<tr>{head}{row}</tr>\n")
         self._stream.write("</tbody>\n</table>\n")
+        if brief:
+            return
         for mark in dict.fromkeys(mark for column in columns for mark in column.marks):
             self.write_line(mark)
 

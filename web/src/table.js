@@ -92,6 +92,12 @@ class Table {
     );
     const tools = createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count);
     container.replaceChildren(...(options.plain ? [] : [tools]), this.scroller);
+    const resized = new ResizeObserver(() => {
+      const { scrollWidth, clientWidth, scrollHeight, clientHeight } = this.scroller;
+      this.scroller.classList.toggle("overflows", scrollWidth > clientWidth || scrollHeight > clientHeight);
+    });
+    resized.observe(this.scroller);
+    resized.observe(this.table);
     addEventListener("beforeprint", () => this.#print(true));
     addEventListener("afterprint", () => this.#print(false));
     this.body.addEventListener("keydown", (event) => this.#moveFocus(event));

@@ -135,14 +135,14 @@ def find_file(directory: Path) -> ConfigurationFile | None:
 
 def _load_file(path: Path) -> ConfigurationFile | None:
     """Return the file if it has the table."""
-    from traceable.analysis.toml_files import parse_toml
-
     try:
         content = untrusted.read_file(path, FILE_BYTES, follow=True)
     except OSError as error:
         raise UsageError("file_unreadable", f"{path}: {error.strerror}", _DISABLE) from None
     if b"traceable" not in content:  # whatever it is, it is not for us; reading TOML takes 10 ms
         return None
+    from traceable.analysis.toml_files import parse_toml
+
     document = parse_toml(content, path, f"correct it, or {_DISABLE}")
     tools = document.get("tool")
     commands = tools.get("traceable") if isinstance(tools, dict) else None
@@ -274,7 +274,7 @@ def _format_setting(
             text = str(sources.path.parent / text)
         _check_text(parser, action, text, f"{place}: {key}")
         texts.append(text)
-    return _format_words(f"--{key}", texts)
+    return [f"--{key}={text}" for text in texts]
 
 
 def _check_text(parser: argparse.ArgumentParser, action: argparse.Action, text: str, place: str) -> None:
@@ -288,7 +288,7 @@ def _check_text(parser: argparse.ArgumentParser, action: argparse.Action, text: 
 
 
 def _format_words(option: str, texts: Sequence[str]) -> list[str]:
-    return [f"{option}={text}" if text else option for text in texts] or [option]
+    return [f"{option}={text}" for text in texts] or [option]
 
 
 def _list_typed(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[str, list[str]]:
@@ -363,5 +363,10 @@ def _make_unknown_error(place: str, key: str, known: Sequence[str], remedy: str)
 
 
 def _make_type_error(place: str, value: Any, expected: str) -> UsageError:
-    problem = f"{place}: {repr(value)[:80]} is not {expected}"
-    return UsageError("config_value_invalid", problem, "correct it in the file")
+    if isinstance(value, dict | list):
+        shown = "a table" if isinstance(value, dict) else "a list"
+    elif isinstance(value, bool):
+        shown = str(value).lower()
+    else:  # Python does not print a number of thousands of digits
+        shown = repr(value)[:80] if _is_scalar(value) or not isinstance(value, int) else "a number beyond 64 bits"
+    return UsageError("config_value_invalid", f"{place}: {shown} is not {expected}", "correct it in the file")

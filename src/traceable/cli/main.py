@@ -229,7 +229,8 @@ class _HelpAll(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         assert isinstance(parser, Parser)
-        print(parser.format_full_help(), end="")
+        for line in parser.format_full_help().splitlines():
+            print_line(line)
         parser.exit()
 
 

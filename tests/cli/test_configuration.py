@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,6 @@ from traceable.cli import configuration
 from traceable.cli.main import COMMANDS, Parser, build_full_parser
 from traceable.errors import UsageError
 from traceable.protocol import environment
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -52,23 +51,15 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.fixture
-def traceable(project: Path) -> Command:
-    """A command in a directory of the project, by default a dry run of `run`."""
+def run_traceable(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a directory, without variables of ours except for these."""
     remaining = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
+    line = [sys.executable, "-m", "traceable", *words]
+    return subprocess.run(line, cwd=folder, env={**remaining, **variables}, capture_output=True, text=True)
 
-    def call(
-        *words: str,
-        command: str = "run",
-        program: tuple[str, ...] = ("-c", "pass"),
-        cwd: Path = project,
-        **variables: str,
-    ) -> subprocess.CompletedProcess[str]:
-        words = ("--dry-run", *words, *program) if command == "run" else words
-        line = [sys.executable, "-m", "traceable", command, *words]
-        return subprocess.run(line, cwd=cwd, env={**remaining, **variables}, capture_output=True, text=True)
 
-    return call
+def dry_run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run_traceable(folder, "run", "--dry-run", *words, "-c", "pass", **variables)
 
 
 def read_sources(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
@@ -81,110 +72,134 @@ def read_sources(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str,
 # ---- precedence
 
 
-def test_a_value_comes_from_the_command_line_the_environment_the_file_or_the_default(
-    traceable: Command, project: Path
-) -> None:
+def test_a_value_comes_from_the_command_line_the_environment_the_file_or_the_default(project: Path) -> None:
     file = str(project / "pyproject.toml")
-    of_file = read_sources(traceable())
+    of_file = read_sources(dry_run(project))
     assert of_file["--steps"] == ("2:4", file)
     assert of_file["--collector"] == ("recorder", file)
     assert of_file["--top"] == ("5", file)
     assert of_file["--dry-run"] == ("", "command line")
     assert "--quiet" not in of_file
 
-    variable = traceable(TRACEABLE_STEPS="6:8")
+    variable = dry_run(project, TRACEABLE_STEPS="6:8")
     assert read_sources(variable)["--steps"] == ("6:8", "environment variable TRACEABLE_STEPS")
     assert "TRACEABLE_STEPS=6:8" in variable.stdout
 
-    typed = traceable("--steps", "7:9", TRACEABLE_STEPS="6:8")
+    typed = dry_run(project, "--steps", "7:9", TRACEABLE_STEPS="6:8")
     assert read_sources(typed)["--steps"] == ("7:9", "command line")
     assert "TRACEABLE_STEPS=7:9" in typed.stdout
 
-    default = read_sources(traceable(TRACEABLE_CONFIG=""))
+    default = read_sources(dry_run(project, TRACEABLE_CONFIG=""))
     assert default["--collector"] == ("auto", "default")
     assert "--steps" not in default
 
 
-def test_a_list_on_the_command_line_replaces_that_of_the_file(traceable: Command) -> None:
-    assert read_sources(traceable())["--expect"][0] == "forward --expect=decode"
-    assert read_sources(traceable("--expect", "h2d"))["--expect"] == ("h2d", "command line")
+def test_a_list_on_the_command_line_replaces_that_of_the_file(project: Path) -> None:
+    assert read_sources(dry_run(project))["--expect"][0] == "forward --expect=decode"
+    assert read_sources(dry_run(project, "--expect", "h2d"))["--expect"] == ("h2d", "command line")
 
 
-def test_the_program_is_run_with_the_options_of_the_file_and_keeps_its_own(traceable: Command, project: Path) -> None:
+def test_the_program_is_run_with_the_options_of_the_file_and_keeps_its_own(project: Path) -> None:
     write(project, '[tool.traceable.run]\ncollector = "none"\noutput = "runs"\nquiet = true')
     code = "import sys; print(sys.argv[1:])"
-    line = [sys.executable, "-m", "traceable", "run", "-c", code, "--collector", "nsys", "-o", "x"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
-    done = subprocess.run(line, cwd=project / "src", env=environ, capture_output=True, text=True)
+    done = run_traceable(project / "src", "run", "-c", code, "--collector", "nsys", "-o", "x")
     assert (done.returncode, done.stdout, done.stderr) == (0, "['--collector', 'nsys', '-o', 'x']\n", "")
-    assert (project / "runs" / "run.json").is_file()
+    argv = json.loads((project / "runs" / "run.json").read_text())["argv"]
+    of_file = ["--collector=none", f"--output={project}/runs", "--quiet"]
+    assert argv[argv.index("run") + 1 :] == [*of_file, "-c", code, "--collector", "nsys", "-o", "x"]
     assert not (project / "src" / "x").exists()
 
 
-def test_an_option_that_excludes_one_of_the_file_takes_its_place(traceable: Command, project: Path) -> None:
+def test_an_option_that_excludes_one_of_the_file_takes_its_place(project: Path) -> None:
     write(project, '[tool.traceable.report]\nstep-range = "decode"')
-    done = traceable("recording", "--view", "steps", "--step-kernel", "x*", command="report")
+    done = run_traceable(project, "report", "recording", "--view", "steps", "--step-kernel", "x*")
     assert [one.code for one in messages(done.stderr)] == ["no_such_file"]
 
 
-def test_a_command_with_subcommands_has_tables_for_them(traceable: Command, project: Path) -> None:
+def test_a_command_with_subcommands_has_tables_for_them(project: Path) -> None:
     (project / "recording").touch()
     path = write(project, "[tool.traceable.baseline.save]\nraw-names = true\nname-rules = 'rules.toml'")
-    done = traceable("save", "name", "recording", command="baseline")
+    done = run_traceable(project, "baseline", "save", "name", "recording")
     assert str(path) in message(done.stderr, "raw_names_conflict")
-    assert message(traceable("list", command="baseline").stderr, "no_baselines")
+    assert message(run_traceable(project, "baseline", "list").stderr, "no_baselines")
     write(project, "[tool.traceable.baseline.save]\nraw_names = true")
-    assert "'raw-names'" in message(traceable("save", "name", "x", command="baseline").stderr, "config_key_unknown")
+    assert "'raw-names'" in message(
+        run_traceable(project, "baseline", "save", "name", "x").stderr, "config_key_unknown"
+    )
 
 
 # ---- the file
 
 
-def test_the_nearest_file_with_the_table_is_used_up_to_the_root_of_the_repository(
-    traceable: Command, project: Path
-) -> None:
+def test_the_nearest_file_with_the_table_is_used_up_to_the_root_of_the_repository(project: Path) -> None:
     deep = project / "src" / "package"
     write(project / "src", "[tool.other]")
     (deep / "pyproject.toml").write_text("not [toml")
-    assert read_sources(traceable(cwd=deep))["--steps"] == ("2:4", str(project / "pyproject.toml"))
+    assert read_sources(dry_run(deep))["--steps"] == ("2:4", str(project / "pyproject.toml"))
     write(project / "src", "[tool.traceable.run]\nsteps = '8:9'")
-    assert read_sources(traceable(cwd=deep))["--steps"] == ("8:9", str(project / "src" / "pyproject.toml"))
-    assert "--output" not in read_sources(traceable(cwd=deep))
+    assert read_sources(dry_run(deep))["--steps"] == ("8:9", str(project / "src" / "pyproject.toml"))
+    assert "--output" not in read_sources(dry_run(deep))
     nested = project / "vendored"
     (nested / ".git").mkdir(parents=True)
-    assert "--steps" not in read_sources(traceable(cwd=nested))
+    assert "--steps" not in read_sources(dry_run(nested))
 
 
-def test_a_variable_names_the_file_or_none(traceable: Command, project: Path) -> None:
+def test_a_variable_names_the_file_or_none(project: Path) -> None:
     other = project / "other.toml"
     other.write_text("[tool.traceable.run]\nsteps = '1:2'")
-    assert read_sources(traceable(TRACEABLE_CONFIG="other.toml"))["--steps"] == ("1:2", str(other))
+    assert read_sources(dry_run(project, TRACEABLE_CONFIG="other.toml"))["--steps"] == ("1:2", str(other))
     other.write_text("[tool.other]")
-    assert message(traceable(TRACEABLE_CONFIG="other.toml").stderr, "config_table_missing")
-    assert message(traceable(TRACEABLE_CONFIG="absent.toml").stderr, "file_unreadable")
+    assert message(dry_run(project, TRACEABLE_CONFIG="other.toml").stderr, "config_table_missing")
+    assert message(dry_run(project, TRACEABLE_CONFIG="absent.toml").stderr, "file_unreadable")
 
 
-def test_what_a_run_starts_reads_no_file(traceable: Command, project: Path) -> None:
-    assert "--steps" not in read_sources(traceable(TRACEABLE_RUN_DIR=str(project / "run")))
+def test_what_a_run_starts_reads_no_file(project: Path) -> None:
+    assert "--steps" not in read_sources(dry_run(project, TRACEABLE_RUN_DIR=str(project / "run")))
     write(
         project,
         "[tool.traceable.serve]\nserver = 'cat'\nclient = 'cat'\nport = 1\n[tool.traceable.run]\nvia = 'ssh host'",
     )
-    done = traceable("--dry-run", "--collector", "recorder", command="serve")
+    done = run_traceable(project, "serve", "--dry-run", "--collector", "recorder")
     assert done.returncode == 0
     sides = done.stdout.splitlines()
     assert len(sides) == 2 and all("TRACEABLE_CONFIG=''" in side.split() and "ssh" not in side for side in sides)
 
 
-def test_a_file_that_others_may_have_written_is_refused(traceable: Command, project: Path) -> None:
+def test_the_self_test_of_doctor_reads_no_file(project: Path) -> None:
+    write(project, "[tool.traceable.run]\nunknown = 1")
+    assert run_traceable(project, "doctor", "recorder", TMPDIR=str(project)).returncode == 0
+
+
+def test_the_launcher_on_another_machine_gets_the_options_of_the_file_here_alone(project: Path) -> None:
+    there = project / "there"
+    there.mkdir()
+    write(there, "[tool.traceable.run]\nunknown = 1")
+    write(
+        project,
+        f"""
+        [tool.traceable.run]
+        via = "env -C {there}"
+        via-python = "{sys.executable}"
+        collector = "none"
+        output = "run"
+        name = "elsewhere"
+        """,
+    )
+    done = run_traceable(project, "run", "-c", "import os; print(os.getcwd())")
+    assert (done.returncode, done.stdout) == (0, f"{there}\n"), done.stderr
+    manifest = json.loads((project / "run" / "run.json").read_text())
+    assert (manifest["stem"], manifest["collector"]["name"]) == ("elsewhere", "none")
+
+
+def test_a_file_that_others_may_have_written_is_refused(project: Path) -> None:
     path = project / "pyproject.toml"
     path.chmod(0o666)
-    done = traceable()
+    done = dry_run(project)
     assert (done.returncode, done.stdout) == (2, "")
     assert str(path) in message(done.stderr, "config_not_trusted")
-    assert read_sources(traceable(TRACEABLE_CONFIG=str(path)))["--steps"][0] == "2:4"
+    assert read_sources(dry_run(project, TRACEABLE_CONFIG=str(path)))["--steps"][0] == "2:4"
     write(project, "[project]\nname = 'traceable-user'")
-    assert traceable().returncode == 0
+    assert dry_run(project).returncode == 0
 
 
 # ---- errors
@@ -221,53 +236,51 @@ def test_a_file_that_others_may_have_written_is_refused(traceable: Command, proj
     ids=lambda given: given[:60] if isinstance(given, str) else None,
 )
 def test_what_it_can_not_hold_is_one_line_with_the_file_and_the_key(
-    traceable: Command, project: Path, text: str, code: str, names: list[str]
+    project: Path, text: str, code: str, names: list[str]
 ) -> None:
     path = write(project, text)
-    done = traceable()
+    done = dry_run(project)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     problem = message(done.stderr, code)
     assert all(name in problem for name in (str(path), *names))
     assert len(problem) < 1000
 
 
-def test_bytes_that_are_not_text_and_files_that_are_not_files_are_one_line(traceable: Command, project: Path) -> None:
+def test_bytes_that_are_not_text_and_files_that_are_not_files_are_one_line(project: Path) -> None:
     path = project / "pyproject.toml"
     path.write_bytes(b"[tool.traceable.run]\nname = '\xff'")
-    assert str(path) in message(traceable().stderr, "file_not_utf8")
+    assert str(path) in message(dry_run(project).stderr, "file_not_utf8")
     path.unlink()
     os.mkfifo(path)
-    done = traceable()
+    done = dry_run(project)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert str(path) in message(done.stderr, "file_unreadable")
 
 
-def test_a_broken_file_stops_neither_help_nor_a_command_without_options(traceable: Command, project: Path) -> None:
+def test_a_broken_file_stops_neither_help_nor_a_command_without_options(project: Path) -> None:
     write(project, "[tool.traceable.run]\n= 5")
     for command, words in (("run", ("--help",)), ("run", ("--help-all",)), ("help", ()), ("help", ("run",))):
-        line = [sys.executable, "-m", "traceable", command, *words]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEABLE_")}
-        assert subprocess.run(line, cwd=project, env=environ, capture_output=True).returncode == 0
-    assert traceable("list", command="baseline").returncode == 2
+        assert run_traceable(project, command, *words).returncode == 0
+    assert run_traceable(project, "baseline", "list").returncode == 2
 
 
-def test_the_table_of_another_command_is_not_checked(traceable: Command, project: Path) -> None:
+def test_the_table_of_another_command_is_not_checked(project: Path) -> None:
     write(project, "[tool.traceable.report]\nnothing = 1")
-    assert traceable().returncode == 0
-    assert message(traceable("absent", command="report").stderr, "config_key_unknown")
+    assert dry_run(project).returncode == 0
+    assert message(run_traceable(project, "report", "absent").stderr, "config_key_unknown")
 
 
-def test_a_conflict_names_the_file(traceable: Command, project: Path) -> None:
+def test_a_conflict_names_the_file(project: Path) -> None:
     path = write(project, "[tool.traceable.report]\nraw = true")
-    done = traceable(str(project), command="report")
+    done = run_traceable(project, "report", str(project))
     assert done.stderr.count("\n") == 1
     assert f"(--raw is set in {path})" in message(done.stderr, "raw_needs_csv")
-    assert str(path) not in message(traceable(str(project), "--raw", command="report").stderr, "raw_needs_csv")
+    assert str(path) not in message(run_traceable(project, "report", str(project), "--raw").stderr, "raw_needs_csv")
 
 
-def test_a_secret_in_a_value_is_not_printed(traceable: Command, project: Path) -> None:
+def test_a_secret_in_a_value_is_not_printed(project: Path) -> None:
     write(project, "[tool.traceable.run]\nvia = 'ssh host env API_TOKEN=hunter2'")
-    assert "hunter2" not in traceable().stderr
+    assert "hunter2" not in dry_run(project).stderr
 
 
 # ---- the parsers

@@ -199,8 +199,7 @@ def _build_parser(words: list[str], loaded: Collection[str] = ()) -> tuple[Parse
             configured, sources = insert_options(sub, name, ours, variables, tuple(COMMANDS))
             if sources.settings:
                 ours, program = take_program(sub, [*configured, *program])
-            if take_program is not _take_no_program:
-                sub.set_defaults(program=program)
+            sub.set_defaults(program=program)
             words[1:] = _insert_defaults(sub, ours)
     return parser, sources
 

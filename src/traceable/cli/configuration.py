@@ -82,7 +82,8 @@ class OptionSources:
                 words, source = _format_words(option, [str(action.default)]), "default"
             else:
                 continue
-            yield shlex.join(redact.redact_nested_commands(words)), source
+            parts = [word.partition("=") for word in redact.redact_nested_commands(words)]
+            yield " ".join(f"{name}{equals}{equals and shlex.quote(text)}" for name, equals, text in parts), source
 
     def explain_error(self, error: TraceableError) -> Message:
         """Return the message of an error, with the file where the error names an option that is set there."""
@@ -139,7 +140,7 @@ def _load_file(path: Path) -> ConfigurationFile | None:
         content = untrusted.read_file(path, FILE_BYTES, follow=True)
     except OSError as error:
         raise UsageError("file_unreadable", f"{path}: {error.strerror}", _DISABLE) from None
-    if b"traceable" not in content:  # whatever it is, it is not for us; reading TOML takes 10 ms
+    if b"traceable" not in content:  # valid or not, it is not for us
         return None
     from traceable.analysis.toml_files import parse_toml
 

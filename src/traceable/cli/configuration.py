@@ -216,6 +216,7 @@ def _insert_table(
         if isinstance(action, argparse._SubParsersAction)
         for word, sub in action.choices.items()
     }
+    settable = [*(key for key, action in options.items() if _is_settable(action)), *subparsers]
     own: list[str] = []
     overridden = _list_overridden(parser, sources)
     for key, value in table.items():
@@ -223,9 +224,8 @@ def _insert_table(
             continue
         action = options.get(key)
         if action is None:
-            settable = [*(key for key, action in options.items() if _is_settable(action)), *subparsers]
             raise _make_unknown_error(place, key, settable, f"type `{parser.prog} --help` for the options")
-        if not _is_settable(action):
+        if key not in settable:
             raise UsageError("config_option_not_allowed", f"{place}: {key} can't be set in a file", "type it instead")
         option = f"--{key}"
         setting = _format_setting(parser, action, key, value, place, sources)

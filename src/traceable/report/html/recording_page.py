@@ -21,7 +21,7 @@ from traceable.report.expectations import format_expectations
 from traceable.report.flight import format_flight_recorder
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import REPORT, write_html
-from traceable.report.html.pages import QUERIES, build_screen_blocks, load_diagnoses
+from traceable.report.html.pages import QUERIES, build_screen_blocks, describe_ranges, load_diagnoses
 from traceable.report.html.timeline import build_timeline_blocks
 from traceable.report.overhead import format_overhead
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
@@ -75,6 +75,7 @@ def write_recording_page(
         document["steps"] = missing_data_to_dict(steps)
     document["conditions"] = dict(conditions)
     document["diagnoses"] = load_diagnoses(recording.paths)
+    document["range_columns"] = describe_ranges(recording.profile.ranges)
     document["facts"] = [
         {"term": term, "texts": texts} for term, texts in _list_facts(recording, document, verdicts) if texts
     ]

@@ -395,6 +395,110 @@ def _build_diagnosis(keys: Keys) -> Schema:
     return _build_object(keys, {"path": _TEXT, **lists}, optional=("path", "leaks"))
 
 
+# ---- a comparison
+
+_VERDICT: Mapping[str, Schema] = {
+    "verdict": _TEXT,
+    **dict.fromkeys(("low_share", "high_share", "p_value", "detectable_share", "bound_share"), _NUMBER),
+}
+"""What a quantile that is tested has."""
+
+_COMPARED_TABLES = (
+    *("ranges", "explanation", "kernels", "range_kernels", "families"),
+    *("api", "copies", "gaps", "steps", "findings"),
+)
+
+
+def _build_compared_row(table: str) -> Schema:
+    """Return the schema of a row about two sides."""
+
+    def load_if_any(of: str) -> Keys:
+        return next((one.keys for one in _load_tables("compare-numbers", table) if one.of == of), {})
+
+    of_both, tested = load_if_any("both sides"), load_if_any("both sides, with a verdict")
+    keys, nested = dict(_load_keys("compare-numbers", table)), {}
+    for name, meaning in {**of_both, **tested}.items():
+        stem = name.removesuffix("_ns")
+        columns = (f"baseline_{name}", f"candidate_{name}", name.replace(stem, f"{stem}_difference"), f"{stem}_ratio")
+        keys |= dict.fromkeys(columns, meaning)
+        nested |= dict.fromkeys(columns, _NUMBER)  # of several runs it is a mean
+        if name in tested:
+            verdict = {f"{stem}_{word}": schema for word, schema in _VERDICT.items()}
+            keys |= dict.fromkeys(verdict, "the verdict on it")
+            nested |= verdict
+    if table == "explanation":
+        nested |= {name: _NUMBER for name in keys if name.endswith(("_ns", "_count"))}
+    return _build_object(keys, nested, is_row=True)
+
+
+def _build_overview_row() -> Schema:
+    keys = _load_keys("compare-numbers", "overview")
+    return _build_object(keys, {name: _NUMBER for name in keys if infer_type(name) == _COUNT}, is_row=True)
+
+
+def _build_comparison(keys: Keys) -> Schema:
+    def make_list(of: str, nested: Mapping[str, Schema] | None = None) -> Schema:
+        return _make_list(_build_object(_load_keys("compare", "JSON", of), nested))
+
+    rows = {name: {**_make_list(_refer(f"compared_{name}")), "description": name} for name in _COMPARED_TABLES}
+    candidate = {
+        "fail_on": make_list("fail_on", {"cases": make_list("cases")}),
+        "conditions": make_list("conditions"),
+        "tables": {"type": "object", "properties": rows, "additionalProperties": False},
+        "notes": _MESSAGES,
+    }
+    recordings = make_list("recordings", {"facts": _make_map(_ANYTHING)})
+    return _build_object(
+        keys,
+        {
+            "match_kernels": _TEXT,
+            "sides": make_list("sides", {"recordings": recordings}),
+            "overview": _make_list(_build_overview_row()),
+            "candidates": make_list("candidate", candidate),
+        },
+    )
+
+
+# ---- an alignment
+
+_ALIGN = ("align", "Output")
+
+
+def _build_alignment(keys: Keys) -> Schema:
+    def make_rows(of: str, nested: Mapping[str, Schema] | None = None) -> Schema:
+        return _make_list(_build_object(_load_keys(*_ALIGN, of), nested, is_row=True))
+
+    report = _load_keys(*_REPORT)
+    header = _build_header()
+    head = _build_object({name: report[name] for name in header}, header)
+    devices = _make_list(_build_object(_load_keys(*_ALIGN, "devices"), {"gpu": _COUNT}))
+    excerpt = _build_object(_load_keys(*_ALIGN, "excerpt"), {"devices": devices, "notes": _MESSAGES})
+    tables = {name: make_rows(name) for name in ("residual", "alignment", "hints", "shares", "layers")}
+    numbers = dict.fromkeys(("value", "limit"), _NUMBER)
+    part = _build_object(
+        _load_keys(*_ALIGN, "parts"),
+        {
+            **dict.fromkeys(("reference", "candidate"), excerpt),
+            **tables,
+            "kernels": make_rows("kernels"),
+            "checks": make_rows("checks", numbers),
+            "notes": _MESSAGES,
+        },
+        optional=("shares", "layers"),
+    )
+    request = _build_object(_load_keys(*_ALIGN, "request"), {"match_kernels": _TEXT})
+    conditions = _make_list(_build_object(_load_keys(*_ALIGN, "conditions")))
+    return _build_object(
+        keys,
+        {
+            **dict.fromkeys(("reference", "candidate"), head),
+            "request": request,
+            "conditions": conditions,
+            "parts": _make_list(part),
+        },
+    )
+
+
 _DEFINITIONS: dict[str, Callable[[], Schema]] = {
     "message": _build_message,
     "missing_data": _build_missing_data,
@@ -406,6 +510,7 @@ _DEFINITIONS: dict[str, Callable[[], Schema]] = {
     "finding": _build_finding,
     "diagnosis": lambda: _build_diagnosis(_load_keys("diagnosis", "For programs")),
     **{f"{view.name}_row": partial(_build_view_row, view) for view in VIEWS.values()},
+    **{f"compared_{name}": partial(_build_compared_row, name) for name in _COMPARED_TABLES},
     **{f"{view.name}_result": partial(_build_result, view) for view in VIEWS.values()},
 }
 """What several places of the schemas refer to, by name."""
@@ -414,6 +519,8 @@ DOCUMENTS = {
     document.name: document
     for document in (
         Document("report", ("report --json", "run --json", "report.json of a run"), *_REPORT, _build_report),
+        Document("compare", ("compare --json",), "compare", "JSON", _build_comparison),
+        Document("align", ("align --json",), *_ALIGN, _build_alignment),
         Document("doctor", ("doctor --json",), "doctor", "For programs", _build_doctor),
         Document("diagnosis", ("doctor --report PATH --json",), "diagnosis", "For programs", _build_diagnosis),
     )

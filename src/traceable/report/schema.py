@@ -8,7 +8,7 @@ explains is in no schema, and tests that validate real documents fail.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -39,7 +39,7 @@ _TEXTS = frozenset(
         *("host", "id", "kernel", "kind", "label", "memory", "message", "metric", "mode"),
         *("name", "note", "of", "operation", "outcome", "part", "per", "phase", "process"),
         *("range", "reason", "remedy", "requested", "role", "rule", "scope", "severity", "side"),
-        *("size", "source", "state", "status", "style", "subject", "text", "thread", "type"),
+        *("size", "source", "state", "status", "style", "subject", "term", "text", "thread", "type", "view"),
         *("unit", "verdict", "version"),
     )
 )
@@ -201,7 +201,7 @@ def _build_object(
     nested = nested or {}
     properties = {}
     for name, meaning in keys.items():
-        schema = {"const": _read_version(keys)} if name == "schema" else nested.get(name) or infer_type(name)
+        schema = {"const": _read_version(keys)} if name == "schema" else nested.get(name, infer_type(name))
         if is_row or "null" in meaning or "absent" in meaning.lower():
             schema = _allow_null(schema)
         properties[name] = {**schema, "description": meaning}
@@ -368,7 +368,12 @@ def _build_report(keys: Keys) -> Schema:
         "findings": {"anyOf": [_make_list(row), _refer("findings_result")]},
         "finding_rules": {"anyOf": [_make_list(row), _refer("missing_data")]},
         "expectations": _make_list(_build_object(_load_keys("contract", "Later"))),
+        "conditions": _refer("conditions"),
+        "facts": _make_list(_build_object(_load_keys(*_REPORT, "facts"), {"texts": _make_list(_TEXT)})),
+        "step_rates": _make_list(_refer("steps_row")),
+        "finding_notes": _MESSAGES,
         "omitted": _make_map(_COUNT),
+        "diagnoses": _make_list(_build_diagnosed_run()),
         "diagnosis": _refer("diagnosis"),
         **{view.name: _refer(f"{view.name}_result") for view in results},
     }
@@ -377,12 +382,27 @@ def _build_report(keys: Keys) -> Schema:
     return {**schema, "patternProperties": {"^ranges_by_": _refer("ranges_result")}}
 
 
+def _build_diagnosed_run() -> Schema:
+    nested = {"run": _TEXT, "findings": _make_list(_build_finding(without=("check", "data")))}
+    return _build_object(_load_keys(*_REPORT, "diagnoses"), nested)
+
+
+def _build_conditions() -> Schema:
+    """Return the schema of what a recording was made with; a value is a list where the runs in it differ."""
+    keys = _load_keys("conditions", "The list")
+    return _build_object(keys, dict.fromkeys(keys, _ANYTHING))
+
+
 # ---- findings
 
 
-def _build_finding() -> Schema:
+def _build_finding(without: Collection[str] = ()) -> Schema:
+    keys = _load_keys("doctor", "For programs", "finding")
     enums = {"severity": {"enum": list(SEVERITIES)}, "certainty": {"enum": list(CERTAINTIES)}}
-    return _build_object(_load_keys("doctor", "For programs", "finding"), {**enums, "data": _make_map(_ANYTHING)})
+    return _build_object(
+        {name: meaning for name, meaning in keys.items() if name not in without},
+        {**enums, "data": _make_map(_ANYTHING)},
+    )
 
 
 def _build_doctor(keys: Keys) -> Schema:
@@ -416,7 +436,8 @@ def _build_compared_row(table: str) -> Schema:
         return next((one.keys for one in _load_tables("compare-numbers", table) if one.of == of), {})
 
     of_both, tested = load_if_any("both sides"), load_if_any("both sides, with a verdict")
-    keys, nested = dict(_load_keys("compare-numbers", table)), {}
+    keys = dict(_load_keys("compare-numbers", table))
+    nested: dict[str, Schema] = {}
     for name, meaning in {**of_both, **tested}.items():
         stem = name.removesuffix("_ns")
         columns = (f"baseline_{name}", f"candidate_{name}", name.replace(stem, f"{stem}_difference"), f"{stem}_ratio")
@@ -508,6 +529,7 @@ _DEFINITIONS: dict[str, Callable[[], Schema]] = {
     "name": _build_name_row,
     "counter": _build_counter_row,
     "finding": _build_finding,
+    "conditions": _build_conditions,
     "diagnosis": lambda: _build_diagnosis(_load_keys("diagnosis", "For programs")),
     **{f"{view.name}_row": partial(_build_view_row, view) for view in VIEWS.values()},
     **{f"compared_{name}": partial(_build_compared_row, name) for name in _COMPARED_TABLES},

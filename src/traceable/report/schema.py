@@ -520,6 +520,21 @@ def _build_alignment(keys: Keys) -> Schema:
     )
 
 
+# ---- a live view
+
+_TOP = ("top", "`--json`")
+
+
+def _build_live_view(keys: Keys) -> Schema:
+    def make_object(of: str, nested: Mapping[str, Schema] | None = None) -> Schema:
+        return _build_object(_load_keys(*_TOP, of), nested)
+
+    lists = {name: _make_list(make_object(name)) for name in ("processes", "ranges", "open")}
+    steps = make_object("steps", {"last": _make_list(make_object("last"))})
+    nested = {"window": make_object("window"), "steps": steps, "omitted": _make_map(_COUNT), "notes": _MESSAGES}
+    return _build_object(keys, {**lists, **nested})
+
+
 _DEFINITIONS: dict[str, Callable[[], Schema]] = {
     "message": _build_message,
     "missing_data": _build_missing_data,
@@ -543,6 +558,7 @@ DOCUMENTS = {
         Document("report", ("report --json", "run --json", "report.json of a run"), *_REPORT, _build_report),
         Document("compare", ("compare --json",), "compare", "JSON", _build_comparison),
         Document("align", ("align --json",), *_ALIGN, _build_alignment),
+        Document("top", ("top --json",), *_TOP, _build_live_view),
         Document("doctor", ("doctor --json",), "doctor", "For programs", _build_doctor),
         Document("diagnosis", ("doctor --report PATH --json",), "diagnosis", "For programs", _build_diagnosis),
     )

@@ -76,6 +76,7 @@ class Document:
         page: the page that describes it.
         section: the section there with the table of its keys.
         build: returns its schema, given what each of its keys means.
+        of: what the heading of that table has behind `key of`; "" for nothing.
     """
 
     name: str
@@ -83,16 +84,22 @@ class Document:
     page: str
     section: str
     build: Callable[[Keys], Schema]
+    of: str = ""
 
     @property
     def version(self) -> str:
         """The value of its key `schema`."""
-        return _read_version(_load_keys(self.page, self.section))
+        return _read_version(self.keys)
+
+    @property
+    def keys(self) -> Keys:
+        """What each of its keys means."""
+        return _load_keys(self.page, self.section, self.of)
 
 
 def build_schema(document: Document) -> Schema:
     """Return the JSON Schema of a document."""
-    root = document.build(_load_keys(document.page, document.section))
+    root = document.build(document.keys)
     definitions: dict[str, Schema] = {}
     _collect_definitions(root, definitions)
     return {
@@ -535,6 +542,30 @@ def _build_live_view(keys: Keys) -> Schema:
     return _build_object(keys, {**lists, **nested})
 
 
+# ---- measurements of Nsight Compute
+
+_NCU = ("ncu", "What the columns mean")
+
+
+def _build_kernel_row(times: Keys) -> Schema:
+    """Return the schema of a row about launches of a kernel; a requested metric has its own name, as ncu writes it."""
+    keys = {name: meaning for name, meaning in _load_keys(*_NCU).items() if not name.startswith("duration_")}
+    nested: dict[str, Schema] = {**dict.fromkeys(times, _NUMBER), "waves": _NUMBER, "device": _ANYTHING}
+    row = _build_object({**keys, **times}, nested, is_row=True)
+    return {**row, "patternProperties": {"__": {"type": ["number", "string", "null"]}}}
+
+
+def _build_kernel_report(keys: Keys) -> Schema:
+    times = {name: meaning for name, meaning in _load_keys(*_NCU).items() if name.startswith("duration_")}
+    tables = {
+        "launches": _make_list(_build_kernel_row(_load_keys(*_NCU, "launches"))),
+        "metrics": _make_list(_build_object(_load_keys(*_NCU, "metrics"), is_row=True)),
+    }
+    others = _build_object({"launches": "each launch", "metrics": "units of the requested metrics"}, tables)
+    nested = {"rows": _make_list(_build_kernel_row(times)), "others": others, "notes": _MESSAGES}
+    return _build_object(keys, nested)
+
+
 _DEFINITIONS: dict[str, Callable[[], Schema]] = {
     "message": _build_message,
     "missing_data": _build_missing_data,
@@ -558,6 +589,7 @@ DOCUMENTS = {
         Document("report", ("report --json", "run --json", "report.json of a run"), *_REPORT, _build_report),
         Document("compare", ("compare --json",), "compare", "JSON", _build_comparison),
         Document("align", ("align --json",), *_ALIGN, _build_alignment),
+        Document("ncu", ("ncu --json",), *_NCU, _build_kernel_report, "JSON"),
         Document("top", ("top --json",), *_TOP, _build_live_view),
         Document("doctor", ("doctor --json",), "doctor", "For programs", _build_doctor),
         Document("diagnosis", ("doctor --report PATH --json",), "diagnosis", "For programs", _build_diagnosis),

@@ -146,7 +146,6 @@ def test_every_view_by_field_is_as_its_schema_says(with_fields: Recording, view:
 @pytest.mark.parametrize(
     "name",
     [
-        "nsys/a100-transformer-forward.sqlite",
         "nsys/h100x2-torchrun-before.sqlite",
         "nsys/windows-three-adapters.sqlite",
         "nsys/no-cuda-tables-non-utf8.sqlite",

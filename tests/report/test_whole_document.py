@@ -26,7 +26,6 @@ from traceable.trace.model import NULL
 
 CAPTURES = [
     "nsys/a100-transformer-forward.sqlite",
-    "nsys/h100x2-torchrun-before.sqlite",
     "nsys/windows-three-adapters.sqlite",
     "kineto/gpu-user-annotation-steps.json.gz",
 ]
@@ -117,7 +116,7 @@ def test_the_first_screen_of_the_page_is_in_the_document_of_all_views(run_dir: P
 
 
 def test_the_next_command_of_a_finding_prints_what_it_is_about(captures: Path) -> None:
-    report = json.loads(run("report", captures / "nsys/a100-lm-training.sqlite", "--json"))
+    report = json.loads(run("report", captures / "nsys/h100x2-torchrun-before.sqlite", "--json"))
     commands = {one["view"]: shlex.split(one["next_command"]) for one in report["findings"]}
     assert commands
     for view, (program, *words) in commands.items():

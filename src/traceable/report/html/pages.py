@@ -104,6 +104,12 @@ def describe_columns(part: Table, columns: Sequence[Column], table: Table) -> di
     }
 
 
+def describe_ranges(ranges: Table) -> dict[str, Any]:
+    """Return how to show the ranges that a report has, as `describe_columns` does."""
+    listed = RowFilter(top=MAX_ROWS).select_indices(ranges, DEFAULT_SORT)
+    return describe_columns(ranges.take(listed), RANGE_COLUMNS, ranges)
+
+
 def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
     if isinstance(result, MissingDataError):
         return missing_data_to_dict(result)
@@ -148,11 +154,11 @@ def thin_usage(table: Table) -> Table:
 def _build_range_pages(recording: Recording, results: Mapping[str, Table | MissingDataError]) -> dict[str, Any]:
     """Return what the pages of ranges show besides their rows in the report.
 
-    That is how to show these rows; of each path the slowest instances and the API calls; and of each name, over all its
-    paths, the kernels, copies and waits.
+    That is of each path the slowest instances and the API calls; and of each name, over all its paths, the kernels,
+    copies and waits.
     """
     ranges = recording.profile.ranges
-    listed, places = (RowFilter(top=top).select_indices(ranges, DEFAULT_SORT) for top in (MAX_ROWS, MAX_RANGES))
+    places = RowFilter(top=MAX_RANGES).select_indices(ranges, DEFAULT_SORT)
     slowest = _RowsByKey(list_slowest_of_paths(recording.context, SLOWEST), ("row",))
     calls = results["api-by-range"]
     api = _RowsByKey(calls if isinstance(calls, MissingDataError) else calls.others["paths"], _PATH_KEYS)
@@ -172,11 +178,7 @@ def _build_range_pages(recording: Recording, results: Mapping[str, Table | Missi
         if name not in names:
             parts = {kind: rows.pack(name, _COLUMNS_OF[kind]) for kind, rows in by_name.items()}
             names[name] = {"name": row["name"], "domain": row["domain"], **_drop_absent(parts)}
-    return {
-        "paths": paths,
-        "names": list(names.values()),
-        "ranges": describe_columns(ranges.take(listed), RANGE_COLUMNS, ranges),
-    }
+    return {"paths": paths, "names": list(names.values())}
 
 
 class _RowsByKey:

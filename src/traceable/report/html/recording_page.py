@@ -16,7 +16,7 @@ from traceable.errors import MissingDataError
 from traceable.report.document import MAX_ROWS, build_bounded_report, missing_data_to_dict, table_to_dict
 from traceable.report.html.blocks import pack_block
 from traceable.report.html.page import REPORT, write_html
-from traceable.report.html.pages import QUERIES, build_screen_blocks
+from traceable.report.html.pages import QUERIES, build_screen_blocks, describe_ranges
 from traceable.report.html.timeline import build_timeline_blocks
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 
@@ -60,6 +60,7 @@ def write_recording_page(
         document["critical_path"] = table_to_dict(path_of_step, RowFilter(top=MAX_ROWS))
     if isinstance(steps, MissingDataError):
         document["steps"] = missing_data_to_dict(steps)
+    document["range_columns"] = describe_ranges(recording.profile.ranges)
     blocks = [pack_block("report", document), _pack_distributions(recording)]
     if isinstance(steps, Table):
         blocks.append(_pack_steps(steps))

@@ -128,4 +128,5 @@ SYNC_IN_HOT_RANGE = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_sync_in_hot_ranges,
+    view="sync",
 )

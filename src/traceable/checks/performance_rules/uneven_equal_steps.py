@@ -110,4 +110,5 @@ UNEVEN_EQUAL_STEPS = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_uneven_equal_steps,
+    view="steps",
 )

@@ -215,7 +215,7 @@ def test_the_overlap_adds_up_to_the_classes_of_the_table(plot: Plot, file: Path)
 def compare(*paths: Path) -> list[dict[str, Any]]:
     """Return the rows of ranges of a comparison."""
     words = ["compare", *map(str, paths)]
-    arguments = _build_parser(words).parse_args(words)
+    arguments = _build_parser(words)[0].parse_args(words)
     baseline, candidate = load_sides(resolve_sides(arguments), [None, None], arguments)
     from traceable.report.row_filter import RowFilter
 

@@ -529,7 +529,7 @@ def group_by_range(
             f"no kernel {context.describe_selection(range_name)}",
             "list the GPU work of each range with `--view ranges`",
         )
-    their_key, theirs = key[:0], {}
+    their_key, theirs = key[:0], dict[str, NDArray[Any]]()
     if with_nsys:
         their_key, theirs = _measure_as_nsys(context, label, of_instance, selected_ranges)
     split = len(key)

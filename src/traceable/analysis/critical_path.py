@@ -71,6 +71,7 @@ from traceable.trace.model import (
     Trace,
     expand_slices,
     find_distinct,
+    make_constant_column,
 )
 from traceable.units import format_duration, format_percent
 
@@ -940,10 +941,10 @@ def _make_run_segments(links: _Links, rows: _Rows) -> PathSegments:
         start_ns=np.maximum(start, since[every]),
         end_ns=np.minimum(end, until[every]),
         kind=np.append(links.kind[place], np.full(len(inner), GPU_GAP, np.int8)),
-        instance=np.full(len(every), -1, np.int64),
+        instance=make_constant_column(-1, len(every), np.int64),
         operation=links.operation[place[every]],
-        call=np.full(len(every), -1, np.int64),
-        thread=np.full(len(every), -1, np.int64),
+        call=make_constant_column(-1, len(every), np.int64),
+        thread=make_constant_column(-1, len(every), np.int64),
         bound=links.bound[place[every]],
         inferred=inferred[every] > 0,
     )
@@ -956,10 +957,10 @@ def _make_delay_segments(links: _Links, rows: _Rows) -> PathSegments:
         start_ns=start,
         end_ns=end,
         kind=kind.astype(np.int8),
-        instance=np.full(len(step), -1, np.int64),
+        instance=make_constant_column(-1, len(step), np.int64),
         operation=np.append(links.operation, -1)[place],
-        call=np.full(len(step), -1, np.int64),
-        thread=np.full(len(step), -1, np.int64),
+        call=make_constant_column(-1, len(step), np.int64),
+        thread=make_constant_column(-1, len(step), np.int64),
         bound=bound.astype(np.int8),
         inferred=inferred > 0,
     )
@@ -1005,7 +1006,7 @@ def _make_thread_segments(context: Context, host: _Host, rows: _Rows) -> PathSeg
         end_ns=until,
         kind=kind,
         instance=instance,
-        operation=np.full(len(stretch), -1, np.int64),
+        operation=make_constant_column(-1, len(stretch), np.int64),
         call=call,
         thread=thread[stretch],
         bound=np.where(begin == start[stretch], bound[stretch], PROGRAM).astype(np.int8),

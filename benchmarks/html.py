@@ -3,9 +3,9 @@
     python benchmarks/html.py [--kernels 10000 ...] [--rounds 3] [--folder DIRECTORY] [--chromium PATH]
 
 Prints Markdown: for each size wall and CPU seconds and peak memory of `report --html`, the seconds of the timeline
-alone, and the size of the page; and in Chromium, from the start of the navigation, the time until the first screen has its
-table, until the timeline is drawn (opened by a link to it), and the time from a key that zooms to the next frame, all
-as medians of the rounds, each in a fresh browser. Needs playwright. The recordings are generated once and kept in
+alone, and the size of the page; and in Chromium, from the start of the navigation, the time until the first screen has
+its table, until the timeline is drawn (opened by a link to it), and the time from a key that zooms to the next frame,
+all as medians of the rounds, each in a fresh browser. Needs playwright. The recordings are generated once and kept in
 DIRECTORY.
 """
 
@@ -130,7 +130,8 @@ def render_markdown(pages: list[Page], rounds: int) -> str:
     lines = [
         f"{facts}. In the browser: medians of {rounds} rounds.",
         "",
-        "| kernels | write s | write CPU s | timeline alone s | peak MB | page MB | first screen ms | timeline ms | zoom ms |",
+        "| kernels | write s | write CPU s | timeline alone s | peak MB | page MB "
+        "| first screen ms | timeline ms | zoom ms |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for page in pages:

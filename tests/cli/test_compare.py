@@ -31,6 +31,7 @@ from traceable.cli.main import main
 
 US = 1000
 DOCUMENT = REPOSITORY / "docs" / "compare.md"
+NUMBERS = REPOSITORY / "docs" / "compare-numbers.md"
 
 
 class Done(NamedTuple):
@@ -328,7 +329,8 @@ def test_every_key_is_documented(compare: Compare) -> None:
 
     document = compare("base.sqlite", "slow.sqlite", "--fail-on", "regression", "--json").document
     check(document)
-    assert set(document["candidates"][0]["tables"]) - documented == set()
+    tables = set(re.findall(r"^## (\w+)$", NUMBERS.read_text(), re.MULTILINE))
+    assert set(document["candidates"][0]["tables"]) - tables == set()
 
 
 def test_options_are_documented() -> None:

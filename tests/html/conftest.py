@@ -37,8 +37,8 @@ async () => {
 PageOf: TypeAlias = "Callable[..., Page]"
 
 
-# Not of the session: while it runs, no other test of the process can start an event loop.
-@pytest.fixture(scope="package")
+# Of a module: while it runs, no other test of the process can start an event loop. These folders are no packages.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     try:
         from playwright.sync_api import sync_playwright

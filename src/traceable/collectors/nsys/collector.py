@@ -2,7 +2,7 @@
 
 The program is started by `exec_shim.py`, a process between nsys and the program; see there for the reasons. nsys is
 found, and its reports are exported, by `install.py`; options for recording are in `user_options.py`, those for privacy
-in `privacy.py`.
+in `privacy.py`. Who only asks which collector wrote a file (`find_collector_of_file`) does not load `install.py`.
 
 nsys loses the tail of a process that ends without Python's finalization. One that dies of a signal, as the workers of
 `multiprocessing.Pool` do, or calls `os._exit` loses the events it had not flushed. nsys then gives a range without an
@@ -23,9 +23,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from traceable.collectors.base import GPU_ALWAYS, Availability, Collector, CollectorResult, Gating, Plan, select_texts
-from traceable.collectors.nsys import install as nsys_install
 from traceable.collectors.nsys import privacy, user_options
-from traceable.collectors.nsys.tables import CLIPPED
 from traceable.errors import CollectorError, Message, UsageError
 from traceable.protocol import environment, untrusted
 from traceable.protocol.nvtx import CAPTURE_RANGE, WINDOW_DOMAIN
@@ -34,6 +32,7 @@ from traceable.protocol.run_records import load_process_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from traceable.collectors.nsys import install as nsys_install
     from traceable.finding import Rule
 
 EXEC_SHIM = Path(__file__).parents[1] / "exec_shim.py"
@@ -97,6 +96,8 @@ class NsysCollector(Collector):
         Raises:
             CollectorError: there is none that works.
         """
+        from traceable.collectors.nsys import install as nsys_install
+
         return nsys_install.find_nsys()
 
     def check_availability(self) -> Availability:
@@ -213,6 +214,8 @@ class NsysCollector(Collector):
         Raises:
             CollectorError: nsys left nothing, or a file that it can't read itself.
         """
+        from traceable.collectors.nsys import install as nsys_install
+
         notes: list[Message] = []
         failures = []
         for stream in _list_files(run_dir, stem, ".qdstrm"):
@@ -411,6 +414,8 @@ def clip_lost_ends(database: Path, exit_times: Mapping[int, int | None]) -> None
             query = f"SELECT {_PID} AS pid, {last} FROM {table} WHERE {of_processes} GROUP BY pid"
             for pid, *ends in connection.execute(query, parameters):
                 last_events[pid] = max(last_events[pid], *(end or 0 for end in ends))
+        from traceable.collectors.nsys.tables import CLIPPED
+
         columns = {row[1] for row in connection.execute("PRAGMA table_info(NVTX_EVENTS)")}
         if CLIPPED not in columns:
             connection.execute(f"ALTER TABLE NVTX_EVENTS ADD COLUMN {CLIPPED} INTEGER")

@@ -101,6 +101,7 @@ class Member:
         rank: of the job; None where it was not recorded.
         pid, process: number and name of the process.
         device: CUDA's number of the GPU.
+        host: name of the machine; empty where it was not recorded.
         first_ns, last_ns: begin and end of what was recorded of the process.
     """
 
@@ -108,6 +109,7 @@ class Member:
     pid: int
     process: str
     device: int
+    host: str
     first_ns: int
     last_ns: int
 
@@ -237,21 +239,20 @@ def _number_streams(context: Context, rows: Int64, member: Int64) -> Int64:
 
 def _list_members(context: Context, process: Int32, device: Int32) -> tuple[Member, ...]:
     trace, gpu = context.trace, context.gpu
-    calls = trace.calls
     of_thread = np.array([thread.process for thread in trace.threads], np.int64)
     first, last = np.full(len(trace.processes), np.iinfo(np.int64).max), np.full(len(trace.processes), NULL)
     for owner, start_ns, end_ns in (
         (gpu.process, gpu.start_ns, gpu.end_ns),
-        (of_thread[calls.thread], calls.start_ns, calls.end_ns),
+        *((of_thread[one.thread], one.start_ns, one.end_ns) for one in (trace.calls, trace.ranges)),
     ):
         np.minimum.at(first, owner, start_ns)
         np.maximum.at(last, owner, end_ns)
-    return tuple(
-        Member(trace.processes[one].rank, trace.processes[one].pid, trace.processes[one].name, number, *map(int, times))
-        for one, number, *times in zip(
-            process.tolist(), device.tolist(), first[process].tolist(), last[process].tolist(), strict=True
-        )
-    )
+    members = []
+    for one, number in zip(process.tolist(), device.tolist(), strict=True):
+        owner = trace.processes[one]
+        times = int(first[one]), int(last[one])
+        members.append(Member(owner.rank, owner.pid, owner.name, number, trace.source.host, *times))
+    return tuple(members)
 
 
 def _find_clipped(context: Context, rows: Int64) -> Bool:
@@ -325,15 +326,16 @@ class Matches:
         communicator, sequence, is_recorded, name, dtype, size_bytes, bus_factor: as of `Collectives`; a `sequence` that
             was counted is that of the rank with most collectives in the communicator.
         ranks: how many took part, as far as recorded.
+        is_synchronous: no rank can leave it before the last one has come, as far as all ran the same.
         first_ns, last_ns: first and last arrival.
-        end_ns: last end.
+        last_end_ns: last end.
         last_member: who arrived last; -1 if not known.
         cause: LAUNCHED_LATE or QUEUED; None if not known.
         wait_max_ns, wait_total_ns: how long a rank waited for the last one at most, and all of them; NULL if not known.
         problem: one of the codes above; None for none.
         problem_members: whom it is about.
-        match, member, start_ns, wait_ns: of each collective of a rank: which of the above it is, whose, when it
-            arrived, and how long it waited, NULL if not known.
+        match, member, start_ns, end_ns, wait_ns: of each collective of a rank: which of the above it is, whose, when
+            it arrived and left, and how long it waited, NULL if not known.
         dropped: communicators of which nothing is matched, because the times contradict the order.
     """
 
@@ -348,9 +350,10 @@ class Matches:
     size_bytes: Int64
     bus_factor: Float64
     ranks: Int64
+    is_synchronous: Bool
     first_ns: Int64
     last_ns: Int64
-    end_ns: Int64
+    last_end_ns: Int64
     last_member: Int64
     cause: tuple[str | None, ...]
     wait_max_ns: Int64
@@ -360,6 +363,7 @@ class Matches:
     match: Int64
     member: Int64
     start_ns: Int64
+    end_ns: Int64
     wait_ns: Int64
     dropped: tuple[int, ...]
 
@@ -367,24 +371,22 @@ class Matches:
         return len(self.first_ns)
 
 
-def join_collectives(parts: Sequence[Collectives], offsets_ns: Sequence[int]) -> Collectives:
+def join_collectives(parts: Sequence[Collectives]) -> Collectives:
     """Return the collectives of several recordings as one, by start; a rank that several of them have is one member.
 
     Args:
-        parts: of the recordings.
-        offsets_ns: what to add to the times of each, so that all have one clock.
+        parts: of the recordings, at least one; with times of one clock (`analysis.rank_clocks.apply_clock`).
     """
     members: dict[object, Member] = {}
     communicators: dict[Communicator, int] = {}
     names: dict[str, int] = {}
     changed = []
-    for number, (part, offset_ns) in enumerate(zip(parts, offsets_ns, strict=True)):
+    for number, part in enumerate(parts):
         keys: list[object] = []
         for place, one in enumerate(part.members):
             key: object = (number, place) if one.rank is None else one.rank
-            moved = replace(one, first_ns=one.first_ns + offset_ns, last_ns=one.last_ns + offset_ns)
-            before = members.get(key, moved)
-            first_ns, last_ns = min(before.first_ns, moved.first_ns), max(before.last_ns, moved.last_ns)
+            before = members.get(key, one)
+            first_ns, last_ns = min(before.first_ns, one.first_ns), max(before.last_ns, one.last_ns)
             members[key] = replace(before, first_ns=first_ns, last_ns=last_ns)
             keys.append(key)
         numbers = {key: place for place, key in enumerate(members)}
@@ -397,14 +399,8 @@ def join_collectives(parts: Sequence[Collectives], offsets_ns: Sequence[int]) ->
         indices: dict[str, Any] = {
             key: np.array([*table, -1], np.int32)[getattr(part, key)] for key, table in tables.items()
         }
-        times: dict[str, Any] = {
-            key: np.where(getattr(part, key) == NULL, NULL, getattr(part, key) + offset_ns)
-            for key in ("enqueue_ns", "start_ns", "end_ns")
-        }
-        changed.append(replace(part, **indices, **times))
-    columns = [
-        column.name for column in fields(Collectives) if column.name not in ("members", "communicators", "names")
-    ]
+        changed.append(replace(part, **indices))
+    columns = [column.name for column in fields(Collectives) if isinstance(getattr(parts[0], column.name), np.ndarray)]
     whole = Collectives(
         tuple(members.values()),
         tuple(communicators),
@@ -467,9 +463,10 @@ def match_collectives(listed: Collectives, *, is_one_clock: bool = True) -> Matc
         size_bytes=np.where(is_same, listed.size_bytes[begins], NULL),
         bus_factor=compute_bus_factors(listed)[begins],
         ranks=counts,
+        is_synchronous=is_synchronous & is_same & is_whole,
         first_ns=listed.start_ns[begins],
         last_ns=listed.start_ns[last],
-        end_ns=np.maximum.reduceat(listed.end_ns, begins) if len(begins) else begins,
+        last_end_ns=np.maximum.reduceat(listed.end_ns, begins) if len(begins) else begins,
         last_member=np.where(is_timed, listed.member[last], -1),
         cause=_find_causes(listed.enqueue_ns[last], before_last, is_timed),
         wait_max_ns=np.where(is_timed, listed.start_ns[last] - listed.start_ns[begins], NULL),
@@ -479,6 +476,7 @@ def match_collectives(listed: Collectives, *, is_one_clock: bool = True) -> Matc
         match=match,
         member=listed.member.astype(np.int64),
         start_ns=listed.start_ns,
+        end_ns=listed.end_ns,
         wait_ns=wait_ns,
         dropped=tuple(dropped.tolist()),
     )
@@ -648,7 +646,7 @@ def _sort_matches(matches: Matches, which: Int64) -> Matches:
     place[which] = np.arange(len(which))
     rows = np.flatnonzero(place[matches.match] >= 0)
     rows = rows[np.argsort(place[matches.match[rows]], kind="stable")]
-    per_row = ("match", "member", "start_ns", "wait_ns")
+    per_row = ("match", "member", "start_ns", "end_ns", "wait_ns")
     columns = {column.name: getattr(matches, column.name) for column in fields(matches)}
     changed: dict[str, Any] = {
         name: column[rows if name in per_row else which]
@@ -782,7 +780,7 @@ def _make_match_columns(matches: Matches, which: Int64) -> dict[str, NDArray[Any
 
 
 def _make_wait_columns(matches: Matches, which: Int64) -> dict[str, NDArray[Any]]:
-    transfer = matches.end_ns[which] - matches.last_ns[which]
+    transfer = matches.last_end_ns[which] - matches.last_ns[which]
     size = matches.size_bytes[which]
     rate = np.where(size != NULL, compute_ratios(size, transfer), np.nan)
     last = _make_member_columns(matches.members, matches.last_member[which])

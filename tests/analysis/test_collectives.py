@@ -14,11 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.collectives_oracle import match_rows
-from tests.analysis.sample_collectives import all_reduces, write_rank
+from tests.analysis.sample_collectives import STEP_NS, all_reduces, write_rank
 from tests.example_count import scale_examples
+from tests.trace.sample_kineto import EPOCH_NS, annotation
 
 import traceable
-from traceable.analysis.collectives import KERNEL_ARGS, Collectives, Communicator, Member, match_collectives
+from traceable.analysis.collectives import (
+    KERNEL_ARGS,
+    Collectives,
+    Communicator,
+    Member,
+    list_collectives,
+    match_collectives,
+    read_collectives,
+    tabulate_collectives,
+)
 from traceable.errors import MissingDataError
 from traceable.trace.collective_fields import encode_kernel_args, parse_collective_fields
 from traceable.trace.model import NULL
@@ -233,7 +243,7 @@ def test_ranks_that_disagree_and_one_that_never_enters_are_told(tmp_path: Path) 
         write_rank(tmp_path, rank, 3, events)
     problems = traceable.load(tmp_path).collectives().others["problems"]
     assert problems.column("sequence") == [7, 8]
-    assert problems.column("problem") == ["outside_recording", "mismatched"]
+    assert problems.column("problem") == ["never_entered", "mismatched"]
     assert problems.column("problem_ranks")[0] == ["2"]
 
 
@@ -253,3 +263,54 @@ def test_clocks_that_are_apart_give_no_waits(tmp_path: Path) -> None:
     assert len(table.others["waits"]) == 0
     assert set(table.others["problems"].column("problem")) == {"clocks_contradict"}
     assert table.others["ranks"].column("last_count") == [0, 0]
+
+
+@pytest.mark.parametrize("has_args", [True, False])
+def test_a_table_of_collectives_holds_all_that_is_known(tmp_path: Path, has_args: bool) -> None:
+    for rank in range(2):
+        write_rank(tmp_path, rank, 2, all_reduces(rank, 2, [[100_000, 200_000]] * 3, has_args=has_args))
+    listed = list_collectives(traceable.load(tmp_path).context)
+    again = read_collectives(tabulate_collectives(listed))
+    assert len(listed) == 6
+    for name, value in vars(listed).items():
+        other = getattr(again, name)
+        if isinstance(value, np.ndarray):
+            assert other.dtype == value.dtype
+            assert other.tolist() == value.tolist()
+        else:
+            assert other == value
+
+
+def test_a_group_in_which_the_root_leaves_early_has_no_last_rank(tmp_path: Path) -> None:
+    for rank in range(2):
+        events = all_reduces(rank, 2, [[100_000, 900_000]] * 2)
+        for event in events:
+            if event["cat"] == "kernel":
+                event["args"]["Collective name"] = "broadcast"
+        write_rank(tmp_path, rank, 2, events)
+    table = traceable.load(tmp_path).collectives()
+    assert len(table.others["waits"]) == 0
+    assert "problems" not in table.others
+    assert table.others["ranks"].column("collectives") == [2, 2]
+    assert table.others["ranks"].column("timed") == [0, 0]
+
+
+def test_only_collectives_of_the_range_count(tmp_path: Path) -> None:
+    for rank in range(2):
+        events = all_reduces(rank, 2, [[100_000, 200_000]] * 3)
+        events.append(annotation("all", EPOCH_NS + STEP_NS, 2 * STEP_NS))
+        write_rank(tmp_path, rank, 2, events)
+    recording = traceable.load(tmp_path)
+    assert recording.collectives().column("count") == [6]
+    assert recording.collectives(range="all").column("count") == [4]
+    assert recording.collectives(range="all").others["waits"].column("sequence") == [8, 9]
+    with pytest.raises(MissingDataError, match="range_not_found"):
+        recording.collectives(range="none")
+
+
+def test_several_kernels_of_one_call_are_one_collective(tmp_path: Path) -> None:
+    events = all_reduces(0, 2, [[100_000, 200_000]] * 2)
+    second = {**events[2], "ts": events[2]["ts"] + 600, "args": dict(events[2]["args"])}
+    table = traceable.load(write_rank(tmp_path, 0, 2, [*events, second])).collectives()
+    assert table.column("count") == [2]
+    assert table.column("collective_max_ns") == [600_000 + 500_000]

@@ -44,7 +44,7 @@ from traceable.trace.collective_fields import (
     normalize_name,
     parse_collective_fields,
 )
-from traceable.trace.model import NULL, Bool, Float64, Int32, Int64, NDArray, find_distinct
+from traceable.trace.model import NULL, Bool, Calls, Float64, Int32, Int64, NDArray, Ranges, find_distinct
 from traceable.units import format_count
 
 KERNEL_ARGS, KERNEL_ORDER = "kernel_args", "kernel_order"
@@ -241,17 +241,19 @@ def _list_members(context: Context, process: Int32, device: Int32) -> tuple[Memb
     trace, gpu = context.trace, context.gpu
     of_thread = np.array([thread.process for thread in trace.threads], np.int64)
     first, last = np.full(len(trace.processes), np.iinfo(np.int64).max), np.full(len(trace.processes), NULL)
-    for owner, start_ns, end_ns in (
+    events: tuple[Calls | Ranges, ...] = trace.calls, trace.ranges
+    recorded: list[tuple[NDArray[np.integer], Int64, Int64]] = [
         (gpu.process, gpu.start_ns, gpu.end_ns),
-        *((of_thread[one.thread], one.start_ns, one.end_ns) for one in (trace.calls, trace.ranges)),
-    ):
+        *((of_thread[one.thread], one.start_ns, one.end_ns) for one in events),
+    ]
+    for owner, start_ns, end_ns in recorded:
         np.minimum.at(first, owner, start_ns)
         np.maximum.at(last, owner, end_ns)
     members = []
     for one, number in zip(process.tolist(), device.tolist(), strict=True):
-        owner = trace.processes[one]
+        of = trace.processes[one]
         times = int(first[one]), int(last[one])
-        members.append(Member(owner.rank, owner.pid, owner.name, number, trace.source.host, *times))
+        members.append(Member(of.rank, of.pid, of.name, number, trace.source.host, *times))
     return tuple(members)
 
 
@@ -294,6 +296,71 @@ def _count_sequences(listed: Collectives) -> Collectives:
     sequence = listed.sequence.copy()
     sequence[order] = np.arange(len(order)) - np.repeat(begins, np.diff(np.append(begins, len(order))))
     return replace(listed, sequence=sequence)
+
+
+def tabulate_collectives(listed: Collectives) -> Table:
+    """Return one row a collective, of plain columns, from which `read_collectives` makes the same."""
+    of_group = [listed.communicators[one] for one in listed.communicator.tolist()]
+    owner = [listed.members[one] for one in listed.member.tolist()]
+    return Table(
+        {
+            "name": pack_objects(listed.names[one] for one in listed.name.tolist()),
+            "dtype": pack_objects(None if one < 0 else listed.names[one] for one in listed.dtype.tolist()),
+            "communicator": pack_objects(one.name for one in of_group),
+            "group_ranks": pack_objects(
+                None if one.ranks is None else ",".join(map(str, one.ranks)) for one in of_group
+            ),
+            "group_size": np.array([NULL if one.size is None else one.size for one in of_group], np.int64),
+            "source": pack_objects(one.source for one in of_group),
+            "message_bytes": listed.size_bytes,
+            "is_even": listed.is_even,
+            "sequence": listed.sequence,
+            "is_recorded": listed.is_recorded,
+            "enqueue_ns": listed.enqueue_ns,
+            "start_ns": listed.start_ns,
+            "end_ns": listed.end_ns,
+            "stream": listed.stream.astype(np.int64),
+            "operation": listed.operation,
+            "is_clipped": listed.is_clipped,
+            "rank": np.array([NULL if one.rank is None else one.rank for one in owner], np.int64),
+            "pid": np.array([one.pid for one in owner], np.int64),
+            "process": pack_objects(one.process for one in owner),
+            "cuda_device": np.array([one.device for one in owner], np.int64),
+            "host": pack_objects(one.host for one in owner),
+            "recorded_first_ns": np.array([one.first_ns for one in owner], np.int64),
+            "recorded_last_ns": np.array([one.last_ns for one in owner], np.int64),
+        }
+    )
+
+
+def read_collectives(table: Table) -> Collectives:
+    """Return the collectives of a table that `tabulate_collectives` made."""
+    members: dict[Member, int] = {}
+    communicators: dict[Communicator, int] = {}
+    names: dict[str, int] = {}
+    member, communicator, name, dtype = (np.empty(len(table), np.int32) for _ in range(4))
+    for number, row in enumerate(table.rows()):
+        who = row["rank"], row["pid"], row["process"], row["cuda_device"], row["host"]
+        times = row["recorded_first_ns"], row["recorded_last_ns"]
+        member[number] = members.setdefault(Member(*who, *times), len(members))
+        ranks = None if row["group_ranks"] is None else tuple(map(int, row["group_ranks"].split(",")))
+        group = Communicator(row["communicator"], ranks, row["group_size"], row["source"])
+        communicator[number] = communicators.setdefault(group, len(communicators))
+        name[number] = names.setdefault(row["name"], len(names))
+        dtype[number] = -1 if row["dtype"] is None else names.setdefault(row["dtype"], len(names))
+    same = ("is_even", "sequence", "is_recorded", "enqueue_ns", "start_ns", "end_ns", "operation", "is_clipped")
+    return Collectives(
+        tuple(members),
+        tuple(communicators),
+        tuple(names),
+        member,
+        communicator,
+        name,
+        dtype,
+        size_bytes=table.values["message_bytes"],
+        stream=table.values["stream"].astype(np.int32),
+        **{column: table.values[column] for column in same},
+    )
 
 
 def compute_bus_factors(listed: Collectives) -> Float64:

@@ -726,13 +726,13 @@ def _sort_matches(matches: Matches, which: Int64) -> Matches:
     return replace(matches, **{**changed, **lists, "match": place[changed["match"]]})
 
 
-def collectives(context: Context, *, by: str = "collective", range_name: str | None = None, top: int = 10) -> Table:
+def collectives(context: Context, *, by: str = "collective", range_name: str | None = None, top: int = 20) -> Table:
     """Return the collectives by name, communicator and size: their times and bandwidths.
 
     Args:
         by: `collective`, or `rank`: one row for each of them on each rank.
         range_name: only those whose kernels belong to a range of this name.
-        top: how many of the collectives with the longest waits the table `waits` has.
+        top: how many of the longest waits are listed.
 
     Returns:
         The kinds with the most time first. Others, where several ranks ran collectives together: `ranks`, one row a

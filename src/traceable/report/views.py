@@ -628,7 +628,7 @@ _COLLECTIVES = View(
     "collectives",
     "what NCCL moved and how fast, and which rank the others waited for",
     by=("collective", "rank"),
-    options=_BY_RANGE,
+    options={**_BY_RANGE, "top": "top"},
     columns=(
         Column("name", "collective"),
         *_RANK,

@@ -15,7 +15,10 @@ whole array over the time, and that times a factor for the traffic that each lin
 
 from __future__ import annotations
 
+import bisect
+import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -44,12 +47,14 @@ from traceable.trace.collective_fields import (
     normalize_name,
     parse_collective_fields,
 )
-from traceable.trace.model import NULL, Bool, Calls, Float64, Int32, Int64, NDArray, Ranges, find_distinct
+from traceable.trace.model import NULL, Bool, Calls, Float64, Int32, Int64, NDArray, Ranges, Trace, find_distinct
+from traceable.trace.nccl_payloads import COMMUNICATOR, MESSAGE_BYTES, RANKS
 from traceable.units import format_count
 
-KERNEL_ARGS, KERNEL_ORDER = "kernel_args", "kernel_order"
-"""Where the communicator, the sizes and the name are from: the arguments of the kernel in a torch.profiler trace; the
-name of the kernel and the order of streams, an inference, without sizes."""
+KERNEL_ARGS, RANGE_PAYLOAD, KERNEL_ORDER = "kernel_args", "range_payload", "kernel_order"
+"""Where the communicator, the sizes and the name are from: the arguments of the kernel in a torch.profiler trace; what
+NCCL attached to the NVTX range around its launch; the name of the kernel and the order of streams, an inference,
+without sizes."""
 
 RECORDED, COUNTED = "recorded", "counted"
 """Where the number of a collective in its communicator is from: the recording; the order of its kernels."""
@@ -84,7 +89,7 @@ class Communicator:
         name: of its process group; an inferred one has its number among those of its process.
         ranks: those of the group; None if not recorded.
         size: how many these are; None if not recorded.
-        source: KERNEL_ARGS or KERNEL_ORDER.
+        source: KERNEL_ARGS, RANGE_PAYLOAD or KERNEL_ORDER.
     """
 
     name: str
@@ -166,8 +171,9 @@ def list_collectives(context: Context) -> Collectives:
     """Return the collectives of a recording, of all its ranks. It may be empty."""
     trace, kernels = context.trace, context.trace.kernels
     rows = find_nccl_kernels(context)
-    known, facts = _read_facts(context, rows)
     call_of = context.launches.call_of[rows]
+    known, facts = _read_facts(context, rows)
+    facts_of_payload = _read_payload_facts(context, call_of)
     enqueue_ns = np.where(call_of >= 0, np.append(context.launches.calls.start_ns, NULL)[call_of], NULL)
     member_of, first = number_groups(kernels.process[rows], kernels.device[rows])
     communicators: dict[Communicator, int] = {}
@@ -175,9 +181,14 @@ def list_collectives(context: Context) -> Collectives:
     names: dict[str, int] = {}
     columns: dict[str, list[int]] = {key: [] for key in ("communicator", "name", "dtype", "size", "sequence", "call")}
     is_even = []
-    for fact, stream, kernel_name in zip(known.tolist(), stream_of.tolist(), kernels.name[rows].tolist(), strict=True):
-        one = facts[fact] if fact >= 0 else _infer_facts(trace.names[kernel_name] if kernel_name >= 0 else "", stream)
-        source = KERNEL_ARGS if fact >= 0 else KERNEL_ORDER
+    of_kernels = known.tolist(), stream_of.tolist(), kernels.name[rows].tolist()
+    for row, (fact, stream, kernel_name) in enumerate(zip(*of_kernels, strict=True)):
+        if fact >= 0:
+            one, source = facts[fact], KERNEL_ARGS
+        elif row in facts_of_payload:
+            one, source = facts_of_payload[row], RANGE_PAYLOAD
+        else:
+            one, source = _infer_facts(trace.names[kernel_name] if kernel_name >= 0 else "", stream), KERNEL_ORDER
         communicator = Communicator(one.group or "", one.ranks, one.group_size, source)
         columns["communicator"].append(communicators.setdefault(communicator, len(communicators)))
         columns["name"].append(names.setdefault(one.name, len(names)))
@@ -214,6 +225,116 @@ def _read_facts(context: Context, rows: Int64) -> tuple[Int64, list[CollectiveFi
     texts = find_distinct(text[text >= 0])
     place = np.where(text >= 0, np.searchsorted(texts, text), -1)
     return place, [parse_collective_fields(context.trace.names[one]) for one in texts.tolist()]
+
+
+def _read_payload_facts(context: Context, call_of: Int64) -> dict[int, CollectiveFields]:
+    """Return what NCCL attached to the calls that launched kernels, by the place of the kernel.
+
+    A kernel is launched within the range of its call, or, of calls in a group, within `ncclGroupEnd`: then it may be of
+    several calls at once.
+
+    Args:
+        call_of: the API call that launched each of NCCL's kernels; -1 for none.
+    """
+    trace = context.trace
+    calls, sizes = _find_nccl_calls(trace)
+    if not calls:
+        return {}
+    launched: dict[_NcclCall, list[int]] = defaultdict(list)
+    launches = context.launches.calls
+    for row in np.flatnonzero(call_of >= 0).tolist():
+        thread, start_ns = int(launches.thread[call_of[row]]), int(launches.start_ns[call_of[row]])
+        of_thread = calls.get(thread, [])
+        place = bisect.bisect_right(of_thread, start_ns, key=lambda one: one.start_ns) - 1
+        # Ranges of NCCL nest: the call is around the end of a group of its own.
+        while place >= 0 and of_thread[place].end_ns < start_ns:
+            place -= 1
+        if place >= 0:
+            launched[of_thread[place]].append(row)
+    facts = {}
+    for call, kernels in launched.items():
+        one = _combine_requests(call, len(kernels), sizes)
+        facts.update(dict.fromkeys(kernels, one) if one is not None else {})
+    return facts
+
+
+@dataclass(frozen=True, eq=False)
+class _NcclCall:
+    """A range of NCCL in which kernels may be launched.
+
+    Attributes:
+        number: of the range.
+        requests: name and fields of the calls whose kernels it launches, at least one.
+    """
+
+    number: int
+    start_ns: int
+    end_ns: int
+    requests: tuple[tuple[str, dict[str, Any]], ...]
+
+
+def _find_nccl_calls(trace: Trace) -> tuple[dict[int, list[_NcclCall]], dict[str, int]]:
+    """Return the calls of each thread that launch kernels, by start, and the number of ranks of each communicator."""
+    ranges, names = trace.ranges, trace.names
+    fields_of = {
+        text: json.loads(names[text])
+        for text in find_distinct(ranges.fields[ranges.fields >= 0]).tolist()
+        if COMMUNICATOR in names[text]
+    }
+    has_fields = np.isin(ranges.fields, list(fields_of))
+    if not has_fields.any():
+        return {}, {}
+    group_start, group_end = trace.name_index("ncclGroupStart"), trace.name_index("ncclGroupEnd")
+    rows = np.flatnonzero(has_fields | np.isin(ranges.name, [group_start, group_end]))
+    sizes: dict[str, int] = {}
+    calls: dict[int, list[_NcclCall]] = defaultdict(list)
+    pending: dict[int, list[tuple[str, dict[str, Any]]]] = {}
+    depth: Counter[int] = Counter()
+    columns = (column[rows].tolist() for column in (ranges.thread, ranges.name, ranges.fields))
+    for row, thread, name, text in zip(rows.tolist(), *columns, strict=True):
+        times = int(ranges.start_ns[row]), int(ranges.end_ns[row])
+        if name == group_start:
+            depth[thread] += 1
+            pending.setdefault(thread, [])
+        elif name == group_end:
+            depth[thread] -= 1
+            if depth[thread] <= 0:
+                depth[thread] = 0
+                if requests := pending.pop(thread, None):
+                    calls[thread].append(_NcclCall(row, *times, tuple(requests)))
+        else:
+            stated = fields_of[text]
+            if RANKS in stated:
+                sizes[stated[COMMUNICATOR]] = stated[RANKS]
+            if MESSAGE_BYTES in stated:
+                request = normalize_name(names[name].removeprefix("nccl")), stated
+                if thread in pending:
+                    pending[thread].append(request)
+                else:
+                    calls[thread].append(_NcclCall(row, *times, (request,)))
+    return calls, sizes
+
+
+def _combine_requests(call: _NcclCall, kernels: int, sizes: dict[str, int]) -> CollectiveFields | None:
+    """Return what is known of a kernel from the calls that it runs; None where these are of different kinds or groups.
+
+    Args:
+        call: with what it launches.
+        kernels: how many it launched: with several requests the share of each is not known.
+        sizes: number of ranks by communicator.
+    """
+    names = {name for name, _ in call.requests}
+    groups = {stated[COMMUNICATOR] for _, stated in call.requests}
+    if len(groups) > 1 or (len(names) > 1 and not names <= {SEND, RECEIVE}):
+        return None
+    name, group = names.pop() if len(names) == 1 else SEND_RECEIVE, groups.pop()
+    ranks = sizes.get(group)
+    # NCCL states the size of one part of these.
+    parts = ranks if name in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER) else 1
+    size = None
+    if parts is not None and name != SEND_RECEIVE and (kernels == 1 or len(call.requests) == 1):
+        size = sum(stated[MESSAGE_BYTES] for _, stated in call.requests) * parts
+    return CollectiveFields(name, size, name != SEND_RECEIVE, None, group, None, ranks, None, call.number)
 
 
 def _infer_facts(kernel: str, stream: int) -> CollectiveFields:
@@ -482,8 +603,8 @@ def match_collectives(listed: Collectives, *, is_one_clock: bool = True) -> Matc
 
     Only collectives of all ranks are matched, by communicator and number. Where the number is counted, the recordings
     of two ranks may begin with different ones: they are shifted to where most of the collectives of both overlap in
-    time, or else have the same names and sizes. A communicator that was inferred is dropped if one of its collectives
-    does not overlap on two ranks, which no all-reduce can.
+    time, or else have the same names and sizes. A communicator that was inferred, or whose kernels send and receive, is
+    dropped if one of its collectives does not overlap on two ranks, which no all-reduce can.
 
     Only a synchronous collective, which no rank can leave before the last one has come, has a last rank and waits: the
     root of a broadcast may be gone when others arrive.
@@ -509,9 +630,10 @@ def match_collectives(listed: Collectives, *, is_one_clock: bool = True) -> Matc
     is_whole = ~np.logical_or.reduceat(listed.is_clipped, begins) if len(begins) else np.zeros(0, np.bool_)
     overlaps = listed.start_ns[last] <= first_end
     contradicts = is_synchronous & is_same & is_whole & ~overlaps & is_one_clock
-    is_inferred = np.array([one.source == KERNEL_ORDER for one in listed.communicators], np.bool_)
     of_match = listed.communicator[begins]
-    dropped = find_distinct(of_match[contradicts & is_inferred[of_match]])
+    is_inferred = np.array([one.source == KERNEL_ORDER for one in listed.communicators], np.bool_)[of_match]
+    is_inferred |= listed.name[begins] == _find_name(listed, SEND_RECEIVE)
+    dropped = find_distinct(of_match[contradicts & is_inferred])
     is_kept = ~np.isin(of_match, dropped)
     is_timed = is_synchronous & is_same & is_whole & overlaps & (counts > 1) & is_one_clock
     reached = np.repeat(listed.start_ns[last], counts)
@@ -559,7 +681,7 @@ def _find_matchable(listed: Collectives) -> Bool:
     of_all = np.array([name in _MATCHED for name in listed.names], np.bool_)[listed.name]
     _, first = number_groups(listed.communicator, listed.member)
     members = np.bincount(listed.communicator[first], minlength=len(listed.communicators))
-    is_pair = (members == 2) & np.array([one.source == KERNEL_ORDER for one in listed.communicators], np.bool_)
+    is_pair = (members == 2) & np.array([one.size in (None, 2) for one in listed.communicators], np.bool_)
     exchanges = np.array([name == SEND_RECEIVE for name in listed.names], np.bool_)[listed.name]
     matchable: Bool = of_all | (exchanges & is_pair[listed.communicator])
     return matchable

@@ -15,7 +15,7 @@ the numbers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -137,18 +137,22 @@ class Fleet:
 
 
 def summarize_rank(profile: RankProfile) -> Summary:
-    """Return what the first pass takes of a rank."""
+    """Return what the first pass takes of a rank; none of it is a view of the profile, whose file may be closed."""
     samples = profile.samples
     rank = RankSummary(
         profile.identity,
-        profile.ranges,
+        _copy_table(profile.ranges),
         _summarize_samples(profile),
-        profile.steps,
-        profile.collectives,
+        _copy_table(profile.steps),
+        None if profile.collectives is None else _copy_table(profile.collectives),
         profile.notes,
     )
     key = np.repeat(np.arange(len(samples)), np.diff(samples.first_bin))
     return Summary((rank,), Counts(samples.keys, key, samples.bins, samples.counts))
+
+
+def _copy_table(table: Table) -> Table:
+    return replace(table, values={name: values.copy() for name, values in table.values.items()})
 
 
 def _summarize_samples(profile: RankProfile) -> Table:
@@ -235,9 +239,8 @@ def _add_counts(parts: Sequence[Counts]) -> Counts:
         for one in part.keys:
             keys.setdefault(one, len(keys))
     numbers = [np.array([keys[one] for one in part.keys], np.int64) for part in parts]
-    key = np.concatenate([new[part.key] for new, part in zip(numbers, parts, strict=True)])
-    item = np.concatenate([part.item for part in parts])
-    count = np.concatenate([part.count for part in parts])
+    key = _concatenate([new[part.key] for new, part in zip(numbers, parts, strict=True)])
+    item, count = _concatenate([part.item for part in parts]), _concatenate([part.count for part in parts])
     group, first = number_groups(key, item)
     return Counts(tuple(keys), key[first], item[first], sum_groups(group, count, len(first)))
 
@@ -650,9 +653,10 @@ def _sort_tree(keys: Sequence[RangeKey], total: Int64) -> list[int]:
 def _spread_means(measure: str, means: Float64, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return how the ranks' means of each range, of shape (keys, ranks), are spread, given the names of the ranks."""
     known: NDArray[Any] = ~np.isnan(means)
-    several: NDArray[Any] = np.count_nonzero(known, axis=1) > 1
+    number: Int64 = known.sum(axis=1)
+    several = number > 1
     columns: dict[str, NDArray[Any]] = {}
-    quiet: Float64 = np.where(known.any(axis=1)[:, None], means, 0.0)
+    quiet: Float64 = np.where((number > 0)[:, None], means, 0.0)
     for word, reduced in (
         ("min", np.nanmin(quiet, axis=1)),
         ("p50", np.nanmedian(quiet, axis=1)),
@@ -816,7 +820,7 @@ class _Excess:
         share, total_ns: the excess as a share of that, and over all instances of the rank.
         score: the excess in deviations.
         is_apart: whether the lower quartile of the rank is above the upper quartile of most ranks.
-        ranks, least_samples: how many ranks have the range, and the median of how many samples they have, shape (keys,).
+        ranks, least_samples: how many ranks have the range, and the median of their samples, shape (keys,).
     """
 
     samples: Int64

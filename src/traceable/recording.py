@@ -461,6 +461,15 @@ class Recording:
         """
         return self.query("streams", by=by, range_name=range)
 
+    def collectives(self, *, by: str = "collective", range: str | None = None) -> Table:  # noqa: A002
+        """Return what NCCL moved and how fast, and which rank the others waited for (docs/collectives.md).
+
+        Args:
+            by: `collective`, or `rank`: one row for each collective on each rank.
+            range: only collectives whose kernels belong to ranges of this name.
+        """
+        return self.query("collectives", by=by, range_name=range)
+
     def steps(
         self,
         *,

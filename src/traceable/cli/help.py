@@ -34,7 +34,7 @@ SECTIONS = {
     "Record": ("nsys", "torch-collector", "recorder-gpu", "ranks", "remote", "control", "top", "flight-recorder"),
     "Servers and load": ("requests", "sides", "jobs", "load"),
     "Look and share": ("html-report", "timeline", "notebooks", "plot", "export"),
-    "Analyze": ("numbers", "decode-step", "analysis", "critical-path", "rates", "ncu"),
+    "Analyze": ("numbers", "decode-step", "analysis", "critical-path", "collectives", "rates", "ncu"),
     "Compare": ("compare", "baselines", "align", "compare-noise"),
     "Verify and fix": ("contract", "testing", "measure-overhead", "troubleshooting", "doctor", "diagnosis"),
     "Reference": ("report", "compare-numbers", "conditions", "findings", "names", "kineto", "secrets", "messages"),

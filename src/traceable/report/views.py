@@ -617,6 +617,80 @@ _STREAMS = View(
     },
 )
 
+_RANK = (
+    Column("rank", rank=0),
+    Column("pid", rank=3, only_if_several=True, redundant_with="rank"),
+    Column("process", rank=9, only_if_several=True, redundant_with="rank"),
+)
+"""The rank of a collective: its number, or its process where that is not known."""
+
+_COLLECTIVES = View(
+    "collectives",
+    "what NCCL moved and how fast, and which rank the others waited for",
+    by=("collective", "rank"),
+    options=_BY_RANGE,
+    columns=(
+        Column("name", "collective"),
+        *_RANK,
+        Column("communicator", rank=4),
+        Column("group_size", "of ranks", 8),
+        Column("dtype", rank=9),
+        Column("message_bytes", "message", 1),
+        Column("count", rank=2),
+        Column("clipped", rank=7, only_if_any=True),
+        Column("total_ns", "total", 0),
+        Column("collective_mean_ns", "mean", 10),
+        Column("collective_p50_ns", "p50", 3),
+        Column("collective_p99_ns", "p99", 6),
+        Column("collective_max_ns", "max", 11),
+        Column("algorithm_gb_per_s", "algorithm", 5),
+        Column("bus_gb_per_s", "bus", 1),
+        Column("bus_max_gb_per_s", "bus max", 4),
+        Column("source", rank=12),
+    ),
+    others={
+        "ranks": ViewTable(
+            "ranks, by how long others waited for them",
+            (
+                *_RANK,
+                Column("collectives", rank=4),
+                Column("last_count", "last", 2),
+                Column("caused_wait_ns", "others waited", 0),
+                Column("caused_wait_max_ns", "at most", 3),
+                Column("wait_total_ns", "waited", 1),
+            ),
+        ),
+        "waits": ViewTable(
+            "the longest waits for a rank",
+            (
+                Column("name", "collective"),
+                Column("communicator", rank=6),
+                Column("sequence", rank=3),
+                Column("message_bytes", "message", 5),
+                Column("start_ns", "at", 4),
+                Column("last_rank", "last rank", 0),
+                Column("last_pid", "last pid", 1, redundant_with="last_rank"),
+                Column("cause", rank=2),
+                Column("wait_max_ns", "waited", 0),
+                Column("wait_total_ns", "all waited", 7),
+                Column("transfer_ns", "transfer", 8),
+                Column("bus_gb_per_s", "bus", 9),
+            ),
+        ),
+        "problems": ViewTable(
+            "collectives that ranks do not agree about",
+            (
+                Column("name", "collective"),
+                Column("communicator", rank=3),
+                Column("sequence", rank=2),
+                Column("start_ns", "at", 4),
+                Column("problem", rank=0),
+                Column("problem_ranks", "ranks", 1),
+            ),
+        ),
+    },
+)
+
 _RATES = View(
     "rates",
     "how fast ranges did the work that they declare, and the share of the peak",
@@ -717,7 +791,7 @@ VIEWS: dict[str, View] = {
     view.name: view
     for view in (
         *(RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _CRITICAL_PATH, _REQUESTS, _STREAMS),
-        *(_RATES, FINDINGS),
+        *(_COLLECTIVES, _RATES, FINDINGS),
     )
 }
 """The views by name, in the order of `--view all`."""

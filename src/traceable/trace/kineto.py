@@ -354,6 +354,7 @@ class _TraceTables:
                 columns["size_bytes"] = table.column("size_bytes")
             columns["process"] = self._number_processes(table, process_of)
             columns_by_kind[kind] = columns
+        columns_by_kind["kernels"]["fields"] = fold_constant(columns_by_kind["kernels"]["fields"])
         columns_by_kind["kernels"]["short_name"] = make_constant_column(-1, len(events.kernels), np.int32)
         columns_by_kind["overheads"]["process"] = self._number_processes(events.overheads, {})
         for kind, columns in columns_by_kind.items():

@@ -522,6 +522,7 @@ class _Reader:
             name=strings.index_column(rows.encoded["name"]),
             short_name=strings.index_column(rows.encoded["short name"]),
             geometry=launch.map_values(number),
+            fields=model.make_constant_column(-1, rows.count, np.int32),
         )
 
     def _make_calls(self, rows: Rows, strings: Strings) -> model.Calls:

@@ -69,8 +69,8 @@ class RankIdentity:
 
     @property
     def name(self) -> str:
-        """How output calls the rank."""
-        return self.label if self.rank is None else f"rank {self.rank}"
+        """How output calls the rank: by its number, else by the last part of its label."""
+        return self.label.rstrip("/").rpartition("/")[2] if self.rank is None else f"rank {self.rank}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,7 +110,7 @@ class DaskRanks:
         identities: dict[Path, tuple[RankIdentity, ...]] = {}
         problems: dict[Path, Message] = {}
         self._progress(f"reading {len(outcomes)} recordings on Dask")
-        for number, future in enumerate(as_completed(outcomes), 1):
+        for number, future in enumerate(as_completed(outcomes, loop=self._client.loop), 1):
             path = outcomes[future]
             if future.status == "finished":
                 outcome: _Outcome = future.result()

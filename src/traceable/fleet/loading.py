@@ -1,4 +1,4 @@
-"""Many recordings become one profile: they are listed, reduced, checked and merged in two passes.
+"""Many recordings become one profile: they are reduced, checked and merged in two passes.
 
 A recording that can't be read is left out and named. One that changes while it is read is read once more, and else left
 out. None is read twice without need: results are kept (`cache`).
@@ -29,58 +29,15 @@ from traceable.analysis.job_ranks import check_job_ranks
 from traceable.analysis.rank_profile import RankIdentity, RankProfile
 from traceable.errors import CauseError, Message, MissingDataError, TraceableError, TraceError, UsageError
 from traceable.fleet.cache import Cache, Stamp, find_cache_directory, stamp_recording
+from traceable.fleet.listing import list_recordings
 from traceable.fleet.profile_files import DamagedProfileError, read_profiles
 from traceable.fleet.reduction import FAN_IN, Excluded, ReduceOptions, name_rank, parse_name_rules
 from traceable.fleet.workers import Reduction, choose_worker_count, reduce_paths
-from traceable.launch.ranks import list_rank_runs
-from traceable.protocol import run_dir, untrusted
 from traceable.protocol.ranks import has_rank
 
 _LISTED = 8
 
 _Partial = TypeVar("_Partial")
-
-
-# ---- which recordings
-
-
-def list_recordings(paths: Sequence[Path]) -> list[Path]:
-    """Return the recordings at several paths, each once: those of a pattern, of a directory of ranks or traces.
-
-    Args:
-        paths: of recordings, or patterns over them (`runs/*.nsys-rep`).
-
-    Raises:
-        TraceError: there is no such file, or nothing matches a pattern; or a directory has the ranks of several jobs.
-    """
-    found = [one for path in paths for one in (_expand_pattern(path) if not untrusted.exists(path) else [path])]
-    recordings = [one for path in found for one in _expand_directory(path)]
-    return list({one.absolute(): one for one in recordings}.values())
-
-
-def has_pattern(path: Path) -> bool:
-    """Whether a path is a pattern over several, as a shell would expand it."""
-    return any(one in str(path) for one in "*?[") and not untrusted.exists(path)
-
-
-def _expand_pattern(path: Path) -> list[Path]:
-    matches: list[Path] = []
-    if has_pattern(path):
-        with contextlib.suppress(ValueError, OSError):  # a pattern that Python does not have
-            matches = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-        if not matches:
-            raise TraceError("no_such_file", f"nothing matches {path}", "check the pattern and the working directory")
-    return matches or [path]
-
-
-def _expand_directory(path: Path) -> list[Path]:
-    if not path.is_dir() or untrusted.exists(path / run_dir.MANIFEST):
-        return [path]
-    if runs := list_rank_runs(path):
-        return list(runs)
-    from traceable.trace import kineto
-
-    return kineto.list_trace_files(path) or [path]
 
 
 # ---- the reduced recordings

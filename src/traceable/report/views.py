@@ -795,3 +795,96 @@ VIEWS: dict[str, View] = {
     )
 }
 """The views by name, in the order of `--view all`."""
+
+# ---- many ranks (docs/fleet.md)
+
+_STEP_TIMES = (
+    Column("steady_steps", "steady", 7),
+    Column("step_mean_ns", "mean", 11),
+    Column("step_p50_ns", "p50", 1),
+    Column("step_p99_ns", "p99", 4),
+    Column("step_max_ns", "max", 8),
+    Column("own_p50_ns", "own p50", 2),
+    Column("critical_steps", "critical", 0),
+)
+
+_RANKS = View(
+    "ranks",
+    "of many ranks: each one, its steps and whether it is a straggler",
+    row_filters=frozenset({"match"}),
+    columns=(
+        Column("name", "rank"),
+        Column("host", rank=3),
+        Column("gpus", "GPUs", 13),
+        Column("start_ns", "at", 10),
+        Column("recorded_ns", "recorded", 9),
+        Column("range_instances", "ranges", 12),
+        *_STEP_TIMES,
+        Column("straggler", rank=1),
+        Column("straggler_range", "slow in", 2),
+        Column("label", "recording", 14),
+    ),
+)
+
+_NODES = View(
+    "nodes",
+    "of many ranks: each host, and the steps of its ranks",
+    columns=(
+        Column("host"),
+        Column("ranks", rank=0),
+        Column("gpus", "GPUs", 5),
+        Column("range_instances", "ranges", 12),
+        *_STEP_TIMES,
+        Column("stragglers", rank=1, only_if_any=True),
+    ),
+)
+
+_STRAGGLERS = View(
+    "stragglers",
+    "of many ranks: those that are slower than the others, and in which range",
+    row_filters=frozenset({"match", "domain"}),
+    columns=(
+        Column("rank"),
+        Column("host", rank=4),
+        Column("path", "range", 1),
+        Column("measure", rank=5),
+        Column("rank_p50_ns", "p50", 2),
+        Column("others_p50_ns", "others", 3),
+        Column("excess_share", "more", 0),
+        Column("excess_total_ns", "in all", 6),
+        Column("score", rank=8),
+        Column("samples", rank=9),
+        Column("ranks", rank=10),
+        Column("certainty", rank=1),
+        Column("whole_host", "whole host", 7, only_if_any=True),
+        Column("label", "recording", 11),
+    ),
+)
+
+_FLEET_STEPS = View(
+    "steps",
+    "the critical rank of each step",
+    columns=(
+        Column("step"),
+        Column("ranks", rank=7),
+        Column("steady", rank=9),
+        Column("wall_min_ns", "wall min", 10),
+        Column("wall_p50_ns", "wall p50", 3),
+        Column("wall_max_ns", "wall max", 4),
+        Column("critical", "critical rank", 0),
+        Column("host", rank=8),
+        Column("own_ns", "own", 2),
+        Column("own_p50_ns", "own p50", 5),
+        Column("lead_ns", "ahead by", 11),
+        Column("imbalance_share", "imbalance", 6),
+        Column("name", "slow in", 1),
+        Column("excess_ns", "by", 2),
+        Column("certainty", rank=6),
+    ),
+)
+
+FLEET_VIEWS: dict[str, View] = {view.name: view for view in (RANGES, _RANKS, _NODES, _FLEET_STEPS, _STRAGGLERS)}
+"""The views of many ranks, by name."""
+
+FLEET_BY = ("path", "rank", "node")
+"""What the ranges of many ranks may be by."""

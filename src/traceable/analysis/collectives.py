@@ -879,13 +879,14 @@ def collectives(context: Context, *, by: str = "collective", range_name: str | N
             raise MissingDataError(
                 "no_collectives_in_range", f"no collective was launched {where}", "list all: `--view collectives`"
             )
-    table = _group_kinds(listed, by == "rank")
+    table = group_collectives(listed, by_rank=by == "rank")
     matches = match_collectives(listed)
     others = tabulate_matches(matches, top) if len(matches) and int(matches.ranks.max()) > 1 else {}
-    return Table(table.values, others, (*_describe_sources(listed), *describe_matches(matches)))
+    return Table(table.values, others, (*describe_sources(listed), *describe_matches(matches)))
 
 
-def _group_kinds(listed: Collectives, by_rank: bool) -> Table:
+def group_collectives(listed: Collectives, *, by_rank: bool) -> Table:
+    """Return one row for each name, communicator, size and type, and with `by_rank` each rank; the most time first."""
     kind = (listed.name, listed.communicator, listed.size_bytes, listed.dtype)
     group, first = number_groups(*kind, *((listed.member,) if by_rank else ()))
     groups = len(first)
@@ -1010,7 +1011,8 @@ def _label_member(member: Member) -> str:
     return str(member.rank) if member.rank is not None else f"{member.pid}/{member.device}"
 
 
-def _describe_sources(listed: Collectives) -> list[Message]:
+def describe_sources(listed: Collectives) -> list[Message]:
+    """Return a note on collectives of which little is known, if there are any."""
     inferred = int(
         np.array([one.source == KERNEL_ORDER for one in listed.communicators], np.bool_)[listed.communicator].sum()
     )

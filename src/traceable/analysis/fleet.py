@@ -948,9 +948,18 @@ _STEP_SUMMARY: Mapping[str, type] = {
     "own_p50_ns": np.float64,
 }
 _RANK_COLUMNS: Mapping[str, type] = {
-    "name": object, "rank": np.int64, "label": object, "host": object, "gpus": object, "start_ns": np.int64,
-    "recorded_ns": np.int64, "range_instances": np.int64, **_STEP_SUMMARY, "critical_steps": np.int64,
-    "straggler": object, "straggler_range": object,
+    "name": object,
+    "rank": np.int64,
+    "label": object,
+    "host": object,
+    "gpus": object,
+    "start_ns": np.int64,
+    "recorded_ns": np.int64,
+    "range_instances": np.int64,
+    **_STEP_SUMMARY,
+    "critical_steps": np.int64,
+    "straggler": object,
+    "straggler_range": object,
 }
 _NODE_COLUMNS: Mapping[str, type] = {
     "host": object,

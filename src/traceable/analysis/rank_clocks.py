@@ -14,7 +14,7 @@ changes at a constant rate. `analysis.clocks` does the same with requests, for t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,6 +121,14 @@ def align_ranks(recordings: Sequence[RankRecording], by: str) -> tuple[tuple[Ran
     return tuple(clocks), tuple(notes)
 
 
+def place_on_one_clock(recordings: Sequence[RankRecording], clocks: Sequence[RankClock]) -> Collectives:
+    """Return the collectives of all recordings, with times since the first of them began."""
+    parts = [apply_clock(one.collectives, clock, one.epoch_ns) for one, clock in zip(recordings, clocks, strict=True)]
+    joined = join_collectives(parts)
+    begin_ns = min((member.first_ns for member in joined.members), default=0)
+    return _move_times(joined, lambda times_ns: times_ns - begin_ns)
+
+
 def apply_clock(listed: Collectives, clock: RankClock, epoch_ns: int | None) -> Collectives:
     """Return the collectives of a recording with the times of the clock that all recordings have.
 
@@ -133,13 +141,21 @@ def apply_clock(listed: Collectives, clock: RankClock, epoch_ns: int | None) -> 
 
     def move(times_ns: Int64) -> Int64:
         drift_ns = np.rint(clock.skew * (times_ns + base_ns - clock.at_ns)).astype(np.int64) if clock.skew else 0
-        return np.where(times_ns == NULL, NULL, times_ns + base_ns + clock.offset_ns + drift_ns)
+        moved: Int64 = times_ns + base_ns + clock.offset_ns + drift_ns
+        return moved
 
+    return _move_times(listed, move)
+
+
+def _move_times(listed: Collectives, move: Callable[[Int64], Int64]) -> Collectives:
     members = []
     for one in listed.members:
         first_ns, last_ns = move(np.array([one.first_ns, one.last_ns], np.int64)).tolist()
         members.append(replace(one, first_ns=first_ns, last_ns=last_ns))
-    times: dict[str, Any] = {name: move(getattr(listed, name)) for name in ("enqueue_ns", "start_ns", "end_ns")}
+    times: dict[str, Any] = {}
+    for name in ("enqueue_ns", "start_ns", "end_ns"):
+        values = getattr(listed, name)
+        times[name] = np.where(values == NULL, NULL, move(np.where(values == NULL, 0, values)))
     return replace(listed, members=tuple(members), **times)
 
 

@@ -58,6 +58,11 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", metavar="N", type=parse_positive_int, help="read N recordings at a time")
     group.add_argument("--no-cache", action="store_true", help="neither use nor keep results of earlier reports")
     group.add_argument(
+        "--align",
+        choices=("none", "utc", "collectives"),
+        help="align the clocks of hosts not at all, by their wall clocks, or by the ends of collectives (default)",
+    )
+    group.add_argument(
         "--dask", metavar="ADDRESS", help="read them on the workers of this Dask cluster, as in tcp://host:8786"
     )
 
@@ -133,10 +138,13 @@ def report_fleet(arguments: argparse.Namespace, reason: Message | None = None) -
             workers=arguments.workers,
             cache=not arguments.no_cache,
             dask=arguments.dask,
+            align=arguments.align,
             progress=progress,
         )
     if reason is not None:
         fleet = dataclasses.replace(fleet, notes=(reason, *fleet.notes))
+    if len(views) > 1:
+        views = [view for view in views if view.name in fleet.tables]
     tables = {view: select_table(fleet, view, arguments.by) for view in views}
     first = RANGES if RANGES in tables else views[0]
     choice = dataclasses.replace(parse_row_filter(arguments).resolve(tables[first]), name=arguments.range_name)

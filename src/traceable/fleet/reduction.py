@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from traceable.analysis.collectives import list_collectives, tabulate_collectives
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.range_names import NameRules, load_name_rules
 from traceable.analysis.rank_profile import RankIdentity, RankProfile, reduce_recording
@@ -132,11 +133,13 @@ def _list_parts(recording: Recording) -> list[int]:
 
 
 def _reduce_part(recording: Recording, path: Path, part: str, options: ReduceOptions) -> RankProfile:
+    listed = list_collectives(recording.context)
     return reduce_recording(
         recording.context,
         _identify_rank(recording, path, part),
         step_range=options.step_range,
         step_kernel=options.step_kernel,
+        collectives=tabulate_collectives(listed) if len(listed) else None,
         notes=recording.notes,
     )
 

@@ -688,6 +688,18 @@ _COLLECTIVES = View(
                 Column("problem_ranks", "ranks", 1),
             ),
         ),
+        "clocks": ViewTable(
+            "clocks of many ranks, against that of the first",
+            (
+                Column("label", "rank"),
+                Column("host", rank=3),
+                Column("clock", rank=4),
+                Column("offset_ns", "offset", 0),
+                Column("uncertainty_ns", "uncertainty", 1),
+                Column("skew_us_per_s", "skew us/s", 2),
+                Column("collectives", rank=5),
+            ),
+        ),
     },
 )
 
@@ -883,7 +895,9 @@ _FLEET_STEPS = View(
     ),
 )
 
-FLEET_VIEWS: dict[str, View] = {view.name: view for view in (RANGES, _RANKS, _NODES, _FLEET_STEPS, _STRAGGLERS)}
+FLEET_VIEWS: dict[str, View] = {
+    view.name: view for view in (RANGES, _RANKS, _NODES, _FLEET_STEPS, _STRAGGLERS, _COLLECTIVES)
+}
 """The views of many ranks, by name."""
 
 FLEET_BY = ("path", "rank", "node")

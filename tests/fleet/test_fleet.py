@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -26,6 +27,10 @@ from traceable.fleet.reduction import ReduceOptions, reduce_file
 from traceable.recording import load
 
 Make = Callable[..., list[Path]]
+PATTERNS = {f"{word}_{what}" for word in ("h2d", "d2h", "d2d", "p2p") for what in ("count", "bytes", "ns")}
+"""Columns that docs/report.md explains by a pattern."""
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 RANKS, STRAGGLER, LATE, BROKEN, LATE_STEP = 64, 17, 41, 5, 9
 
 
@@ -114,6 +119,17 @@ def test_memory_is_that_of_the_largest_file(job: Path) -> None:
 
     # The largest process of all: neither a worker nor the one that merges holds more than a few recordings.
     assert find_peak(job / "*.sqlite", "--no-cache") < 2 * find_peak(largest)
+
+
+def test_every_column_is_explained(job: Path) -> None:
+    text = "".join((DOCS / name).read_text() for name in ("fleet.md", "report.md"))
+    words = set(re.findall(r"`(\w+)`", text))
+    for view, table in load_fleet(job / "*.sqlite").tables.items():
+        # Those of the collectives are explained where their view is.
+        columns = (
+            set() if view == "collectives" else {re.sub("^gpu_(busy|span)_", "cpu_", one) for one in table.columns}
+        )
+        assert columns - words - PATTERNS == set(), view
 
 
 def test_views_and_outputs(job: Path) -> None:

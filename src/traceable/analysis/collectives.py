@@ -59,6 +59,10 @@ without sizes."""
 RECORDED, COUNTED = "recorded", "counted"
 """Where the number of a collective in its communicator is from: the recording; the order of its kernels."""
 
+CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
+"""How well it is known who was last: the rank came later than the others by more than their clocks may be off; so it
+did, but communicator or number are inferred; it may be another one, as far as the clocks are known."""
+
 LAUNCHED_LATE, QUEUED = "launched_late", "queued"
 """Why a rank was last: the CPU launched its kernel after all others had arrived; it was launched before that, and
 waited for earlier work on its GPU."""
@@ -77,6 +81,7 @@ _MATCHED = _SYNCHRONOUS | {BROADCAST, REDUCE, GATHER, SCATTER}
 """Collectives that every rank of the communicator takes part in."""
 
 _KERNEL = re.compile(r"(?:void )?nccl\w*?(AllReduce|AllGather|ReduceScatter|AlltoAll|Broadcast|Reduce|SendRecv)")
+_UNKNOWN_NS = 1 << 60
 _SHIFTS = 64
 """By how many collectives the recordings of two ranks may be apart where nothing but their order is known."""
 
@@ -108,6 +113,7 @@ class Member:
         device: CUDA's number of the GPU.
         host: name of the machine; empty where it was not recorded.
         first_ns, last_ns: begin and end of what was recorded of the process.
+        clock_error_ns: by how much its times may be off from those of other hosts; None if unknown.
     """
 
     rank: int | None
@@ -117,6 +123,7 @@ class Member:
     host: str
     first_ns: int
     last_ns: int
+    clock_error_ns: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -370,11 +377,14 @@ def _list_members(context: Context, process: Int32, device: Int32) -> tuple[Memb
     for owner, start_ns, end_ns in recorded:
         np.minimum.at(first, owner, start_ns)
         np.maximum.at(last, owner, end_ns)
+    # Traces of torch.profiler are joined whatever hosts they are of; all else is of one.
+    is_of_hosts = bool(trace.source.files) and trace.source.product == "torch.profiler"
+    clock_error_ns = None if is_of_hosts else 0
     members = []
     for one, number in zip(process.tolist(), device.tolist(), strict=True):
         of = trace.processes[one]
         times = int(first[one]), int(last[one])
-        members.append(Member(of.rank, of.pid, of.name, number, trace.source.host, *times))
+        members.append(Member(of.rank, of.pid, of.name, number, trace.source.host, *times, clock_error_ns))
     return tuple(members)
 
 
@@ -450,6 +460,9 @@ def tabulate_collectives(listed: Collectives) -> Table:
             "host": pack_objects(one.host for one in owner),
             "recorded_first_ns": np.array([one.first_ns for one in owner], np.int64),
             "recorded_last_ns": np.array([one.last_ns for one in owner], np.int64),
+            "clock_error_ns": np.array(
+                [NULL if one.clock_error_ns is None else one.clock_error_ns for one in owner], np.int64
+            ),
         }
     )
 
@@ -462,7 +475,7 @@ def read_collectives(table: Table) -> Collectives:
     member, communicator, name, dtype = (np.empty(len(table), np.int32) for _ in range(4))
     for number, row in enumerate(table.rows()):
         who = row["rank"], row["pid"], row["process"], row["cuda_device"], row["host"]
-        times = row["recorded_first_ns"], row["recorded_last_ns"]
+        times = row["recorded_first_ns"], row["recorded_last_ns"], row["clock_error_ns"]
         member[number] = members.setdefault(Member(*who, *times), len(members))
         ranks = None if row["group_ranks"] is None else tuple(map(int, row["group_ranks"].split(",")))
         group = Communicator(row["communicator"], ranks, row["group_size"], row["source"])
@@ -518,6 +531,7 @@ class Matches:
         first_ns, last_ns: first and last arrival.
         last_end_ns: last end.
         last_member: who arrived last; -1 if not known.
+        certainty: of that: CERTAIN, LIKELY or POSSIBLE; None for none.
         cause: LAUNCHED_LATE or QUEUED; None if not known.
         wait_max_ns, wait_total_ns: how long a rank waited for the last one at most, and all of them; NULL if not known.
         problem: one of the codes above; None for none.
@@ -543,6 +557,7 @@ class Matches:
     last_ns: Int64
     last_end_ns: Int64
     last_member: Int64
+    certainty: tuple[str | None, ...]
     cause: tuple[str | None, ...]
     wait_max_ns: Int64
     wait_total_ns: Int64
@@ -657,6 +672,7 @@ def match_collectives(listed: Collectives, *, is_one_clock: bool = True) -> Matc
         last_ns=listed.start_ns[last],
         last_end_ns=np.maximum.reduceat(listed.end_ns, begins) if len(begins) else begins,
         last_member=np.where(is_timed, listed.member[last], -1),
+        certainty=_rate_certainty(listed, match, last, is_timed),
         cause=_find_causes(listed.enqueue_ns[last], before_last, is_timed),
         wait_max_ns=np.where(is_timed, listed.start_ns[last] - listed.start_ns[begins], NULL),
         wait_total_ns=np.where(is_timed, sum_groups(match, np.where(wait_ns == NULL, 0, wait_ns), len(begins)), NULL),
@@ -764,6 +780,27 @@ def _find_shift_by_signature(reference: Int64, own: Int64) -> int:
     return best
 
 
+def _rate_certainty(listed: Collectives, match: Int64, last: Int64, is_timed: Bool) -> tuple[str | None, ...]:
+    """Return how well it is known who was last, given the row of the last arrival of each match."""
+    hosts: dict[object, int] = {}
+    host = np.array([hosts.setdefault(one.host or number, len(hosts)) for number, one in enumerate(listed.members)])
+    # So large that no rank is late enough, and small enough to be added.
+    error = np.array([_UNKNOWN_NS if one.clock_error_ns is None else one.clock_error_ns for one in listed.members])
+    of_last = listed.member[last][match]
+    is_here = host[listed.member] == host[of_last] if len(match) else np.zeros(0, np.bool_)
+    margin = np.where(is_here, 0, error[listed.member] + error[of_last]) if len(match) else match
+    is_behind = listed.start_ns + margin < listed.start_ns[last][match]
+    is_behind[last] = True
+    is_last = np.ones(len(last), np.bool_)
+    is_last[match[~is_behind]] = False
+    is_inferred = np.array([one.source == KERNEL_ORDER for one in listed.communicators], np.bool_)
+    is_known = listed.is_recorded[last] & ~is_inferred[listed.communicator[last]] if len(last) else is_last
+    return tuple(
+        (CERTAIN if known else LIKELY if later else POSSIBLE) if timed else None
+        for timed, later, known in zip(is_timed.tolist(), is_last.tolist(), (is_last & is_known).tolist(), strict=True)
+    )
+
+
 def _find_causes(enqueue_ns: Int64, before_last_ns: Int64, is_timed: Bool) -> tuple[str | None, ...]:
     """Return why each last rank was late, given the launch of its kernel and the arrival of the rank before it."""
     is_known = is_timed & (enqueue_ns != NULL)
@@ -843,7 +880,8 @@ def _sort_matches(matches: Matches, which: Int64) -> Matches:
         if isinstance(column, np.ndarray)
     }
     lists: dict[str, Any] = {
-        name: tuple(columns[name][one] for one in which.tolist()) for name in ("cause", "problem", "problem_members")
+        name: tuple(columns[name][one] for one in which.tolist())
+        for name in ("certainty", "cause", "problem", "problem_members")
     }
     return replace(matches, **{**changed, **lists, "match": place[changed["match"]]})
 
@@ -978,6 +1016,7 @@ def _make_wait_columns(matches: Matches, which: Int64) -> dict[str, NDArray[Any]
         **_make_match_columns(matches, which),
         "message_bytes": size,
         **{f"last_{name}": column for name, column in last.items()},
+        "certainty": pack_objects(matches.certainty[one] for one in which.tolist()),
         "cause": pack_objects(matches.cause[one] for one in which.tolist()),
         "wait_max_ns": matches.wait_max_ns[which],
         "wait_total_ns": matches.wait_total_ns[which],

@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from traceable.analysis.fleet_collectives import build_collective_table
 from traceable.analysis.grouping import QUANTILES, number_groups, sum_groups
 from traceable.analysis.range_names import fold_again
+from traceable.analysis.rank_clocks import COLLECTIVES as ALIGN_BY_COLLECTIVES
 from traceable.analysis.rank_profile import MEASURES, RankIdentity, RankProfile, get_bins
 from traceable.analysis.snapshot import RANGE_TOTALS, SampleKey
 from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
@@ -437,13 +439,19 @@ def list_names(ranks: Iterable[RankIdentity], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def build_fleet(summary: Summary, taken: TakenValues, fold_above: int | None) -> Fleet:
+def build_fleet(
+    summary: Summary, taken: TakenValues, fold_above: int | None, align: str = ALIGN_BY_COLLECTIVES
+) -> Fleet:
     """Return many ranks as one profile.
 
     Args:
         summary: of all ranks, after the first pass.
         taken: of all ranks, after the second.
         fold_above: as for `find_targets`.
+        align: how the clocks of hosts are aligned for collectives (`analysis.rank_clocks`).
+
+    Raises:
+        UsageError: the clocks can't be aligned like that.
     """
     ranks = sort_ranks(summary.ranks)
     folds = _find_folds(ranks, fold_above)
@@ -461,6 +469,9 @@ def build_fleet(summary: Summary, taken: TakenValues, fold_above: int | None) ->
         "steps": _make_step_table(ranks, matched, taken.step_ranges, folds),
         "stragglers": stragglers,
     }
+    collectives = build_collective_table([(rank.identity, rank.collectives) for rank in ranks], align)
+    if collectives is not None:
+        tables["collectives"] = collectives
     notes = (
         *matched.notes,
         *(Message(note.code, f"{rank.identity.name}: {note}") for rank in ranks for note in rank.notes),

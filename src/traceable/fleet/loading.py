@@ -26,6 +26,7 @@ from traceable.analysis.fleet import (
     take_values,
 )
 from traceable.analysis.job_ranks import check_job_ranks
+from traceable.analysis.rank_clocks import COLLECTIVES
 from traceable.analysis.rank_profile import RankIdentity, RankProfile
 from traceable.errors import CauseError, Message, MissingDataError, TraceableError, TraceError, UsageError
 from traceable.fleet.cache import Cache, Stamp, find_cache_directory, stamp_recording
@@ -200,6 +201,7 @@ def load_fleet(
     workers: int | None = None,
     cache: bool = True,
     dask: str | None = None,
+    align: str = COLLECTIVES,
     progress: Callable[[str], None] | None = None,
 ) -> Fleet:
     """Read the recordings of many ranks as one profile (docs/fleet.md).
@@ -212,6 +214,8 @@ def load_fleet(
         workers: how many recordings are read at a time; None for as many as there are cores and memory for.
         cache: use and keep results, by the content of recordings.
         dask: the address of the scheduler of a Dask cluster, whose workers read the recordings; None for this machine.
+        align: how the clocks of hosts are aligned for collectives: `collectives`, by their ends; `utc`, by the wall
+            clock; `none`, not at all.
         progress: called with the current activity.
 
     Raises:
@@ -252,7 +256,7 @@ def load_fleet(
         job = check_job_ranks(identities, allow_unrelated=allow_unrelated)
         summary = reduced.summarize(job.labels)
         targets = find_targets(summary, fold_above)
-        fleet = build_fleet(summary, reduced.take_values(job.labels, targets), fold_above)
+        fleet = build_fleet(summary, reduced.take_values(job.labels, targets), fold_above, align)
     appeared = [one for one in _list_again(paths) if one not in recordings]
     if appeared:
         text = f"{_list_paths(appeared)} appeared while the others were read, and are not included"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from traceable.analysis.collectives import list_collectives, tabulate_collectives
 from traceable.analysis.gpus import find_streams
 from traceable.analysis.range_names import NameRules, load_name_rules
 from traceable.analysis.rank_profile import RankIdentity, RankProfile, reduce_recording
@@ -132,11 +133,15 @@ def _list_parts(recording: Recording) -> list[int]:
 
 
 def _reduce_part(recording: Recording, path: Path, part: str, options: ReduceOptions) -> RankProfile:
+    collectives, selected = list_collectives(recording.context), recording.context.mask_operations(None)
+    if selected is not None:
+        collectives = collectives.take(selected[collectives.operation])
     return reduce_recording(
         recording.context,
         _identify_rank(recording, path, part),
         step_range=options.step_range,
         step_kernel=options.step_kernel,
+        collectives=tabulate_collectives(collectives) if len(collectives) else None,
         notes=recording.notes,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from traceable.analysis.fleet import Fleet
 from traceable.analysis.table import Table
+from traceable.errors import MissingDataError
 from traceable.finding import CERTAIN
 from traceable.report.columns import Column
 from traceable.report.document import table_to_dict
@@ -49,8 +50,18 @@ _NOTES_SHOWN = 20
 
 
 def select_table(fleet: Fleet, view: View, by: str | None) -> Table:
-    """Return the table of a view, with its further tables."""
+    """Return the table of a view, with its further tables.
+
+    Raises:
+        MissingDataError: no rank has the data of the view.
+    """
     name = f"{RANGES.name}_by_{by}" if view is RANGES and by in ("rank", "node") else view.name
+    if name not in fleet.tables:
+        raise MissingDataError(
+            "no_collectives",
+            "no collective in the recordings: they have no kernel of NCCL",
+            "record a program that uses NCCL",
+        )
     return fleet.tables[name]
 
 

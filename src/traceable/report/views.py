@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from traceable.analysis.columns import FIELD_PREFIX
 from traceable.report.columns import Column, mark_excess
-from traceable.units import format_number, format_percent
+from traceable.units import format_duration, format_number, format_percent
 
 ALL = "all"
 """The name for every view."""
@@ -670,11 +670,24 @@ _COLLECTIVES = View(
                 Column("start_ns", "at", 4),
                 Column("last_rank", "last rank", 0),
                 Column("last_pid", "last pid", 1, redundant_with="last_rank"),
+                Column("certainty", rank=6),
                 Column("cause", rank=2),
                 Column("wait_max_ns", "waited", 0),
                 Column("wait_total_ns", "all waited", 7),
                 Column("transfer_ns", "transfer", 8),
                 Column("bus_gb_per_s", "bus", 9),
+            ),
+        ),
+        "clocks": ViewTable(
+            "the clocks of the recordings",
+            (
+                Column("label"),
+                Column("host", rank=3),
+                Column("clock", rank=1),
+                Column("offset_ns", "offset", 0, write=format_duration),
+                Column("uncertainty_ns", "uncertainty", 0),
+                Column("skew_us_per_s", "us/s", 2, write=format_number),
+                Column("collectives", rank=4),
             ),
         ),
         "problems": ViewTable(
@@ -883,7 +896,9 @@ _FLEET_STEPS = View(
     ),
 )
 
-FLEET_VIEWS: dict[str, View] = {view.name: view for view in (RANGES, _RANKS, _NODES, _FLEET_STEPS, _STRAGGLERS)}
+FLEET_VIEWS: dict[str, View] = {
+    view.name: view for view in (RANGES, _RANKS, _NODES, _FLEET_STEPS, _STRAGGLERS, _COLLECTIVES)
+}
 """The views of many ranks, by name."""
 
 FLEET_BY = ("path", "rank", "node")

@@ -23,7 +23,7 @@ import numpy as np
 from traceable.analysis.fleet_collectives import build_collective_table
 from traceable.analysis.grouping import QUANTILES, number_groups, sum_groups
 from traceable.analysis.range_names import fold_again
-from traceable.analysis.rank_clocks import COLLECTIVES as ALIGN_BY_COLLECTIVES
+from traceable.analysis.rank_clocks import COLLECTIVES, NONE
 from traceable.analysis.rank_profile import MEASURES, RankIdentity, RankProfile, get_bins
 from traceable.analysis.snapshot import RANGE_TOTALS, SampleKey
 from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
@@ -40,9 +40,9 @@ BY_ORDER = "order"
 BY_INDEX = "index"
 """How the steps of ranks are matched: by their order, which is a guess, or by the index that the program gave them."""
 
-WALL, WITHOUT_NCCL, COLLECTIVES = "wall", "without_nccl", "collectives"
-"""What tells the critical rank of a step: its wall time, which waits for others equalize; that without the time in
-NCCL's kernels; or that without the waits for the ranks that arrived later at collectives."""
+WALL, WITHOUT_NCCL = "wall", "without_nccl"
+"""What tells the critical rank of a step: its wall time, which waits for others equalize; or that without the time in
+NCCL's kernels, in which a rank waits for those that arrive later."""
 
 
 # ---- what is merged
@@ -352,7 +352,7 @@ class MatchedSteps:
     Attributes:
         matches: by number; empty where steps can't be matched.
         by: BY_INDEX or BY_ORDER.
-        basis: what `own_ns` is: WALL, WITHOUT_NCCL or COLLECTIVES.
+        basis: what `own_ns` is: WALL or WITHOUT_NCCL.
         notes: why steps, or those of some ranks, are not matched.
     """
 
@@ -421,7 +421,7 @@ def _find_basis(ranks: Sequence[RankSummary]) -> str:
 def _note_unmatched(ranks: Sequence[RankSummary], places: Sequence[int], reason: str) -> Message:
     return Message(
         "steps_not_matched",
-        f"the steps of {list_names(ranks[place].identity for place in places)} are not matched: {reason}",
+        f"the steps of {list_names(ranks[place].identity.name for place in places)} are not matched: {reason}",
     )
 
 
@@ -433,27 +433,29 @@ def sort_ranks(ranks: Iterable[RankSummary]) -> list[RankSummary]:
     return sorted(ranks, key=lambda one: (one.identity.rank is None, one.identity.rank or 0, one.identity.label))
 
 
-def list_names(ranks: Iterable[RankIdentity], most: int = 8) -> str:
+def list_names(names: Iterable[str], most: int = 8) -> str:
     """Return the names of ranks as text, of many the first."""
-    names = [rank.name for rank in ranks]
+    names = list(names)
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def build_fleet(
-    summary: Summary, taken: TakenValues, fold_above: int | None, align: str = ALIGN_BY_COLLECTIVES
-) -> Fleet:
+def build_fleet(summary: Summary, taken: TakenValues, fold_above: int | None, align: str | None = None) -> Fleet:
     """Return many ranks as one profile.
 
     Args:
         summary: of all ranks, after the first pass.
         taken: of all ranks, after the second.
         fold_above: as for `find_targets`.
-        align: how the clocks of hosts are aligned for collectives (`analysis.rank_clocks`).
+        align: how the clocks of the ranks are aligned, as of `analysis.rank_clocks`; None for by collectives, or not at
+            all where a rank has no wall clock.
 
     Raises:
         UsageError: the clocks can't be aligned like that.
     """
     ranks = sort_ranks(summary.ranks)
+    if align is None:
+        align = NONE if any(rank.identity.epoch_ns is None for rank in ranks) else COLLECTIVES
+    collectives = build_collective_table([(rank.identity, rank.collectives) for rank in ranks], align)
     folds = _find_folds(ranks, fold_above)
     matched = match_steps(ranks)
     pooled = _Pooled(ranks, folds)
@@ -468,15 +470,21 @@ def build_fleet(
         "nodes": _make_node_table(ranks, matched, stragglers),
         "steps": _make_step_table(ranks, matched, taken.step_ranges, folds),
         "stragglers": stragglers,
+        **({} if collectives is None else {"collectives": collectives}),
     }
-    collectives = build_collective_table([(rank.identity, rank.collectives) for rank in ranks], align)
-    if collectives is not None:
-        tables["collectives"] = collectives
-    notes = (
-        *matched.notes,
-        *(Message(note.code, f"{rank.identity.name}: {note}") for rank in ranks for note in rank.notes),
-    )
-    return Fleet(tuple(rank.identity for rank in ranks), tables, tuple(dict.fromkeys(notes)))
+    return Fleet(tuple(rank.identity for rank in ranks), tables, (*matched.notes, *_merge_notes(ranks)))
+
+
+def _merge_notes(ranks: Sequence[RankSummary]) -> list[Message]:
+    """Return the notes of ranks, each code once: with the first text, and which ranks have such a note."""
+    by_code: dict[str, list[tuple[RankSummary, Message]]] = {}
+    for rank in ranks:
+        for note in rank.notes:
+            by_code.setdefault(note.code, []).append((rank, note))
+    return [
+        Message(code, f"{list_names(dict.fromkeys(rank.identity.name for rank, _ in some))}: {some[0][1]}")
+        for code, some in by_code.items()
+    ]
 
 
 def _number_hosts(ranks: Sequence[RankSummary]) -> tuple[list[int], list[str | None]]:

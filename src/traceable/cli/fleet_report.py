@@ -20,9 +20,6 @@ from traceable.report.views import ALL, FLEET_BY, FLEET_VIEWS, RANGES, VIEWS, Vi
 JOINED_MAX = 16
 """Up to so many recordings of one host are joined on one timeline; more are a fleet."""
 
-ALIGNMENTS = ("none", "utc", "collectives")
-"""How the clocks of hosts may be aligned: the values of `analysis.rank_clocks`, the default last."""
-
 _LEAST_OF_A_JOB = 3
 """Of so many recordings or more one that can't be read is left out; of fewer it is the one that is asked for."""
 
@@ -62,9 +59,8 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-cache", action="store_true", help="neither use nor keep results of earlier reports")
     group.add_argument(
         "--align",
-        metavar="CLOCKS",
-        choices=ALIGNMENTS,
-        help="how the clocks of hosts are aligned for collectives: none, utc or collectives (default)",
+        choices=("none", "utc", "collectives"),
+        help="align the clocks of hosts not at all, by their wall clocks, or by the ends of collectives (default)",
     )
     group.add_argument(
         "--dask", metavar="ADDRESS", help="read them on the workers of this Dask cluster, as in tcp://host:8786"
@@ -143,13 +139,13 @@ def report_fleet(arguments: argparse.Namespace, reason: Message | None = None) -
             workers=arguments.workers,
             cache=not arguments.no_cache,
             dask=arguments.dask,
-            align=arguments.align or ALIGNMENTS[-1],
+            align=arguments.align,
             progress=progress,
         )
     if reason is not None:
         fleet = dataclasses.replace(fleet, notes=(reason, *fleet.notes))
-    # Only a recording that has collectives has the view of them.
-    views = [view for view in views if view.name in fleet.tables or len(views) == 1]
+    if len(views) > 1:
+        views = [view for view in views if view.name in fleet.tables]
     tables = {view: select_table(fleet, view, arguments.by) for view in views}
     first = RANGES if RANGES in tables else views[0]
     choice = dataclasses.replace(parse_row_filter(arguments).resolve(tables[first]), name=arguments.range_name)

@@ -106,10 +106,12 @@ def add_query_arguments(parser: argparse.ArgumentParser, more_views: Mapping[str
         more_views: views that only this command has.
     """
     group = parser.add_argument_group("view")
-    views = {**(more_views or {}), **VIEWS}
-    lines = ", ".join(f"{view.name} ({view.help})" for view in views.values())
+    lines = ", ".join(f"{view.name} ({view.help})" for view in VIEWS.values())
+    others = [name for name in more_views or () if name not in VIEWS]
+    if others:
+        lines += f", of many ranks {', '.join(others)} (traceable help fleet)"
     group.add_argument(
-        "--view", metavar="VIEW", choices=[*views, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
+        "--view", metavar="VIEW", choices=[*VIEWS, *others, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
     )
     ways = "; ".join(
         f"{view.name}: {', '.join(_list_groupings(view))}" for view in VIEWS.values() if view.has_groupings

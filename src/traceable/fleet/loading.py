@@ -26,7 +26,6 @@ from traceable.analysis.fleet import (
     take_values,
 )
 from traceable.analysis.job_ranks import check_job_ranks
-from traceable.analysis.rank_clocks import COLLECTIVES
 from traceable.analysis.rank_profile import RankIdentity, RankProfile
 from traceable.errors import CauseError, Message, MissingDataError, TraceableError, TraceError, UsageError
 from traceable.fleet.cache import Cache, Stamp, find_cache_directory, stamp_recording
@@ -201,7 +200,7 @@ def load_fleet(
     workers: int | None = None,
     cache: bool = True,
     dask: str | None = None,
-    align: str = COLLECTIVES,
+    align: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Fleet:
     """Read the recordings of many ranks as one profile (docs/fleet.md).
@@ -214,8 +213,8 @@ def load_fleet(
         workers: how many recordings are read at a time; None for as many as there are cores and memory for.
         cache: use and keep results, by the content of recordings.
         dask: the address of the scheduler of a Dask cluster, whose workers read the recordings; None for this machine.
-        align: how the clocks of hosts are aligned for collectives: `collectives`, by their ends; `utc`, by the wall
-            clock; `none`, not at all.
+        align: how the clocks of hosts are aligned for collectives: `collectives` (by their ends), `utc` (by the wall
+            clocks) or `none`; None for `collectives` as far as there are wall clocks.
         progress: called with the current activity.
 
     Raises:

@@ -133,15 +133,15 @@ def _list_parts(recording: Recording) -> list[int]:
 
 
 def _reduce_part(recording: Recording, path: Path, part: str, options: ReduceOptions) -> RankProfile:
-    collectives, selected = list_collectives(recording.context), recording.context.mask_operations(None)
+    listed, selected = list_collectives(recording.context), recording.context.mask_operations(None)
     if selected is not None:
-        collectives = collectives.take(selected[collectives.operation])
+        listed = listed.take(selected[listed.operation])
     return reduce_recording(
         recording.context,
         _identify_rank(recording, path, part),
         step_range=options.step_range,
         step_kernel=options.step_kernel,
-        collectives=tabulate_collectives(collectives) if len(collectives) else None,
+        collectives=tabulate_collectives(listed) if len(listed) else None,
         notes=recording.notes,
     )
 

@@ -53,15 +53,11 @@ def select_table(fleet: Fleet, view: View, by: str | None) -> Table:
     """Return the table of a view, with its further tables.
 
     Raises:
-        MissingDataError: no rank has the data of the view.
+        MissingDataError: the recordings have no data for it.
     """
     name = f"{RANGES.name}_by_{by}" if view is RANGES and by in ("rank", "node") else view.name
     if name not in fleet.tables:
-        raise MissingDataError(
-            "no_collectives",
-            "no collective in the recordings: they have no kernel of NCCL",
-            "record a program that uses NCCL",
-        )
+        raise MissingDataError(f"no_{name}", f"the recordings have no {name}", "record ranks that use NCCL on GPUs")
     return fleet.tables[name]
 
 
@@ -117,6 +113,8 @@ def write_fleet(
     page.write_line(_format_source(fleet))
     if RANGES in views:
         _write_stragglers(page, fleet.tables["stragglers"])
+        if "collectives" in fleet.tables:
+            _write_longest_wait(page, fleet.tables["collectives"])
     for view, table in views.items():
         page.write_line()
         if view is RANGES:
@@ -162,3 +160,18 @@ def _write_stragglers(page: Page, table: Table) -> None:
         )
     if len(table) > len(shown):
         page.write_hint(f"and {len(table) - len(shown)} more", "--view stragglers")
+
+
+def _write_longest_wait(page: Page, table: Table) -> None:
+    """Print a line for the collective in which ranks waited longest."""
+    waits = table.others.get("waits", Table({}))
+    row = next(waits.take(slice(1)).rows(), None)
+    if row is None:
+        return
+    who = f"rank {row['last_rank']}" if row["last_rank"] is not None else f"process {row['last_pid']}"
+    words = ", ".join(filter(None, (row["cause"], row["certainty"])))
+    cause = f" ({words})" if words else ""
+    page.write_line(
+        f"longest wait in a collective: {format_duration(row['wait_max_ns'])} for {who}{cause}, in number "
+        f"{row['sequence']} of {escape_name(row['communicator'])}, {escape_name(row['name'])} [late_in_collective]"
+    )

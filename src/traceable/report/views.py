@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from traceable.analysis.columns import FIELD_PREFIX
 from traceable.report.columns import Column, mark_excess
-from traceable.units import format_duration, format_number, format_percent
+from traceable.units import format_number, format_percent
 
 ALL = "all"
 """The name for every view."""
@@ -678,18 +678,6 @@ _COLLECTIVES = View(
                 Column("bus_gb_per_s", "bus", 9),
             ),
         ),
-        "clocks": ViewTable(
-            "the clocks of the recordings",
-            (
-                Column("label"),
-                Column("host", rank=3),
-                Column("clock", rank=1),
-                Column("offset_ns", "offset", 0, write=format_duration),
-                Column("uncertainty_ns", "uncertainty", 0),
-                Column("skew_us_per_s", "us/s", 2, write=format_number),
-                Column("collectives", rank=4),
-            ),
-        ),
         "problems": ViewTable(
             "collectives that ranks do not agree about",
             (
@@ -699,6 +687,18 @@ _COLLECTIVES = View(
                 Column("start_ns", "at", 4),
                 Column("problem", rank=0),
                 Column("problem_ranks", "ranks", 1),
+            ),
+        ),
+        "clocks": ViewTable(
+            "clocks of many ranks, against that of the first",
+            (
+                Column("label", "rank"),
+                Column("host", rank=3),
+                Column("clock", rank=4),
+                Column("offset_ns", "offset", 0),
+                Column("uncertainty_ns", "uncertainty", 1),
+                Column("skew_us_per_s", "skew us/s", 2),
+                Column("collectives", rank=5),
             ),
         ),
     },

@@ -118,6 +118,7 @@ def test_a_recording_without_collectives_is_refused(captures: Path) -> None:
         ({"Collective name": "all_to_allv", "In msg nelems": 9, "In split size": "[4, 5]"}, 18, False),
         ({"Collective name": "allreduce", "In msg nelems": -1}, None, True),
         ({"Collective name": "allreduce", "In msg nelems": "many"}, None, True),
+        ({"Collective name": "allreduce", "In msg nelems": 1 << 61}, None, True),
         ({"Collective name": 7, "In msg nelems": 1 << 80}, None, True),
     ],
 )

@@ -16,7 +16,6 @@ whole array over the time, and that times a factor for the traffic that each lin
 from __future__ import annotations
 
 import bisect
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -37,6 +36,7 @@ from traceable.trace.collective_fields import (
     BARRIER,
     BROADCAST,
     GATHER,
+    LARGEST_BYTES,
     RECEIVE,
     REDUCE,
     REDUCE_SCATTER,
@@ -48,7 +48,7 @@ from traceable.trace.collective_fields import (
     parse_collective_fields,
 )
 from traceable.trace.model import NULL, Bool, Calls, Float64, Int32, Int64, NDArray, Ranges, Trace, find_distinct
-from traceable.trace.nccl_payloads import COMMUNICATOR, MESSAGE_BYTES, RANKS
+from traceable.trace.nccl_payloads import COMMUNICATOR, MESSAGE_BYTES, RANKS, parse_nccl_fields
 from traceable.units import format_count
 
 KERNEL_ARGS, RANGE_PAYLOAD, KERNEL_ORDER = "kernel_args", "range_payload", "kernel_order"
@@ -283,11 +283,8 @@ class _NcclCall:
 def _find_nccl_calls(trace: Trace) -> tuple[dict[int, list[_NcclCall]], dict[str, int]]:
     """Return the calls of each thread that launch kernels, by start, and the number of ranks of each communicator."""
     ranges, names = trace.ranges, trace.names
-    fields_of = {
-        text: json.loads(names[text])
-        for text in find_distinct(ranges.fields[ranges.fields >= 0]).tolist()
-        if COMMUNICATOR in names[text]
-    }
+    texts = find_distinct(ranges.fields[ranges.fields >= 0]).tolist()
+    fields_of = {text: stated for text in texts if (stated := parse_nccl_fields(names[text])) is not None}
     has_fields = np.isin(ranges.fields, list(fields_of))
     if not has_fields.any():
         return {}, {}
@@ -311,7 +308,7 @@ def _find_nccl_calls(trace: Trace) -> tuple[dict[int, list[_NcclCall]], dict[str
                     calls[thread].append(_NcclCall(row, *times, tuple(requests)))
         else:
             stated = fields_of[text]
-            if RANKS in stated:
+            if RANKS in stated and stated[RANKS] > 0:
                 sizes[stated[COMMUNICATOR]] = stated[RANKS]
             if MESSAGE_BYTES in stated:
                 request = normalize_name(names[name].removeprefix("nccl")), stated
@@ -341,6 +338,8 @@ def _combine_requests(call: _NcclCall, kernels: int, sizes: dict[str, int]) -> C
     size = None
     if parts is not None and name != SEND_RECEIVE and (kernels == 1 or len(call.requests) == 1):
         size = sum(stated[MESSAGE_BYTES] for _, stated in call.requests) * parts
+    if size is not None and size >= LARGEST_BYTES:
+        size = None
     return CollectiveFields(name, size, name != SEND_RECEIVE, None, group, None, ranks, None, call.number)
 
 
@@ -469,32 +468,36 @@ def tabulate_collectives(listed: Collectives) -> Table:
 
 def read_collectives(table: Table) -> Collectives:
     """Return the collectives of a table that `tabulate_collectives` made."""
-    members: dict[Member, int] = {}
-    communicators: dict[Communicator, int] = {}
-    names: dict[str, int] = {}
-    member, communicator, name, dtype = (np.empty(len(table), np.int32) for _ in range(4))
-    for number, row in enumerate(table.rows()):
-        who = row["rank"], row["pid"], row["process"], row["cuda_device"], row["host"]
-        times = row["recorded_first_ns"], row["recorded_last_ns"], row["clock_error_ns"]
-        member[number] = members.setdefault(Member(*who, *times), len(members))
-        ranks = None if row["group_ranks"] is None else tuple(map(int, row["group_ranks"].split(",")))
-        group = Communicator(row["communicator"], ranks, row["group_size"], row["source"])
-        communicator[number] = communicators.setdefault(group, len(communicators))
-        name[number] = names.setdefault(row["name"], len(names))
-        dtype[number] = -1 if row["dtype"] is None else names.setdefault(row["dtype"], len(names))
+    who = ("rank", "pid", "process", "cuda_device", "host", "recorded_first_ns", "recorded_last_ns", "clock_error_ns")
+    member, members = _number_rows(table, *who)
+    communicator, groups = _number_rows(table, "communicator", "group_ranks", "group_size", "source")
+    name, names = _number_rows(table, "name")
+    dtype, dtypes = _number_rows(table, "dtype")
+    texts = list(dict.fromkeys([one for (one,) in (*names, *dtypes) if one is not None]))
+    place = {text: number for number, text in enumerate(texts)}
     same = ("is_even", "sequence", "is_recorded", "enqueue_ns", "start_ns", "end_ns", "operation", "is_clipped")
     return Collectives(
-        tuple(members),
-        tuple(communicators),
-        tuple(names),
+        tuple(Member(*one) for one in members),
+        tuple(
+            Communicator(text, None if ranks is None else tuple(map(int, ranks.split(","))), size, source)
+            for text, ranks, size, source in groups
+        ),
+        tuple(texts),
         member,
         communicator,
-        name,
-        dtype,
+        np.array([place[one] for (one,) in names], np.int32)[name],
+        np.array([-1 if one is None else place[one] for (one,) in dtypes], np.int32)[dtype],
         size_bytes=table.values["message_bytes"],
         stream=table.values["stream"].astype(np.int32),
         **{column: table.values[column] for column in same},
     )
+
+
+def _number_rows(table: Table, *columns: str) -> tuple[Int32, list[tuple[Any, ...]]]:
+    """Return the number of what each row has in these columns, and what that is, in the order of first occurrence."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    keys = zip(*(table.column(name) for name in columns), strict=True)
+    return np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int32, len(table)), list(numbers)
 
 
 def compute_bus_factors(listed: Collectives) -> Float64:

@@ -1098,8 +1098,9 @@ def _find_longer_range(
     ranks: Sequence[RankSummary], match: StepMatch, step_ranges: Mapping[str, Table], keys: Sequence[Sequence[RangeKey]]
 ) -> tuple[RangeKey | None, str | None, int | None]:
     """Return the innermost range in which the critical rank of a step took longer than the median one, the measure, and
-    by how much; None for all where it took no longer in any range.
+    by how much; None for all where no range explains most of the difference.
     """
+    least_ns = _INSIDE * (match.own_ns[match.critical] - match.own_ns[match.median])
     times: list[dict[str, dict[RangeKey, int]]] = []
     for place in (match.critical, match.median):
         table = step_ranges.get(ranks[place].identity.label)
@@ -1116,7 +1117,7 @@ def _find_longer_range(
         critical, median = (of_rank[measure] for of_rank in times)
         every = list(critical)
         excess = np.array([max(0, critical[key] - median.get(key, 0)) for key in every], np.float64)
-        if not excess.any():
+        if not excess.any() or excess.max() < least_ns:
             continue
         row = _descend(every, excess)
         if best is None or excess[row] * weight > best[0]:

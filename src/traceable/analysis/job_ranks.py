@@ -171,16 +171,14 @@ def _note_missing(ranks: Sequence[RankIdentity]) -> list[Message]:
         notes.append(Message("rank_unknown", f"it is not known which rank {list_labels(unknown)} is of"))
     if len(sizes) == 1:
         (size,) = sizes
-        missing = sorted(set(range(size or 0)) - numbers)
-        words = f"of {size} ranks"
+        missing, words = sorted(set(range(size or 0)) - numbers), f" of {size}"
     else:
-        missing = sorted(set(range(max(numbers))) - numbers)
-        words = "that are below others"
+        missing, words = sorted(set(range(max(numbers))) - numbers), ", though there are ranks after"
     if missing:
-        listed = ", ".join(map(str, missing[:_LISTED])) + (
-            f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
-        )
-        notes.append(Message("ranks_missing", f"no recording of {len(missing)} ranks {words}: {listed}"))
+        listed = ", ".join(map(str, missing[:_LISTED]))
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        text = f"no recording of rank{'s' if len(missing) > 1 else ''} {listed}{more}{words}"
+        notes.append(Message("ranks_missing", text))
     return notes
 
 

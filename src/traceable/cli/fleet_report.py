@@ -23,6 +23,9 @@ JOINED_MAX = 16
 _LEAST_OF_A_JOB = 3
 """Of so many recordings or more one that can't be read is left out; of fewer it is the one that is asked for."""
 
+_BRIEF = (RANGES, *(FLEET_VIEWS[name] for name in ("ranks", "nodes", "steps")))
+"""The views that a terminal shows without --view."""
+
 _TERMINAL_ROWS = 30
 _TERMINAL_ROWS_OF_MANY = 10
 
@@ -155,7 +158,9 @@ def report_fleet(arguments: argparse.Namespace, reason: Message | None = None) -
     rows = _TERMINAL_ROWS if len(views) == 1 else _TERMINAL_ROWS_OF_MANY
 
     def write_text(page: Page) -> None:
-        write_fleet(page, fleet, title, tables, shown, rows)
+        # The stragglers and the longest wait have lines of their own above the ranges.
+        brief = tables if arguments.view != RANGES.name else {view: tables[view] for view in views if view in _BRIEF}
+        write_fleet(page, fleet, title, brief, shown, rows)
 
     content = Content(
         lambda: build_document(fleet, list(map(str, arguments.words)), tables, choice),

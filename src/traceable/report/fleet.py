@@ -122,7 +122,9 @@ def write_fleet(
             continue
         if len(views) > 1:
             page.write_line(f"{view.name}: {view.help}")
-        write_view(page, view, table, choice if len(views) == 1 else RowFilter(top=rows), rows)
+        # Of many ranks those that take longest are worth a look.
+        sort = "own_p50_ns" if view.name == "ranks" and len(table) > rows else None
+        write_view(page, view, table, choice if len(views) == 1 else RowFilter(top=rows, sort=sort), rows)
     for note in fleet.notes[:_NOTES_SHOWN]:
         page.write_line(f"note: {format_line(note)}")
     if len(fleet.notes) > _NOTES_SHOWN:

@@ -57,7 +57,7 @@ def test_the_bandwidths_of_a_real_trace_equal_those_of_its_json(captures: Path) 
         assert math.isclose(row["bus_max_gb_per_s"], max(size / time for size, time in calls), rel_tol=1e-9)
         assert row["count"] == len(calls)
         assert math.isclose(row["total_ns"], sum(time for _, time in calls), rel_tol=1e-9)
-        assert (row["communicator"], row["group_size"], row["source"]) == ("0", 2, "kernel_args")
+        assert (row["communicator"], row["communicator_ranks"], row["source"]) == ("0", 2, "kernel_args")
 
 
 @pytest.mark.parametrize("has_sequence", [True, False])
@@ -68,7 +68,7 @@ def test_the_rank_that_is_late_is_named_though_its_kernel_is_the_shortest(tmp_pa
         write_rank(tmp_path, rank, RANKS, all_reduces(rank, RANKS, arrivals, has_sequence=has_sequence))
     table = traceable.load(tmp_path).collectives()
     late = next(iter(table.others["waits"].rows()))
-    assert (late["last_rank"], late["cause"], late["ranks"], late["group_size"]) == (2, "launched_late", 4, 4)
+    assert (late["last_rank"], late["cause"], late["ranks"], late["communicator_ranks"]) == (2, "launched_late", 4, 4)
     assert late["sequence"] == (10 if has_sequence else 3)
     assert late["sequence_source"] == ("recorded" if has_sequence else "counted")
     # The files are joined by wall clocks, and of which hosts they are is not known.

@@ -945,7 +945,7 @@ def group_collectives(listed: Collectives, *, by_rank: bool) -> Table:
         "name": pack_objects(listed.names[one] for one in listed.name[first].tolist()),
         **(_make_member_columns(listed.members, listed.member[first]) if by_rank else {}),
         "communicator": pack_objects(one.name for one in named),
-        "group_size": np.array([NULL if one.size is None else one.size for one in named], np.int64),
+        "communicator_ranks": np.array([NULL if one.size is None else one.size for one in named], np.int64),
         "dtype": pack_objects(dtype),
         "message_bytes": listed.size_bytes[first],
         "count": np.bincount(group, minlength=groups),
@@ -1005,7 +1005,7 @@ def _make_match_columns(matches: Matches, which: Int64) -> dict[str, NDArray[Any
         "sequence": matches.sequence[which],
         "sequence_source": pack_objects(RECORDED if one else COUNTED for one in matches.is_recorded[which].tolist()),
         "ranks": matches.ranks[which],
-        "group_size": size.astype(np.int64),
+        "communicator_ranks": size.astype(np.int64),
         "start_ns": matches.first_ns[which],
     }
 

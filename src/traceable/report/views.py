@@ -633,7 +633,7 @@ _COLLECTIVES = View(
         Column("name", "collective"),
         *_RANK,
         Column("communicator", rank=4),
-        Column("group_size", "of ranks", 8),
+        Column("communicator_ranks", "of ranks", 8),
         Column("dtype", rank=9),
         Column("message_bytes", "message", 1),
         Column("count", rank=2),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from tests.trace.sample_kineto import EPOCH_NS, PID, Event, annotation, call, kernel, write
+
+from traceable.recording import Recording, load
 
 KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 STEP_NS = 10_000_000
@@ -67,3 +70,11 @@ def write_rank(directory: Path, rank: int, ranks: int, events: list[Event]) -> P
         mine,
         distributedInfo={"backend": "nccl", "rank": rank, "world_size": ranks},
     )
+
+
+def load_two_ranks() -> Recording:
+    """The recording of two ranks, of which the second lacks the last of three collectives."""
+    with tempfile.TemporaryDirectory() as directory:
+        for rank in range(2):
+            write_rank(Path(directory), rank, 2, all_reduces(rank, 2, [[100_000, 200_000]] * (3 - rank)))
+        return load(directory)

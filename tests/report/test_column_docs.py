@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.analysis.sample_collectives import all_reduces, write_rank
+from tests.analysis.sample_collectives import load_two_ranks
 from tests.analysis.sample_requests import make_load, make_trace
 from tests.report.sample_export import NAME_COLUMNS, declare_work, export
 
@@ -36,19 +35,10 @@ def query(recording: Recording, view: str, by: str | None) -> Table:
     """The view of the recording, or of one that has what this view is about: requests, work, collectives."""
     made = Recording(make_trace(make_load(3))) if view == "requests" else recording
     if view == "collectives":
-        made = make_collectives()
+        made = load_two_ranks()
     if view == "rates":
         made = Recording(declare_work(recording.trace))
     return made.query(view, **({"by": by} if by else {}))
-
-
-def make_collectives() -> Recording:
-    """Two ranks, of which the second lacks the last of three collectives."""
-    with tempfile.TemporaryDirectory() as directory:
-        for rank in range(2):
-            events = all_reduces(rank, 2, [[100_000, 200_000]] * (3 - rank))
-            write_rank(Path(directory), rank, 2, events)
-        return load(directory)
 
 
 def list_documented_words(view: str) -> set[str]:

@@ -94,7 +94,7 @@ def test_communicators_and_sizes_are_those_of_the_payloads(tmp_path: Path) -> No
     table = traceable.load(export(tmp_path / "made.sqlite", CALLS)).collectives()
     assert set(table.column("source")) == {"range_payload"}
     assert set(table.column("communicator")) == {"0xfedcba9876543210"}
-    assert set(table.column("group_size")) == {4}
+    assert set(table.column("communicator_ranks")) == {4}
     kinds = {(row["name"], row["message_bytes"]): row for row in table.rows()}
     # A part of an all-gather is stated; of a group of two all-reduces one kernel moves both.
     assert set(kinds) == {("all_reduce", 4096), ("all_gather", 4096), ("all_reduce", 8192), ("send_recv", None)}
@@ -107,7 +107,7 @@ def test_without_the_number_of_ranks_no_size_is_invented(tmp_path: Path) -> None
     kinds = {row["name"]: row for row in table.rows()}
     assert (kinds["all_reduce"]["message_bytes"], kinds["all_gather"]["message_bytes"]) == (4096, None)
     assert (kinds["all_reduce"]["algorithm_gb_per_s"], kinds["all_reduce"]["bus_gb_per_s"]) == (8.0, None)
-    assert kinds["all_reduce"]["group_size"] is None
+    assert kinds["all_reduce"]["communicator_ranks"] is None
 
 
 @pytest.mark.parametrize(

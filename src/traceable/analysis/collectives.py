@@ -16,7 +16,6 @@ whole array over the time, and that times a factor for the traffic that each lin
 from __future__ import annotations
 
 import bisect
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -37,6 +36,7 @@ from traceable.trace.collective_fields import (
     BARRIER,
     BROADCAST,
     GATHER,
+    LARGEST_BYTES,
     RECEIVE,
     REDUCE,
     REDUCE_SCATTER,
@@ -48,7 +48,7 @@ from traceable.trace.collective_fields import (
     parse_collective_fields,
 )
 from traceable.trace.model import NULL, Bool, Calls, Float64, Int32, Int64, NDArray, Ranges, Trace, find_distinct
-from traceable.trace.nccl_payloads import COMMUNICATOR, MESSAGE_BYTES, RANKS
+from traceable.trace.nccl_payloads import COMMUNICATOR, MESSAGE_BYTES, RANKS, parse_nccl_fields
 from traceable.units import format_count
 
 KERNEL_ARGS, RANGE_PAYLOAD, KERNEL_ORDER = "kernel_args", "range_payload", "kernel_order"
@@ -58,6 +58,10 @@ without sizes."""
 
 RECORDED, COUNTED = "recorded", "counted"
 """Where the number of a collective in its communicator is from: the recording; the order of its kernels."""
+
+CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
+"""How well it is known who was last: the rank came later than the others by more than their clocks may be off; so it
+did, but communicator or number are inferred; it may be another one, as far as the clocks are known."""
 
 LAUNCHED_LATE, QUEUED = "launched_late", "queued"
 """Why a rank was last: the CPU launched its kernel after all others had arrived; it was launched before that, and
@@ -77,6 +81,7 @@ _MATCHED = _SYNCHRONOUS | {BROADCAST, REDUCE, GATHER, SCATTER}
 """Collectives that every rank of the communicator takes part in."""
 
 _KERNEL = re.compile(r"(?:void )?nccl\w*?(AllReduce|AllGather|ReduceScatter|AlltoAll|Broadcast|Reduce|SendRecv)")
+_UNKNOWN_NS = 1 << 60
 _SHIFTS = 64
 """By how many collectives the recordings of two ranks may be apart where nothing but their order is known."""
 
@@ -108,6 +113,7 @@ class Member:
         device: CUDA's number of the GPU.
         host: name of the machine; empty where it was not recorded.
         first_ns, last_ns: begin and end of what was recorded of the process.
+        clock_error_ns: by how much its times may be off from those of other hosts; None if unknown.
     """
 
     rank: int | None
@@ -117,6 +123,7 @@ class Member:
     host: str
     first_ns: int
     last_ns: int
+    clock_error_ns: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -276,11 +283,8 @@ class _NcclCall:
 def _find_nccl_calls(trace: Trace) -> tuple[dict[int, list[_NcclCall]], dict[str, int]]:
     """Return the calls of each thread that launch kernels, by start, and the number of ranks of each communicator."""
     ranges, names = trace.ranges, trace.names
-    fields_of = {
-        text: json.loads(names[text])
-        for text in find_distinct(ranges.fields[ranges.fields >= 0]).tolist()
-        if COMMUNICATOR in names[text]
-    }
+    texts = find_distinct(ranges.fields[ranges.fields >= 0]).tolist()
+    fields_of = {text: stated for text in texts if (stated := parse_nccl_fields(names[text])) is not None}
     has_fields = np.isin(ranges.fields, list(fields_of))
     if not has_fields.any():
         return {}, {}
@@ -304,7 +308,7 @@ def _find_nccl_calls(trace: Trace) -> tuple[dict[int, list[_NcclCall]], dict[str
                     calls[thread].append(_NcclCall(row, *times, tuple(requests)))
         else:
             stated = fields_of[text]
-            if RANKS in stated:
+            if RANKS in stated and stated[RANKS] > 0:
                 sizes[stated[COMMUNICATOR]] = stated[RANKS]
             if MESSAGE_BYTES in stated:
                 request = normalize_name(names[name].removeprefix("nccl")), stated
@@ -334,6 +338,8 @@ def _combine_requests(call: _NcclCall, kernels: int, sizes: dict[str, int]) -> C
     size = None
     if parts is not None and name != SEND_RECEIVE and (kernels == 1 or len(call.requests) == 1):
         size = sum(stated[MESSAGE_BYTES] for _, stated in call.requests) * parts
+    if size is not None and size >= LARGEST_BYTES:
+        size = None
     return CollectiveFields(name, size, name != SEND_RECEIVE, None, group, None, ranks, None, call.number)
 
 
@@ -370,11 +376,14 @@ def _list_members(context: Context, process: Int32, device: Int32) -> tuple[Memb
     for owner, start_ns, end_ns in recorded:
         np.minimum.at(first, owner, start_ns)
         np.maximum.at(last, owner, end_ns)
+    # Traces of torch.profiler are joined whatever hosts they are of; all else is of one.
+    is_of_hosts = bool(trace.source.files) and trace.source.product == "torch.profiler"
+    clock_error_ns = None if is_of_hosts else 0
     members = []
     for one, number in zip(process.tolist(), device.tolist(), strict=True):
         of = trace.processes[one]
         times = int(first[one]), int(last[one])
-        members.append(Member(of.rank, of.pid, of.name, number, trace.source.host, *times))
+        members.append(Member(of.rank, of.pid, of.name, number, trace.source.host, *times, clock_error_ns))
     return tuple(members)
 
 
@@ -450,38 +459,45 @@ def tabulate_collectives(listed: Collectives) -> Table:
             "host": pack_objects(one.host for one in owner),
             "recorded_first_ns": np.array([one.first_ns for one in owner], np.int64),
             "recorded_last_ns": np.array([one.last_ns for one in owner], np.int64),
+            "clock_error_ns": np.array(
+                [NULL if one.clock_error_ns is None else one.clock_error_ns for one in owner], np.int64
+            ),
         }
     )
 
 
 def read_collectives(table: Table) -> Collectives:
     """Return the collectives of a table that `tabulate_collectives` made."""
-    members: dict[Member, int] = {}
-    communicators: dict[Communicator, int] = {}
-    names: dict[str, int] = {}
-    member, communicator, name, dtype = (np.empty(len(table), np.int32) for _ in range(4))
-    for number, row in enumerate(table.rows()):
-        who = row["rank"], row["pid"], row["process"], row["cuda_device"], row["host"]
-        times = row["recorded_first_ns"], row["recorded_last_ns"]
-        member[number] = members.setdefault(Member(*who, *times), len(members))
-        ranks = None if row["group_ranks"] is None else tuple(map(int, row["group_ranks"].split(",")))
-        group = Communicator(row["communicator"], ranks, row["group_size"], row["source"])
-        communicator[number] = communicators.setdefault(group, len(communicators))
-        name[number] = names.setdefault(row["name"], len(names))
-        dtype[number] = -1 if row["dtype"] is None else names.setdefault(row["dtype"], len(names))
+    who = ("rank", "pid", "process", "cuda_device", "host", "recorded_first_ns", "recorded_last_ns", "clock_error_ns")
+    member, members = _number_rows(table, *who)
+    communicator, groups = _number_rows(table, "communicator", "group_ranks", "group_size", "source")
+    name, names = _number_rows(table, "name")
+    dtype, dtypes = _number_rows(table, "dtype")
+    texts = list(dict.fromkeys([one for (one,) in (*names, *dtypes) if one is not None]))
+    place = {text: number for number, text in enumerate(texts)}
     same = ("is_even", "sequence", "is_recorded", "enqueue_ns", "start_ns", "end_ns", "operation", "is_clipped")
     return Collectives(
-        tuple(members),
-        tuple(communicators),
-        tuple(names),
+        tuple(Member(*one) for one in members),
+        tuple(
+            Communicator(text, None if ranks is None else tuple(map(int, ranks.split(","))), size, source)
+            for text, ranks, size, source in groups
+        ),
+        tuple(texts),
         member,
         communicator,
-        name,
-        dtype,
+        np.array([place[one] for (one,) in names], np.int32)[name],
+        np.array([-1 if one is None else place[one] for (one,) in dtypes], np.int32)[dtype],
         size_bytes=table.values["message_bytes"],
         stream=table.values["stream"].astype(np.int32),
         **{column: table.values[column] for column in same},
     )
+
+
+def _number_rows(table: Table, *columns: str) -> tuple[Int32, list[tuple[Any, ...]]]:
+    """Return the number of what each row has in these columns, and what that is, in the order of first occurrence."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    keys = zip(*(table.column(name) for name in columns), strict=True)
+    return np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int32, len(table)), list(numbers)
 
 
 def compute_bus_factors(listed: Collectives) -> Float64:
@@ -518,6 +534,7 @@ class Matches:
         first_ns, last_ns: first and last arrival.
         last_end_ns: last end.
         last_member: who arrived last; -1 if not known.
+        certainty: of that: CERTAIN, LIKELY or POSSIBLE; None for none.
         cause: LAUNCHED_LATE or QUEUED; None if not known.
         wait_max_ns, wait_total_ns: how long a rank waited for the last one at most, and all of them; NULL if not known.
         problem: one of the codes above; None for none.
@@ -543,6 +560,7 @@ class Matches:
     last_ns: Int64
     last_end_ns: Int64
     last_member: Int64
+    certainty: tuple[str | None, ...]
     cause: tuple[str | None, ...]
     wait_max_ns: Int64
     wait_total_ns: Int64
@@ -657,6 +675,7 @@ def match_collectives(listed: Collectives, *, is_one_clock: bool = True) -> Matc
         last_ns=listed.start_ns[last],
         last_end_ns=np.maximum.reduceat(listed.end_ns, begins) if len(begins) else begins,
         last_member=np.where(is_timed, listed.member[last], -1),
+        certainty=_rate_certainty(listed, match, last, is_timed),
         cause=_find_causes(listed.enqueue_ns[last], before_last, is_timed),
         wait_max_ns=np.where(is_timed, listed.start_ns[last] - listed.start_ns[begins], NULL),
         wait_total_ns=np.where(is_timed, sum_groups(match, np.where(wait_ns == NULL, 0, wait_ns), len(begins)), NULL),
@@ -764,6 +783,27 @@ def _find_shift_by_signature(reference: Int64, own: Int64) -> int:
     return best
 
 
+def _rate_certainty(listed: Collectives, match: Int64, last: Int64, is_timed: Bool) -> tuple[str | None, ...]:
+    """Return how well it is known who was last, given the row of the last arrival of each match."""
+    hosts: dict[object, int] = {}
+    host = np.array([hosts.setdefault(one.host or number, len(hosts)) for number, one in enumerate(listed.members)])
+    # So large that no rank is late enough, and small enough to be added.
+    error = np.array([_UNKNOWN_NS if one.clock_error_ns is None else one.clock_error_ns for one in listed.members])
+    of_last = listed.member[last][match]
+    is_here = host[listed.member] == host[of_last] if len(match) else np.zeros(0, np.bool_)
+    margin = np.where(is_here, 0, error[listed.member] + error[of_last]) if len(match) else match
+    is_behind = listed.start_ns + margin < listed.start_ns[last][match]
+    is_behind[last] = True
+    is_last = np.ones(len(last), np.bool_)
+    is_last[match[~is_behind]] = False
+    is_inferred = np.array([one.source == KERNEL_ORDER for one in listed.communicators], np.bool_)
+    is_known = listed.is_recorded[last] & ~is_inferred[listed.communicator[last]] if len(last) else is_last
+    return tuple(
+        (CERTAIN if known else LIKELY if later else POSSIBLE) if timed else None
+        for timed, later, known in zip(is_timed.tolist(), is_last.tolist(), (is_last & is_known).tolist(), strict=True)
+    )
+
+
 def _find_causes(enqueue_ns: Int64, before_last_ns: Int64, is_timed: Bool) -> tuple[str | None, ...]:
     """Return why each last rank was late, given the launch of its kernel and the arrival of the rank before it."""
     is_known = is_timed & (enqueue_ns != NULL)
@@ -843,7 +883,8 @@ def _sort_matches(matches: Matches, which: Int64) -> Matches:
         if isinstance(column, np.ndarray)
     }
     lists: dict[str, Any] = {
-        name: tuple(columns[name][one] for one in which.tolist()) for name in ("cause", "problem", "problem_members")
+        name: tuple(columns[name][one] for one in which.tolist())
+        for name in ("certainty", "cause", "problem", "problem_members")
     }
     return replace(matches, **{**changed, **lists, "match": place[changed["match"]]})
 
@@ -904,7 +945,7 @@ def group_collectives(listed: Collectives, *, by_rank: bool) -> Table:
         "name": pack_objects(listed.names[one] for one in listed.name[first].tolist()),
         **(_make_member_columns(listed.members, listed.member[first]) if by_rank else {}),
         "communicator": pack_objects(one.name for one in named),
-        "group_size": np.array([NULL if one.size is None else one.size for one in named], np.int64),
+        "communicator_ranks": np.array([NULL if one.size is None else one.size for one in named], np.int64),
         "dtype": pack_objects(dtype),
         "message_bytes": listed.size_bytes[first],
         "count": np.bincount(group, minlength=groups),
@@ -964,7 +1005,7 @@ def _make_match_columns(matches: Matches, which: Int64) -> dict[str, NDArray[Any
         "sequence": matches.sequence[which],
         "sequence_source": pack_objects(RECORDED if one else COUNTED for one in matches.is_recorded[which].tolist()),
         "ranks": matches.ranks[which],
-        "group_size": size.astype(np.int64),
+        "communicator_ranks": size.astype(np.int64),
         "start_ns": matches.first_ns[which],
     }
 
@@ -978,6 +1019,7 @@ def _make_wait_columns(matches: Matches, which: Int64) -> dict[str, NDArray[Any]
         **_make_match_columns(matches, which),
         "message_bytes": size,
         **{f"last_{name}": column for name, column in last.items()},
+        "certainty": pack_objects(matches.certainty[one] for one in which.tolist()),
         "cause": pack_objects(matches.cause[one] for one in which.tolist()),
         "wait_max_ns": matches.wait_max_ns[which],
         "wait_total_ns": matches.wait_total_ns[which],

@@ -144,7 +144,9 @@ def apply_clock(listed: Collectives, clock: RankClock, epoch_ns: int | None) -> 
         moved: Int64 = times_ns + base_ns + clock.offset_ns + drift_ns
         return moved
 
-    return _move_times(listed, move)
+    placed = _move_times(listed, move)
+    members = tuple(replace(one, clock_error_ns=clock.uncertainty_ns) for one in placed.members)
+    return replace(placed, members=members)
 
 
 def _move_times(listed: Collectives, move: Callable[[Int64], Int64]) -> Collectives:

@@ -83,7 +83,8 @@ def is_fleet(arguments: argparse.Namespace) -> bool:
     if len(words) > 1 or not words[0].exists():
         arguments.paths = expand_patterns(words)
     views = {*FLEET_VIEWS} - {*VIEWS}
-    if arguments.dask is not None or arguments.view in views or arguments.by in FLEET_BY[1:]:
+    is_requested = arguments.dask is not None or arguments.align is not None
+    if is_requested or arguments.view in views or arguments.by in FLEET_BY[1:]:
         return True
     if len(arguments.paths) == 1 and arguments.paths[0].is_file():
         return False

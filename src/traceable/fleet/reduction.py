@@ -133,7 +133,9 @@ def _list_parts(recording: Recording) -> list[int]:
 
 
 def _reduce_part(recording: Recording, path: Path, part: str, options: ReduceOptions) -> RankProfile:
-    listed = list_collectives(recording.context)
+    listed, selected = list_collectives(recording.context), recording.context.mask_operations(None)
+    if selected is not None:
+        listed = listed.take(selected[listed.operation])
     return reduce_recording(
         recording.context,
         _identify_rank(recording, path, part),

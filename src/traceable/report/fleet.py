@@ -171,7 +171,8 @@ def _write_longest_wait(page: Page, table: Table) -> None:
     if row is None:
         return
     who = f"rank {row['last_rank']}" if row["last_rank"] is not None else f"process {row['last_pid']}"
-    cause = f" ({row['cause']})" if row["cause"] else ""
+    words = ", ".join(filter(None, (row["cause"], row["certainty"])))
+    cause = f" ({words})" if words else ""
     page.write_line(
         f"longest wait in a collective: {format_duration(row['wait_max_ns'])} for {who}{cause}, in number "
         f"{row['sequence']} of {escape_name(row['communicator'])}, {escape_name(row['name'])} [late_in_collective]"

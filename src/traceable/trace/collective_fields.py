@@ -27,6 +27,9 @@ _KERNEL_ARGS = (
 _LONGEST = 100_000
 """Characters of an argument that are kept; torch itself shortens lists to 30 numbers."""
 
+LARGEST_BYTES = 1 << 50
+"""A message of so many bytes or more is damage: no GPU has as much memory."""
+
 _TYPE_BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
     **dict.fromkeys(("Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2fnuz", "Float8_e4m3fnuz", "Float8_e8m0fnu"), 1),
@@ -110,17 +113,18 @@ def parse_collective_fields(text: str) -> CollectiveFields:
     dtype, sent, received = get_text("dtype"), get_count("In msg nelems"), get_count("Out msg nelems")
     elements = received if name in _OF_OUTPUT else sent
     element_bytes = _TYPE_BYTES.get(dtype or "")
+    size_bytes = None if elements is None or element_bytes is None else elements * element_bytes
     ranks = _parse_ranks(get_text("Process Group Ranks") or "")
-    size = get_count("Group size")
+    ranks_of_group = get_count("Group size") or None
     return CollectiveFields(
         name=name,
-        size_bytes=None if elements is None or element_bytes is None else elements * element_bytes,
+        size_bytes=None if size_bytes is None or size_bytes >= LARGEST_BYTES else size_bytes,
         is_even=all(is_even_split(get_text(key) or "") for key in ("In split size", "Out split size")),
         dtype=dtype,
         group=get_text("Process Group Name"),
         # A long list is shortened: then it has other ranks than the group.
-        ranks=ranks if ranks is not None and len(ranks) == size else None,
-        group_size=size or None,
+        ranks=ranks if ranks is not None and len(ranks) == ranks_of_group else None,
+        group_size=ranks_of_group,
         sequence=get_count("Seq"),
         call=get_count("External id"),
     )

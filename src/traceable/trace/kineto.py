@@ -242,6 +242,7 @@ def build_trace(file: File, gpus: Mapping[int, int] | None = None) -> Trace:
             schema="",
             tables=frozenset(table for kind, table in _TABLES.items() if len(tables.columns[kind]["start_ns"])),
             notes=(),
+            host=escape_text(file.host),
         ),
         names=tuple(map(escape_text, file.events.names.all())),
         processes=tuple(tables.owners.processes),

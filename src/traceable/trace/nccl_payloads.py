@@ -12,6 +12,7 @@ import struct
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -84,6 +85,20 @@ def add_nccl_fields(
         if text is not None:
             fields[row] = names.index(text)
     return replace(ranges, fields=fields), ()
+
+
+def parse_nccl_fields(text: str) -> dict[str, Any] | None:
+    """Return the fields of a range that NCCL made; None for those of others, which may be anything."""
+    if COMMUNICATOR not in text:
+        return None
+    try:
+        stated = json.loads(text)
+    except ValueError:
+        return None
+    if type(stated) is not dict or type(stated.get(COMMUNICATOR)) is not str:
+        return None
+    is_number = all(type(stated.get(name, 0)) is int for name in (MESSAGE_BYTES, RANKS))
+    return stated if is_number else None
 
 
 def _read_schemas(database: Database) -> dict[tuple[int, int], _Schema]:

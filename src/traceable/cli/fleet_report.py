@@ -28,6 +28,7 @@ _LEAST_OF_A_JOB = 3
 _BRIEF = (RANGES, *(FLEET_VIEWS[name] for name in ("ranks", "nodes", "steps")))
 """The views that a terminal shows without --view."""
 
+_TITLE_PATHS = 3
 _TERMINAL_ROWS = 30
 _TERMINAL_ROWS_OF_MANY = 10
 
@@ -159,7 +160,9 @@ def report_fleet(arguments: argparse.Namespace, reason: Message | None = None, p
     tables = {view: select_table(fleet, view, arguments.by) for view in views}
     first = RANGES if RANGES in tables else views[0]
     choice = dataclasses.replace(parse_row_filter(arguments).resolve(tables[first]), name=arguments.range_name)
-    words = ", ".join(map(str, arguments.words))
+    words = ", ".join(map(str, arguments.words[:_TITLE_PATHS]))
+    if len(arguments.words) > _TITLE_PATHS:
+        words = f"{len(arguments.words)} paths from {arguments.words[0]}"
     title = f"{'profile' if first is RANGES else first.name} of {words}"
     shown = choice.apply_terminal_defaults(_TERMINAL_ROWS)
     rows = _TERMINAL_ROWS if len(views) == 1 else _TERMINAL_ROWS_OF_MANY

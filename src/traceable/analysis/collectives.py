@@ -1070,13 +1070,19 @@ def describe_sources(listed: Collectives) -> list[Message]:
 def describe_matches(matches: Matches) -> list[Message]:
     """Return notes on what is not known of the matches, and what is wrong with them."""
     notes = []
-    for code, text in {
-        MISMATCHED: "ranks disagree about what they run together",
-        NEVER_ENTERED: "a rank never entered it though its recording covers the time",
-        CLOCKS_CONTRADICT: "the clocks of its ranks are apart by more than it lasts: nothing is known of who was late",
-    }.items():
-        if count := matches.problem.count(code):
-            notes.append(Message(f"collectives_{code}", f"{format_count(count, 'collective')}: {text}"))
+    counts = {code: format_count(count, "collective") for code, count in Counter(matches.problem).items()}
+    if MISMATCHED in counts:
+        text = f"{counts[MISMATCHED]}: ranks disagree about what they run together"
+        notes.append(Message("collectives_mismatched", text))
+    if NEVER_ENTERED in counts:
+        text = f"{counts[NEVER_ENTERED]} that a rank never entered, though its recording covers the time"
+        notes.append(Message("collectives_never_entered", text))
+    if CLOCKS_CONTRADICT in counts:
+        text = (
+            f"{counts[CLOCKS_CONTRADICT]} without a known last rank: the clocks of the ranks are apart by more than it "
+            "lasts"
+        )
+        notes.append(Message("clocks_contradict_collectives", text))
     if len(matches.dropped):
         text = (
             f"{format_count(len(matches.dropped), 'inferred communicator')} not matched across ranks: the order of the "

@@ -139,7 +139,7 @@ class _Rank:
     def _launch(self, at: int, start: int, end: int, stream: int, name: str) -> None:
         correlation = len(self._calls) + 1
         call = (at, at + _CALL_NS, 0, self._global_pid | self._pid, correlation, 2, 0, None)
-        place = (start, end, 0, 1, None, stream, correlation, self._global_pid)
+        place = (start, end, self._device, 1, None, stream, correlation, self._global_pid)
         shape = (32, 64, 1, 1, 128, 1, 1, 0, 0, 0, 0, 0, None, None, None)
         number = self._strings[name]
         self._calls.append(call)
@@ -151,7 +151,8 @@ class _Rank:
 
     def _write_tables(self, database: sqlite3.Connection) -> None:
         uuid = f"00000000-0000-4000-8{self._host:03}-{self._device:012}"
-        gpu = {**GPU, "id": 0, "busLocation": f"0000:{7 + 8 * self._device:02x}:00.0", "uuid": uuid, "pwGpuId": 0}
+        bus = f"0000:{7 + 8 * self._device:02x}:00.0"
+        gpu = {**GPU, "id": self._device, "busLocation": bus, "uuid": uuid, "pwGpuId": self._device}
         columns, marks = ", ".join(gpu), ", ".join("?" * len(gpu))
         clock = UTC_EPOCH_NS + self._clock_error_ns
         rows: dict[str, Sequence[Sequence[object]]] = {

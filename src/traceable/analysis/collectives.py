@@ -428,76 +428,49 @@ def _count_sequences(listed: Collectives) -> Collectives:
     return replace(listed, sequence=sequence)
 
 
+_INDICES = ("member", "communicator", "name", "dtype", "stream")
+"""The columns of 32 bits."""
+
+
 def tabulate_collectives(listed: Collectives) -> Table:
-    """Return one row a collective, of plain columns, from which `read_collectives` makes the same."""
-    of_group = [listed.communicators[one] for one in listed.communicator.tolist()]
-    owner = [listed.members[one] for one in listed.member.tolist()]
+    """Return one row a collective, of numbers alone, from which `read_collectives` makes the same; what they refer to
+    are further tables.
+    """
+    columns = {column.name: getattr(listed, column.name) for column in fields(listed)}
+    groups = listed.communicators
     return Table(
+        {name: values for name, values in columns.items() if isinstance(values, np.ndarray)},
         {
-            "name": pack_objects(listed.names[one] for one in listed.name.tolist()),
-            "dtype": pack_objects(None if one < 0 else listed.names[one] for one in listed.dtype.tolist()),
-            "communicator": pack_objects(one.name for one in of_group),
-            "group_ranks": pack_objects(
-                None if one.ranks is None else ",".join(map(str, one.ranks)) for one in of_group
+            "members": Table(
+                {name: pack_objects(getattr(one, name) for one in listed.members) for name in _list_fields(Member)}
             ),
-            "group_size": np.array([NULL if one.size is None else one.size for one in of_group], np.int64),
-            "source": pack_objects(one.source for one in of_group),
-            "message_bytes": listed.size_bytes,
-            "is_even": listed.is_even,
-            "sequence": listed.sequence,
-            "is_recorded": listed.is_recorded,
-            "enqueue_ns": listed.enqueue_ns,
-            "start_ns": listed.start_ns,
-            "end_ns": listed.end_ns,
-            "stream": listed.stream.astype(np.int64),
-            "operation": listed.operation,
-            "is_clipped": listed.is_clipped,
-            "rank": np.array([NULL if one.rank is None else one.rank for one in owner], np.int64),
-            "pid": np.array([one.pid for one in owner], np.int64),
-            "process": pack_objects(one.process for one in owner),
-            "cuda_device": np.array([one.device for one in owner], np.int64),
-            "host": pack_objects(one.host for one in owner),
-            "recorded_first_ns": np.array([one.first_ns for one in owner], np.int64),
-            "recorded_last_ns": np.array([one.last_ns for one in owner], np.int64),
-            "clock_error_ns": np.array(
-                [NULL if one.clock_error_ns is None else one.clock_error_ns for one in owner], np.int64
+            "communicators": Table(
+                {
+                    **{name: pack_objects(getattr(one, name) for one in groups) for name in ("name", "size", "source")},
+                    "ranks": pack_objects(None if one.ranks is None else list(one.ranks) for one in groups),
+                }
             ),
-        }
+            "names": Table({"name": pack_objects(listed.names)}),
+        },
     )
 
 
 def read_collectives(table: Table) -> Collectives:
     """Return the collectives of a table that `tabulate_collectives` made."""
-    who = ("rank", "pid", "process", "cuda_device", "host", "recorded_first_ns", "recorded_last_ns", "clock_error_ns")
-    member, members = _number_rows(table, *who)
-    communicator, groups = _number_rows(table, "communicator", "group_ranks", "group_size", "source")
-    name, names = _number_rows(table, "name")
-    dtype, dtypes = _number_rows(table, "dtype")
-    texts = list(dict.fromkeys([one for (one,) in (*names, *dtypes) if one is not None]))
-    place = {text: number for number, text in enumerate(texts)}
-    same = ("is_even", "sequence", "is_recorded", "enqueue_ns", "start_ns", "end_ns", "operation", "is_clipped")
+    groups = [{**row, "ranks": row["ranks"] and tuple(row["ranks"])} for row in table.others["communicators"].rows()]
+    columns: dict[str, Any] = {
+        name: values.astype(np.int32) if name in _INDICES else values for name, values in table.values.items()
+    }
     return Collectives(
-        tuple(Member(*one) for one in members),
-        tuple(
-            Communicator(text, None if ranks is None else tuple(map(int, ranks.split(","))), size, source)
-            for text, ranks, size, source in groups
-        ),
-        tuple(texts),
-        member,
-        communicator,
-        np.array([place[one] for (one,) in names], np.int32)[name],
-        np.array([-1 if one is None else place[one] for (one,) in dtypes], np.int32)[dtype],
-        size_bytes=table.values["message_bytes"],
-        stream=table.values["stream"].astype(np.int32),
-        **{column: table.values[column] for column in same},
+        tuple(Member(**row) for row in table.others["members"].rows()),
+        tuple(Communicator(**row) for row in groups),
+        tuple(table.others["names"].column("name")),
+        **columns,
     )
 
 
-def _number_rows(table: Table, *columns: str) -> tuple[Int32, list[tuple[Any, ...]]]:
-    """Return the number of what each row has in these columns, and what that is, in the order of first occurrence."""
-    numbers: dict[tuple[Any, ...], int] = {}
-    keys = zip(*(table.column(name) for name in columns), strict=True)
-    return np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int32, len(table)), list(numbers)
+def _list_fields(kind: type) -> list[str]:
+    return [field.name for field in fields(kind)]
 
 
 def compute_bus_factors(listed: Collectives) -> Float64:

@@ -14,6 +14,7 @@ the numbers.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,7 +155,8 @@ def summarize_rank(profile: RankProfile) -> Summary:
 
 
 def _copy_table(table: Table) -> Table:
-    return replace(table, values={name: values.copy() for name, values in table.values.items()})
+    others = {name: _copy_table(other) for name, other in table.others.items()}
+    return replace(table, values={name: values.copy() for name, values in table.values.items()}, others=others)
 
 
 def _summarize_samples(profile: RankProfile) -> Table:
@@ -1074,13 +1076,13 @@ def _make_step_table(
                 "ranks": len(match.rows),
                 "steady": all(bool(ranks[place].steps.values["steady"][row]) for place, row in match.rows.items()),
                 "wall_min_ns": min(wall),
-                "wall_p50_ns": float(np.quantile(wall, 0.5)),
+                "wall_p50_ns": float(statistics.median(wall)),
                 "wall_max_ns": max(wall),
                 "critical_rank": identity.rank,
                 "critical": identity.name,
                 "host": identity.host or None,
                 "own_ns": own[-1],
-                "own_p50_ns": float(np.quantile(own, 0.5)),
+                "own_p50_ns": float(statistics.median(own)),
                 "lead_ns": own[-1] - own[-2],
                 "imbalance_share": own[-1] * len(own) / sum(own) - 1 if sum(own) > 0 else None,
                 "basis": matched.basis,

@@ -190,6 +190,10 @@ def _resolve_views(arguments: argparse.Namespace) -> list[View]:
             raise UsageError(
                 "option_of_one_recording", f"{flag} does not apply to a report on many ranks", "report on one of them"
             )
+    if arguments.dask is not None and "://" not in arguments.dask:
+        raise UsageError(
+            "dask_address_invalid", f"--dask {arguments.dask[:80]!r} is not an address", "write it as tcp://host:8786"
+        )
     every = arguments.view == ALL
     if arguments.view not in FLEET_VIEWS and not every:
         raise UsageError(

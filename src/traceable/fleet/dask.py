@@ -28,7 +28,7 @@ from traceable.fleet.reduction import FAN_IN, Excluded, ReduceOptions, name_rank
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-_CONNECT_SECONDS = 20
+_CONNECT_SECONDS = 10
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,16 @@ SCHEMA = "traceable.rank_profiles/1"
 
 _MAGIC = f"{SCHEMA}\n".encode()
 _HASH_BYTES = 32
-_DTYPES = ("int64", "float64", "bool")
+_DTYPES = ("int64", "int32", "float64", "bool")
 _ALIGNMENT = 8
 _SAMPLE_COLUMNS = ("first", "values", "bins", "counts", "first_bin")
 
 _BLOB = {"dtype!": untrusted.TEXT, "at!": untrusted.COUNT, "count!": untrusted.COUNT}
-_TABLE: dict[str, Any] = {"columns!": {"*": {}}, "notes!": [{"code!": untrusted.TEXT, "text!": untrusted.TEXT}]}
+_TABLE: dict[str, Any] = {
+    "columns!": {"*": {}},
+    "others!": {"*": {}},
+    "notes!": [{"code!": untrusted.TEXT, "text!": untrusted.TEXT}],
+}
 _IDENTITY = {
     **dict.fromkeys(("label!", "host!"), untrusted.TEXT),
     **dict.fromkeys(("rank", "world_size", "start_wall_ns", "end_wall_ns", "epoch_ns"), untrusted.WHOLE),
@@ -87,7 +91,7 @@ class _Blobs:
 
     def add(self, values: NDArray[Any]) -> dict[str, Any]:
         """Add a column; return where it is."""
-        kind = {"b": "bool", "f": "float64"}.get(values.dtype.kind, "int64")
+        kind = values.dtype.name if values.dtype.name in _DTYPES else "int64"
         data = np.ascontiguousarray(values, kind).tobytes()
         place = {"dtype": kind, "at": self._at, "count": len(values)}
         self.parts.append(data + bytes(-len(data) % _ALIGNMENT))
@@ -112,6 +116,7 @@ def _encode_table(table: Table, blobs: _Blobs) -> dict[str, Any]:
             name: {"values": values.tolist()} if values.dtype == object else blobs.add(values)
             for name, values in table.values.items()
         },
+        "others": {name: _encode_table(other, blobs) for name, other in table.others.items()},
         "notes": [note.as_dict for note in table.notes],
     }
 
@@ -194,7 +199,10 @@ def _decode_table(header: Mapping[str, Any], blobs: memoryview) -> Table:
     }
     if len({len(values) for values in columns.values()}) > 1:
         raise ValueError("the columns of a table differ in length")
-    return Table(columns, notes=tuple(Message(note["code"], note["text"]) for note in header["notes"]))
+    others = {
+        name: _decode_table(untrusted.validate_shape(other, _TABLE), blobs) for name, other in header["others"].items()
+    }
+    return Table(columns, others, tuple(Message(note["code"], note["text"]) for note in header["notes"]))
 
 
 def _read_blob(place: Mapping[str, Any], blobs: memoryview) -> NDArray[Any]:

@@ -132,7 +132,7 @@ def main() -> int:
 
     def project(name: str) -> float:
         first, last = (float(getattr(one, name)) for one in (few, many))
-        return last + (last - first) / (many.ranks - few.ranks) * (options.ranks - many.ranks)
+        return last + max(0.0, last - first) / (many.ranks - few.ranks) * (options.ranks - many.ranks)
 
     print(f"One rank of {options.kernels} kernels, {mib(file.stat().st_size)}:\n")
     rows: list[list[Any]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from traceable.cli import profile
 from traceable.cli.console import log
 from traceable.cli.options import EXIT_UNMET, has_table_output, parse_positive_int, parse_row_filter
+from traceable.cli.progress import Progress
 from traceable.cli.selection import resolve_name_rules
 from traceable.errors import CollectorError, Message, TraceableError, TraceError, UsageError
 from traceable.launch.memory import use_one_blas_thread
@@ -35,7 +37,7 @@ _SEVERAL_HOSTS = frozenset({"recordings_of_several_hosts", "ranks_of_several_hos
 _NOT_OF_ONE = frozenset({"traces_unrelated", "wall_clock_unknown", "no_such_file"})
 """Errors of reading that are not about a recording that is damaged."""
 
-_LOSSES = frozenset({"recording_excluded", "ranks_missing"})
+_LOSSES = frozenset({"recording_excluded", "recording_incomplete", "ranks_missing"})
 """The notes that --strict does not accept."""
 
 _NOT_SUPPORTED = {
@@ -77,18 +79,23 @@ def is_fleet(arguments: argparse.Namespace) -> bool:
     Raises:
         TraceError: nothing matches a pattern.
     """
+    words, arguments.words = arguments.paths, list(arguments.paths)
+    is_requested = _requests_fleet(arguments)
+    if len(words) == 1 and words[0].is_file() and not is_requested:
+        return False
+    # What knows of ranks takes longer to import than a small file takes to read.
     from traceable.fleet.listing import expand_patterns, list_recordings
 
-    words, arguments.words = arguments.paths, list(arguments.paths)
     if len(words) > 1 or not words[0].exists():
         arguments.paths = expand_patterns(words)
-    views = {*FLEET_VIEWS} - {*VIEWS}
-    is_requested = arguments.dask is not None or arguments.align is not None
-    if is_requested or arguments.view in views or arguments.by in FLEET_BY[1:]:
-        return True
-    if len(arguments.paths) == 1 and arguments.paths[0].is_file():
-        return False
-    return len(list_recordings(arguments.paths)) > JOINED_MAX
+    return is_requested or len(list_recordings(arguments.paths)) > JOINED_MAX
+
+
+def _requests_fleet(arguments: argparse.Namespace) -> bool:
+    """Whether the options can only be of many ranks."""
+    is_view = arguments.view in FLEET_VIEWS and arguments.view not in VIEWS
+    has_option = arguments.dask is not None or arguments.align is not None
+    return is_view or has_option or arguments.by in FLEET_BY[1:]
 
 
 def explain_fleet(error: TraceableError, arguments: argparse.Namespace) -> Message | None:
@@ -103,12 +110,13 @@ def explain_fleet(error: TraceableError, arguments: argparse.Namespace) -> Messa
     return None
 
 
-def report_fleet(arguments: argparse.Namespace, reason: Message | None = None) -> int:
+def report_fleet(arguments: argparse.Namespace, reason: Message | None = None, progress: Progress | None = None) -> int:
     """Print what is requested of many ranks; return the exit code.
 
     Args:
         arguments: those of `report`.
         reason: why the recordings are a fleet, if that is not what the user asked for.
+        progress: where the current activity is shown; None for a line of its own.
 
     Raises:
         UsageError: an option does not apply to a fleet.
@@ -117,7 +125,6 @@ def report_fleet(arguments: argparse.Namespace, reason: Message | None = None) -
     views = _resolve_views(arguments)
     use_one_blas_thread()
     # numpy takes a tenth of a second to import: invalid options are rejected before.
-    from traceable.cli.progress import Progress
     from traceable.fleet.loading import load_fleet
     from traceable.fleet.reduction import ReduceOptions
     from traceable.report.fleet import build_document, select_table, write_fleet
@@ -133,7 +140,7 @@ def report_fleet(arguments: argparse.Namespace, reason: Message | None = None) -
         step_range=arguments.step_range,
         step_kernel=arguments.step_kernel,
     )
-    with Progress() as progress:
+    with Progress() if progress is None else contextlib.nullcontext(progress) as shown_progress:
         fleet = load_fleet(
             arguments.words,
             options=options,
@@ -143,7 +150,7 @@ def report_fleet(arguments: argparse.Namespace, reason: Message | None = None) -
             cache=not arguments.no_cache,
             dask=arguments.dask,
             align=arguments.align,
-            progress=progress,
+            progress=shown_progress,
         )
     if reason is not None:
         fleet = dataclasses.replace(fleet, notes=(reason, *fleet.notes))

@@ -181,7 +181,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         except TraceableError as error:
             if reason := explain_fleet(error, arguments):
-                return report_fleet(arguments, reason)
+                return report_fleet(arguments, reason, progress)
             if not isinstance(error, TraceError):
                 raise
             # A window that was never reached leaves nothing to read: its verdict is the result.

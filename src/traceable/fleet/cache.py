@@ -8,6 +8,7 @@ Entries are believed only in a directory that nobody else can write, and only wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -148,6 +149,7 @@ class Cache:
                     total -= status.st_size
 
 
+@functools.cache
 def _describe_program() -> str:
     """Return what changes with this program: its version, and when its files last changed."""
     files = [_PACKAGE / "recording.py", *(file for room in _ROOMS for file in (_PACKAGE / room).rglob("*.py"))]

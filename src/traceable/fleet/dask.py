@@ -163,7 +163,7 @@ def _reduce(label: str, path: str, options: str, version: str) -> _Reduced:
     try:
         profiles = reduce_file(Path(path), ReduceOptions.from_json(options))
     except TraceableError as error:
-        return _Reduced(problem=(error.code, error.problem))
+        return _Reduced(problem=(error.code, str(error.message)))
     except Exception as error:  # noqa: BLE001 - one recording that can't be read must not cost the others
         return _Reduced(problem=("reader_failed", format_one_line(error)))
     return _Reduced(tuple(name_rank(profile, Path(label)) for profile in profiles))

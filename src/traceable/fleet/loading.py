@@ -246,7 +246,8 @@ def load_fleet(
         notes += _note_excluded(reduced.excluded)
         if not reduced.identities:
             first = reduced.excluded[0]
-            raise TraceError("no_recording_readable", f"{first.path}: {first.problem}", "check the recordings")
+            reason = f"none of {len(recordings)} recordings can be read: {_describe(first)}"
+            raise TraceError("no_recording_readable", reason, "check the others as well")
         identities = reduced.identities
         if requested is not None:
             identities = [one for one in identities if one.rank is not None and has_rank(requested, one.rank)]
@@ -272,7 +273,13 @@ def _open_cache() -> tuple[Cache | None, Message | None]:
 
 
 def _note_excluded(excluded: Sequence[Excluded]) -> list[Message]:
-    return [Message("recording_excluded", f"{one.path} is excluded: {one.problem.printed}") for one in excluded]
+    return [Message("recording_excluded", f"a recording is excluded: {_describe(one)}") for one in excluded]
+
+
+def _describe(excluded: Excluded) -> str:
+    """Return why a recording is excluded, with its path."""
+    problem = excluded.problem.printed
+    return problem if str(excluded.path) in problem else f"{excluded.path}: {problem}"
 
 
 def _list_again(paths: Sequence[Path]) -> list[Path]:

@@ -142,8 +142,17 @@ def _reduce_part(recording: Recording, path: Path, part: str, options: ReduceOpt
         step_range=options.step_range,
         step_kernel=options.step_kernel,
         collectives=tabulate_collectives(listed) if len(listed) else None,
-        notes=recording.notes,
+        notes=(*recording.notes, *_note_losses(recording)),
     )
+
+
+def _note_losses(recording: Recording) -> list[Message]:
+    """Return whether requested steps, or ranges that the processes emitted, are missing."""
+    is_captured = recording.windows is None or recording.windows.ok
+    if is_captured and not recording.completeness.incomplete_processes:
+        return []
+    text = "ranges or requested steps are missing: report on it alone"
+    return [Message("recording_incomplete", text)]
 
 
 def _identify_rank(recording: Recording, path: Path, part: str) -> RankIdentity:

@@ -1,9 +1,7 @@
 """A process that reduces recordings, one after the other, and writes the rank profiles of each into a file.
 
-    python -m traceable.fleet.worker DESCRIPTOR
-
-Requests are lines of JSON on stdin; the result of each is one on the descriptor, so that nothing that is printed can be
-taken for one. It ends with stdin.
+Requests are lines of JSON on stdin; the result of each is one on a descriptor, whose number is the first argument, so
+that nothing that is printed can be taken for one. It ends with stdin. `workers` starts it.
 """
 
 from __future__ import annotations
@@ -44,7 +42,3 @@ def main() -> None:
             result["seconds"] = time.perf_counter() - began
             result["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             print(json.dumps(result), file=results, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -30,6 +30,8 @@ _BYTES_OF_A_BYTE = {".sqlite": 3, ".nsys-rep": 12, ".qdrep": 12, ".gz": 40, ".js
 _FREE_SHARE = 0.8
 """Which share of the free memory workers may take."""
 
+_START = "import sys; sys.path[:] = sys.argv[2:]; from traceable.fleet.worker import main; main()"
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -133,7 +135,8 @@ class _Workers:
         else:
             return Reduction(None, Message("reader_died", f"its reader {end}"))
         if error := result.get("error"):
-            return Reduction(None, Message(error["code"], error["problem"]), result["seconds"], result["peak_bytes"])
+            problem = Message(error["code"], f"{error['problem']}; {error['remedy']}")
+            return Reduction(None, problem, result["seconds"], result["peak_bytes"])
         return Reduction(output, None, result["seconds"], result["peak_bytes"])
 
     def _get_worker(self) -> _Worker:
@@ -152,7 +155,8 @@ class _Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         with os.fdopen(writing, "w"):
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "traceable.fleet.worker", str(writing)],
+                # Not with -m, which would search modules in the working directory.
+                [sys.executable, "-c", _START, str(writing), *sys.path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,

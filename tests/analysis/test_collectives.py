@@ -327,3 +327,12 @@ def test_several_kernels_of_one_call_are_one_collective(tmp_path: Path) -> None:
     table = traceable.load(write_rank(tmp_path, 0, 2, [*events, second])).collectives()
     assert table.column("count") == [2]
     assert table.column("collective_max_ns") == [600_000 + 500_000]
+
+
+def test_a_collective_that_the_selected_time_cuts_counts_and_has_no_rate(tmp_path: Path) -> None:
+    events = all_reduces(0, 2, [[100_000, 200_000]] * 2)
+    whole = traceable.load(write_rank(tmp_path, 0, 2, events))
+    (row,) = whole.select(time_ns=(0, STEP_NS + 300_000)).collectives().rows()
+    assert (row["count"], row["clipped"], row["total_ns"]) == (2, 1, 500_000 + 200_000)
+    assert (row["collective_max_ns"], row["collective_p50_ns"]) == (500_000, 500_000)
+    assert row["algorithm_gb_per_s"] == pytest.approx(4 * 2**20 / 500_000)

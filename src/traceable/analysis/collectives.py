@@ -1,9 +1,10 @@
 """Collectives of NCCL: what each one moved and how fast, and which rank the others waited for.
 
 What is known of a collective depends on the recording, and each fact carries the code of its source. A kernel of a
-torch.profiler trace states its process group, sizes and often its number in the group (`trace.collective_fields`).
-Elsewhere the name of the kernel is all there is: the communicator is then inferred from the order in which a process
-first used its streams for NCCL, and the number in it is counted.
+torch.profiler trace states its process group, sizes and often its number in the group (`trace.collective_fields`); in
+an nsys report NCCL's ranges may have payloads (`trace.nccl_payloads`). Elsewhere the name of the kernel is all there
+is: the communicator is then inferred from the order in which a process first used its streams for NCCL, and the number
+in it is counted.
 
 Ranks are compared by arrival. A collective ends on all ranks at about the same time, whoever was late: its kernel is
 the longest on the rank that came first, so that durations put the blame on the wrong ranks. A rank arrives when its
@@ -29,6 +30,7 @@ from traceable.analysis.gpus import find_gpus
 from traceable.analysis.grouping import number_groups, sort_groups, sum_groups
 from traceable.analysis.table import Table, compute_ratios, mask_integers, pack_objects
 from traceable.errors import Message, MissingDataError
+from traceable.finding import CERTAIN, LIKELY, POSSIBLE
 from traceable.trace.collective_fields import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -59,18 +61,12 @@ without sizes."""
 RECORDED, COUNTED = "recorded", "counted"
 """Where the number of a collective in its communicator is from: the recording; the order of its kernels."""
 
-CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
-"""How well it is known who was last: the rank came later than the others by more than their clocks may be off; so it
-did, but communicator or number are inferred; it may be another one, as far as the clocks are known."""
-
 LAUNCHED_LATE, QUEUED = "launched_late", "queued"
 """Why a rank was last: the CPU launched its kernel after all others had arrived; it was launched before that, and
 waited for earlier work on its GPU."""
 
-MISMATCHED, NEVER_ENTERED, OUTSIDE_RECORDING, CLOCKS_CONTRADICT = (
-    *("mismatched", "never_entered", "outside_recording"),
-    "clocks_contradict",
-)
+MISMATCHED, NEVER_ENTERED = "mismatched", "never_entered"
+OUTSIDE_RECORDING, CLOCKS_CONTRADICT = "outside_recording", "clocks_contradict"
 """What is wrong with a matched collective: ranks disagree on what it is; a rank has none at its place though its
 recording covers the time; or does not cover it; the clocks are apart by more than the collective lasts."""
 
@@ -253,10 +249,7 @@ def _read_payload_facts(context: Context, call_of: Int64) -> dict[int, Collectiv
         thread, start_ns = int(launches.thread[call_of[row]]), int(launches.start_ns[call_of[row]])
         of_thread = calls.get(thread, [])
         place = bisect.bisect_right(of_thread, start_ns, key=lambda one: one.start_ns) - 1
-        # Ranges of NCCL nest: the call is around the end of a group of its own.
-        while place >= 0 and of_thread[place].end_ns < start_ns:
-            place -= 1
-        if place >= 0:
+        if place >= 0 and of_thread[place].end_ns >= start_ns:
             launched[of_thread[place]].append(row)
     facts = {}
     for call, kernels in launched.items():
@@ -507,7 +500,8 @@ class Matches:
         first_ns, last_ns: first and last arrival.
         last_end_ns: last end.
         last_member: who arrived last; -1 if not known.
-        certainty: of that: CERTAIN, LIKELY or POSSIBLE; None for none.
+        certainty: CERTAIN where it came later than all others by more than their clocks may be off; LIKELY where it
+            did, but communicator or number are inferred; POSSIBLE where another may have been last; None for none.
         cause: LAUNCHED_LATE or QUEUED; None if not known.
         wait_max_ns, wait_total_ns: how long a rank waited for the last one at most, and all of them; NULL if not known.
         problem: one of the codes above; None for none.
@@ -1043,13 +1037,19 @@ def describe_sources(listed: Collectives) -> list[Message]:
 def describe_matches(matches: Matches) -> list[Message]:
     """Return notes on what is not known of the matches, and what is wrong with them."""
     notes = []
-    for code, text in {
-        MISMATCHED: "ranks disagree about what they run together",
-        NEVER_ENTERED: "a rank never entered it though its recording covers the time",
-        CLOCKS_CONTRADICT: "the clocks of its ranks are apart by more than it lasts: nothing is known of who was late",
-    }.items():
-        if count := matches.problem.count(code):
-            notes.append(Message(f"collectives_{code}", f"{format_count(count, 'collective')}: {text}"))
+    counts = {code: format_count(count, "collective") for code, count in Counter(matches.problem).items()}
+    if MISMATCHED in counts:
+        text = f"{counts[MISMATCHED]}: ranks disagree about what they run together"
+        notes.append(Message("collectives_mismatched", text))
+    if NEVER_ENTERED in counts:
+        text = f"{counts[NEVER_ENTERED]} that a rank never entered, though its recording covers the time"
+        notes.append(Message("collectives_never_entered", text))
+    if CLOCKS_CONTRADICT in counts:
+        text = (
+            f"{counts[CLOCKS_CONTRADICT]} without a known last rank: the clocks of the ranks are apart by more than it "
+            "lasts"
+        )
+        notes.append(Message("clocks_contradict_collectives", text))
     if len(matches.dropped):
         text = (
             f"{format_count(len(matches.dropped), 'inferred communicator')} not matched across ranks: the order of the "

@@ -360,8 +360,10 @@ def _describe_clocks(clocks: Sequence[RankClock], contradictory: int) -> list[Me
         text = f"clocks drift by up to {worst_ppm:.3g} us/s, which is corrected"
         notes.append(Message("clocks_drift_corrected", text))
     if unaligned := sum(one.clock == UTC for one in clocks):
-        why = "no offset agrees with their collectives" if contradictory else "they have no collectives in common"
-        text = f"{format_count(unaligned, 'recording')} aligned by the wall clock of the host alone: {why} with others"
+        why = (
+            "no offset agrees with their collectives" if contradictory else "other hosts have none of their collectives"
+        )
+        text = f"{format_count(unaligned, 'recording')} aligned by the wall clock of the host alone: {why}"
         notes.append(Message("ranks_aligned_by_utc", text))
     return notes
 

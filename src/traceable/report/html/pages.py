@@ -35,7 +35,7 @@ SLOWEST = 10
 QUERIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{name: (name, {}) for name in VIEWS if name not in ("ranges", "findings")},
     "kernels-by-family": ("kernels", {"by": "family"}),
-    "kernels-by-range": ("kernels", {"by": "range"}),
+    "kernels-by-range": ("kernels", {"by": "range", "with_nsys": False}),
     "api-by-kind": ("api", {"by": "kind"}),
     "api-by-range": ("api", {"by": "range"}),
     "memory-by-range": ("memory", {"by": "range"}),
@@ -218,7 +218,7 @@ def _drop(columns: Sequence[Column], *sources: str) -> tuple[Column, ...]:
 _COLUMNS_OF = {
     "api": _drop(VIEWS["api"].others["paths"].columns, "path"),
     "kernels": (
-        *_drop(VIEWS["kernels"].columns, "range", "nsys_total_ns"),
+        *_drop(VIEWS["kernels"].columns, "range"),
         Column("pid", only_if_several=True),
         Column("tid", only_if_several=True),
     ),

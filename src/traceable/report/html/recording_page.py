@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,30 @@ def write_recording_page(
     """
     answers = recording.query_all([("ranges", {}), ("findings", {}), *QUERIES.values()])
     tables = dict(zip(QUERIES, answers[2:], strict=True))
+    # Most of either is in numpy and zlib, which release the GIL.
+    with ThreadPoolExecutor(1) as worker:
+        timeline = worker.submit(_build_timeline_blocks, recording)
+        blocks = [*_build_blocks(recording, tables, verdicts), *timeline.result()]
+    names = [one.resolve().name for one in recording.paths]
+    title = " + ".join(names[:3]) + (f" + {len(names) - 3}" if len(names) > 3 else "")
+    write_html(path, kind=REPORT, title=title or "recording", blocks=blocks)
+
+
+def _build_timeline_blocks(recording: Recording) -> list[str]:
+    return build_timeline_blocks(build_timeline(recording.context, recording.client_records))
+
+
+def _build_blocks(
+    recording: Recording,
+    tables: Mapping[str, Table | MissingDataError],
+    verdicts: Sequence[ExpectationResult],
+) -> list[str]:
+    """Return the blocks of all screens but the timeline.
+
+    Args:
+        tables: what each of QUERIES returned.
+        verdicts: as of `write_recording_page`.
+    """
     document = build_bounded_report(recording, verdicts)
     path_of_step, steps = tables["critical_path"], tables["steps"]
     if isinstance(path_of_step, MissingDataError):
@@ -64,11 +89,7 @@ def write_recording_page(
     blocks = [pack_block("report", document), _pack_distributions(recording)]
     if isinstance(steps, Table):
         blocks.append(_pack_steps(steps))
-    blocks += build_screen_blocks(recording, tables)
-    blocks += build_timeline_blocks(build_timeline(recording.context, recording.client_records))
-    names = [one.resolve().name for one in recording.paths]
-    title = " + ".join(names[:3]) + (f" + {len(names) - 3}" if len(names) > 3 else "")
-    write_html(path, kind=REPORT, title=title or "recording", blocks=blocks)
+    return [*blocks, *build_screen_blocks(recording, tables)]
 
 
 # ---- columns

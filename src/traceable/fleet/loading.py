@@ -116,8 +116,6 @@ class LocalRanks:
                 break
             for path in missing:
                 del problems[path]
-        if cache is not None:
-            cache.remove_oldest()
         self.excluded: Sequence[Excluded] = [Excluded(one, problems[one]) for one in recordings if one in problems]
         self._paths = [path for path in recordings if path in self._outputs]
         self.identities: Sequence[RankIdentity] = [one.identity for path in self._paths for one in self._read(path)]
@@ -169,7 +167,12 @@ class LocalRanks:
         return entry
 
     def _read(self, path: Path) -> list[RankProfile]:
-        return [name_rank(profile, path) for profile in read_profiles(self._outputs[path], verify=False)]
+        try:
+            profiles = read_profiles(self._outputs[path], verify=False)
+        except (OSError, DamagedProfileError) as error:  # another report needed the space
+            problem = f"the cached result of {path} is gone: {error}"
+            raise TraceError("cache_entry_gone", problem, "run it again, or with --no-cache") from None
+        return [name_rank(profile, path) for profile in profiles]
 
     def _iter_profiles(self, labels: frozenset[str]) -> Iterator[RankProfile]:
         for path in self._paths:
@@ -242,6 +245,9 @@ def load_fleet(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="traceable-")))
             kept, problem = _open_cache() if cache else (None, None)
             notes += [problem] if problem is not None else []
+            if kept is not None:
+                # At the end: what this report needs may be more than the cache may take.
+                stack.callback(kept.remove_oldest)
             reduced = LocalRanks(recordings, options, folder, kept, workers, progress or _ignore)
         notes += _note_excluded(reduced.excluded)
         if not reduced.identities:

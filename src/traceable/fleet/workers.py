@@ -25,7 +25,8 @@ _BASE_BYTES = 100 << 20
 """What a worker takes without a recording."""
 
 _BYTES_OF_A_BYTE = {".sqlite": 3, ".nsys-rep": 12, ".qdrep": 12, ".gz": 40, ".json": 8}
-"""How much memory reading a byte of a file takes at most, by its suffix; measured with benchmarks/fleet.py."""
+"""About how much memory reading a byte of a file takes, by its suffix: of SQLite as benchmarks/fleet.py measures it, of
+the others, which become SQLite or are unpacked first, an upper estimate."""
 
 _FREE_SHARE = 0.8
 """Which share of the free memory workers may take."""
@@ -59,7 +60,7 @@ def choose_worker_count(paths: Sequence[Path]) -> int:
 
 
 def estimate_memory(path: Path) -> int:
-    """Return how much memory the reduction of a recording takes at most, in bytes."""
+    """Return about how much memory the reduction of a recording takes, in bytes."""
     with contextlib.suppress(OSError):
         files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
         return _BASE_BYTES + sum(

@@ -182,9 +182,17 @@ def test_an_unknown_clock(files: tuple[Path, Path]) -> None:
     assert (error.value.code, "traceable compare" in str(error.value)) == ("wall_clock_unknown", True)
 
 
+def refuse_to_join(*paths: Path) -> str:
+    """Return the code of the refusal in Python, where the command line makes a fleet of them."""
+    assert document(*paths)["schema"] == "traceable.fleet/1"
+    with pytest.raises(TraceableError) as refused:
+        load(paths)
+    return refused.value.code
+
+
 def test_another_host(files: tuple[Path, Path]) -> None:
     change(files[1], HOST)
-    assert refuse(*files) == "recordings_of_several_hosts"
+    assert refuse_to_join(*files) == "recordings_of_several_hosts"
     change(files[1], "DELETE FROM TARGET_INFO_SYSTEM_ENV")
     assert len(load(files).trace.processes) == 2
 
@@ -195,7 +203,7 @@ def test_one_number_for_two_gpus(files: tuple[Path, Path]) -> None:
     for number, file in enumerate(files):
         gpu = f"CREATE TABLE TARGET_INFO_GPU AS SELECT 0 id, 'GPU' name, '0000:01:00.0' busLocation, 'u{number}' uuid"
         change(file, kernels, gpu)
-    assert refuse(*files) == "gpu_numbers_conflict"
+    assert refuse_to_join(*files) == "gpu_numbers_conflict"
     change(files[1], "UPDATE TARGET_INFO_GPU SET uuid = 'u0'")
     assert len(load(files).trace.kernels) == 2
 

@@ -21,6 +21,7 @@ from traceable.protocol import environment as _environment
 if TYPE_CHECKING:
     from typing import Any
 
+    from traceable.analysis.fleet import Fleet
     from traceable.annotation.external.patching import annotate_targets
     from traceable.annotation.pauses import record_gc, record_loop_pauses
     from traceable.annotation.torch.copies import instrument_copies
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from traceable.capture.requests import request
     from traceable.capture.steps import step, step_boundary, steps, window
     from traceable.capture.triggers import capture_when
+    from traceable.fleet.loading import load_fleet
     from traceable.recording import Recording, load
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "Domain",
     "DummyDomain",
     "ExtCounter",
+    "Fleet",
     "Float64Counter",
     "Int64Counter",
     "Profile",
@@ -51,6 +54,7 @@ __all__ = [
     "instrument",
     "instrument_copies",
     "load",
+    "load_fleet",
     "mark",
     "pop_range",
     "push_range",
@@ -65,12 +69,14 @@ __all__ = [
 ]
 
 _LATER = {
+    "Fleet": "traceable.analysis.fleet",
     "Recording": "traceable.recording",
     "annotate_targets": "traceable.annotation.external.patching",
     "capture_when": "traceable.capture.triggers",
     "instrument": "traceable.annotation.torch.modules",
     "instrument_copies": "traceable.annotation.torch.copies",
     "load": "traceable.recording",
+    "load_fleet": "traceable.fleet.loading",
     "load_ipython_extension": "traceable.notebook",
     "record_gc": "traceable.annotation.pauses",
     "record_loop_pauses": "traceable.annotation.pauses",
@@ -81,7 +87,7 @@ _LATER = {
     "window": "traceable.capture.steps",
 }
 
-_READERS = ("Recording", "load")
+_READERS = ("Fleet", "Recording", "load", "load_fleet")
 """Names that read a recording back: where they can't be loaded it is an error, for there is no result without them."""
 
 _NVTX_NAMES = frozenset(

@@ -461,6 +461,22 @@ class Recording:
         """
         return self.query("streams", by=by, range_name=range)
 
+    def collectives(
+        self,
+        *,
+        by: str = "collective",
+        top: int = 20,
+        range: str | None = None,  # noqa: A002
+    ) -> Table:
+        """Return what NCCL moved and how fast, and which rank the others waited for (docs/collectives.md).
+
+        Args:
+            by: `collective`, or `rank`: one row for each collective on each rank.
+            top: how many of the longest waits are listed.
+            range: only collectives whose kernels belong to ranges of this name.
+        """
+        return self.query("collectives", by=by, top=top, range_name=range)
+
     def steps(
         self,
         *,

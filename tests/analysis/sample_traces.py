@@ -168,9 +168,10 @@ def allocations(draw: Any) -> dict[str, int]:
 
 
 def table(kind: Any, rows: list[dict[str, int]]) -> Any:
-    """Build one of the trace's tables from rows, sorted as the reader sorts them."""
+    """Build one of the trace's tables from rows, sorted as the reader sorts them; rows without fields have none."""
     types = {"Int64": np.int64, "Int32": np.int32, "Int8": np.int8, "Bool": np.bool_, "Float64": np.float64}
     rows = sorted(rows, key=lambda row: (row["start_ns"], -row.get("end_ns", 0)))
+    rows = [{"fields": -1, **row} for row in rows]
     return kind(**{f.name: np.array([row[f.name] for row in rows], types[str(f.type)]) for f in fields(kind)})
 
 

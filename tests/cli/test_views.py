@@ -21,8 +21,8 @@ from traceable.recording import load
 from traceable.report.views import ALL, RANGES, VIEWS
 
 OTHERS = [name for name in VIEWS if name != RANGES.name]
-ANSWERED = [name for name in OTHERS if name not in ("requests", "rates")]
-"""Views of the sample, which has no requests and no declared work: `test_requests.py` and `test_rates.py` have them."""
+ANSWERED = [name for name in OTHERS if name not in ("requests", "rates", "collectives")]
+"""Views of the sample, which has no requests, no declared work and no collectives: other files have them."""
 
 UNLIKE_THE_REST = {"findings"}
 """Views whose answer may have no row."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analysis.sample_collectives import all_reduces, write_rank
 from tests.analysis.sample_models import LAYER, NORM, write_model
 from tests.html.conftest import PageOf
 from tests.report.html_blocks import read_blocks
@@ -73,6 +74,20 @@ def test_every_tab_has_its_screen_and_fits_the_window(page_of: PageOf, page_path
         assert panel.locator(".problem").count() == 0
         assert not is_too_wide(page)
     expect(panel.locator("h2").first).to_have_text("Diagnosis")
+
+
+def test_collectives_are_below_the_streams_where_there_are_any(
+    page_of: PageOf, page_path: Path, tmp_path: Path
+) -> None:
+    for rank in range(2):
+        write_rank(tmp_path, rank, 2, all_reduces(rank, 2, [[100_000, 300_000], [900_000, 100_000]]))
+    traceable.load(tmp_path).to_html(tmp_path / "page.html")
+    page = page_of(tmp_path / "page.html", "tab=streams")
+    page.get_by_role("heading", name="The longest waits for a rank", exact=True).wait_for()
+    assert [row[0] for row in read_rows(page, "collectives")] == ["all_reduce"]
+    other = page_of(page_path, "tab=streams")
+    other.get_by_role("table", name="streams", exact=True).wait_for()
+    assert other.get_by_role("table", name="collectives", exact=True).count() == 0
 
 
 def test_a_table_has_the_numbers_of_its_view(page_of: PageOf, page_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.analysis.sample_collectives import load_two_ranks
 from tests.analysis.sample_requests import make_load, make_trace
 from tests.report.sample_export import NAME_COLUMNS, declare_work, export
 
@@ -31,8 +32,10 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def query(recording: Recording, view: str, by: str | None) -> Table:
-    """The view of the recording, or of one with requests, which the other views have no use for, or with work."""
+    """The view of the recording, or of one that has what this view is about: requests, work, collectives."""
     made = Recording(make_trace(make_load(3))) if view == "requests" else recording
+    if view == "collectives":
+        made = load_two_ranks()
     if view == "rates":
         made = Recording(declare_work(recording.trace))
     return made.query(view, **({"by": by} if by else {}))

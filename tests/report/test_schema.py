@@ -15,6 +15,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tests.analysis.sample_collectives import load_two_ranks
 from tests.analysis.sample_requests import make_load, make_trace
 from tests.report.sample_export import declare_work, export
 
@@ -131,6 +132,7 @@ def validate_view(recording: Recording, view: str, by: str | None) -> None:
 @pytest.mark.parametrize(("view", "by"), QUERIES)
 def test_every_view_is_as_its_schema_says(recording: Recording, view: str, by: str | None) -> None:
     made = Recording(make_trace(make_load(3))) if view == "requests" else recording
+    made = load_two_ranks() if view == "collectives" else made
     validate_view(Recording(declare_work(recording.trace)) if view == "rates" else made, view, by)
 
 

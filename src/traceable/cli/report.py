@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, Union
 from traceable.analysis.columns import FIELD_PREFIX
 from traceable.cli import profile
 from traceable.cli.console import log
+from traceable.cli.fleet_report import add_fleet_arguments, explain_fleet, is_fleet, report_fleet
 from traceable.cli.options import (
     EXIT_UNMET,
     add_expectation_arguments,
@@ -35,11 +36,11 @@ from traceable.cli.selection import (
     resolve_name_rules,
     select_requested_part,
 )
-from traceable.errors import MissingDataError, TraceError, UsageError
+from traceable.errors import MissingDataError, TraceableError, TraceError, UsageError
 from traceable.launch import memory
 from traceable.report import Content
 from traceable.report.row_filter import Row, RowFilter
-from traceable.report.views import ALL, FINDINGS, RANGES, VIEWS, View
+from traceable.report.views import ALL, FINDINGS, FLEET_VIEWS, RANGES, VIEWS, View
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ COMMON = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `report` takes."""
     add_path_arguments(parser)
-    add_query_arguments(parser)
+    add_query_arguments(parser, FLEET_VIEWS)
+    add_fleet_arguments(parser)
     group = add_output_arguments(parser)
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column of the table, largest first")
     group.add_argument("--table", metavar="NAME", help="with --csv: print this further table of the view instead")
@@ -96,12 +98,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_expectation_arguments(parser)
 
 
-def add_query_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the view and of the part of the recording."""
+def add_query_arguments(parser: argparse.ArgumentParser, more_views: Mapping[str, View] | None = None) -> None:
+    """Add the options of the view and of the part of the recording.
+
+    Args:
+        parser: of the command.
+        more_views: views that only this command has.
+    """
     group = parser.add_argument_group("view")
     lines = ", ".join(f"{view.name} ({view.help})" for view in VIEWS.values())
+    others = [name for name in more_views or () if name not in VIEWS]
+    if others:
+        lines += f", of many ranks {', '.join(others)} (traceable help fleet)"
     group.add_argument(
-        "--view", metavar="VIEW", choices=[*VIEWS, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
+        "--view", metavar="VIEW", choices=[*VIEWS, *others, ALL], default=RANGES.name, help=f"{lines}; or {ALL} of them"
     )
     ways = "; ".join(
         f"{view.name}: {', '.join(_list_groupings(view))}" for view in VIEWS.values() if view.has_groupings
@@ -138,9 +148,11 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.protocol.run_dir import find_latest_run
 
         arguments.paths = [find_latest_run()]
-    paths: list[Path] = arguments.paths
-    memory.check_memory_limit(paths[0])
+    memory.check_memory_limit(arguments.paths[0])
     check_output_files(arguments)
+    if is_fleet(arguments):
+        return report_fleet(arguments)
+    paths: list[Path] = arguments.paths
     views = resolve_views(arguments)
     thresholds = parse_thresholds(arguments)
     expected = _load_expected_names(paths, arguments)
@@ -167,7 +179,11 @@ def run(arguments: argparse.Namespace) -> int:
                 raw_names=True,
                 clock_offsets=dict(map(parse_clock_offset, arguments.clock_offset)),
             )
-        except TraceError as error:
+        except TraceableError as error:
+            if reason := explain_fleet(error, arguments):
+                return report_fleet(arguments, reason, progress)
+            if not isinstance(error, TraceError):
+                raise
             # A window that was never reached leaves nothing to read: its verdict is the result.
             has_losses, has_windows = _report_unread_run(paths[0]) if len(paths) == 1 else (False, False)
             if arguments.strict and (has_losses or has_windows):

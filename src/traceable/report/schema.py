@@ -33,11 +33,11 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _TEXTS = frozenset(
     (
         *("after", "api", "attribution", "before", "block", "bound", "bucket", "by", "call"),
-        *("cause", "certainty", "check", "client", "clock", "code", "collector", "command", "condition"),
-        *("conditions", "description", "detail", "dir", "directory", "domain", "dtype", "effect", "end"),
+        *("cause", "certainty", "check", "client", "clock", "code", "collector", "command", "communicator"),
+        *("condition", "conditions", "description", "detail", "dir", "directory", "domain", "dtype", "effect", "end"),
         *("error", "family", "file", "fix", "for", "geometry", "gpu", "grid", "hint"),
         *("host", "id", "kernel", "kind", "label", "memory", "message", "metric", "mode"),
-        *("name", "note", "of", "operation", "outcome", "part", "per", "phase", "process"),
+        *("name", "note", "of", "operation", "outcome", "part", "per", "phase", "problem", "process"),
         *("range", "reason", "remedy", "requested", "role", "rule", "scope", "severity", "side"),
         *("size", "source", "state", "status", "style", "subject", "term", "text", "thread", "type", "view"),
         *("unit", "verdict", "version"),
@@ -46,7 +46,10 @@ _TEXTS = frozenset(
 """The last words of names of texts."""
 
 _LISTS_OF_TEXTS = frozenset(
-    ("blocking_path", "evidence", "files", "not_applicable", "path", "reasons", "skipped", "suggestions", "thresholds")
+    (
+        *("blocking_path", "evidence", "files", "not_applicable", "path", "problem_ranks", "reasons", "skipped"),
+        *("suggestions", "thresholds"),
+    )
 )
 _FLAGS = frozenset(("from_start", "match", "ok", "replay", "significant"))
 _OF_ANY_TYPE = frozenset(("baseline", "candidate", "data", "facts", "reference", "value"))

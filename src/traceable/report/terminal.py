@@ -128,8 +128,17 @@ def write_ranges(
         page.write_hint(f"and {len(counter_rows) - len(shown)} more counters", "--match narrows, --json has all")
 
 
-def write_range_rows(page: Page, every: Table, choice: RowFilter) -> list[Row]:
-    """Print ranges by path, as a tree where nothing is sorted, or by name; return the rows that are shown."""
+def write_range_rows(
+    page: Page, every: Table, choice: RowFilter, columns: Sequence[Column] = RANGE_COLUMNS
+) -> list[Row]:
+    """Print ranges by path, as a tree where nothing is sorted, or by name; return the rows that are shown.
+
+    Args:
+        page: where.
+        every: all of them.
+        choice: which to show.
+        columns: those that are shown, as far as the table has them, next to the range.
+    """
     rows = choice.select_rows(every, DEFAULT_SORT)
     if rows:
         page.write_line()
@@ -137,7 +146,8 @@ def write_range_rows(page: Page, every: Table, choice: RowFilter) -> list[Row]:
         labels = format_range_labels(rows, tree)
         if tree and choice.fold:
             labels = [label + more for label, more in zip(labels, _describe_folded(rows, every), strict=True)]
-        page.write_table([Cells("range", labels, is_text=True), *_format_columns(RANGE_COLUMNS, rows)])
+        there = [column for column in columns if column.source in every.columns]
+        page.write_table([Cells("range", labels, is_text=True), *_format_columns(there, rows)])
     elif not len(every):
         page.write_line(NO_RANGES.printed)
     else:

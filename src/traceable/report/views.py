@@ -617,6 +617,93 @@ _STREAMS = View(
     },
 )
 
+_RANK = (
+    Column("rank", rank=0),
+    Column("pid", rank=3, only_if_several=True, redundant_with="rank"),
+    Column("process", rank=9, only_if_several=True, redundant_with="rank"),
+)
+"""The rank of a collective: its number, or its process where that is not known."""
+
+_COLLECTIVES = View(
+    "collectives",
+    "what NCCL moved and how fast, and which rank the others waited for",
+    by=("collective", "rank"),
+    options={**_BY_RANGE, "top": "top"},
+    columns=(
+        Column("name", "collective"),
+        *_RANK,
+        Column("communicator", rank=4),
+        Column("communicator_ranks", "of ranks", 8),
+        Column("dtype", rank=9),
+        Column("message_bytes", "message", 1),
+        Column("count", rank=2),
+        Column("clipped", rank=7, only_if_any=True),
+        Column("total_ns", "total", 0),
+        Column("collective_mean_ns", "mean", 10),
+        Column("collective_p50_ns", "p50", 3),
+        Column("collective_p99_ns", "p99", 6),
+        Column("collective_max_ns", "max", 11),
+        Column("algorithm_gb_per_s", "algorithm", 5),
+        Column("bus_gb_per_s", "bus", 1),
+        Column("bus_max_gb_per_s", "bus max", 4),
+        Column("source", rank=12),
+    ),
+    others={
+        "ranks": ViewTable(
+            "ranks, by how long others waited for them",
+            (
+                *_RANK,
+                Column("collectives", rank=4),
+                Column("last_count", "last", 2),
+                Column("caused_wait_ns", "others waited", 0),
+                Column("caused_wait_max_ns", "at most", 3),
+                Column("wait_total_ns", "waited", 1),
+            ),
+        ),
+        "waits": ViewTable(
+            "the longest waits for a rank",
+            (
+                Column("name", "collective"),
+                Column("communicator", rank=6),
+                Column("sequence", rank=3),
+                Column("message_bytes", "message", 5),
+                Column("start_ns", "at", 4),
+                Column("last_rank", "last rank", 0),
+                Column("last_pid", "last pid", 1, redundant_with="last_rank"),
+                Column("certainty", rank=6),
+                Column("cause", rank=2),
+                Column("wait_max_ns", "waited", 0),
+                Column("wait_total_ns", "all waited", 7),
+                Column("transfer_ns", "transfer", 8),
+                Column("bus_gb_per_s", "bus", 9),
+            ),
+        ),
+        "problems": ViewTable(
+            "collectives that ranks do not agree about",
+            (
+                Column("name", "collective"),
+                Column("communicator", rank=3),
+                Column("sequence", rank=2),
+                Column("start_ns", "at", 4),
+                Column("problem", rank=0),
+                Column("problem_ranks", "ranks", 1),
+            ),
+        ),
+        "clocks": ViewTable(
+            "clocks of many ranks, against that of the first",
+            (
+                Column("label", "rank"),
+                Column("host", rank=3),
+                Column("clock", rank=4),
+                Column("offset_ns", "offset", 0),
+                Column("uncertainty_ns", "uncertainty", 1),
+                Column("skew_us_per_s", "skew us/s", 2),
+                Column("collectives", rank=5),
+            ),
+        ),
+    },
+)
+
 _RATES = View(
     "rates",
     "how fast ranges did the work that they declare, and the share of the peak",
@@ -717,7 +804,102 @@ VIEWS: dict[str, View] = {
     view.name: view
     for view in (
         *(RANGES, _KERNELS, _API, _MEMORY, _SYNC, _GAPS, _STEPS, _CRITICAL_PATH, _REQUESTS, _STREAMS),
-        *(_RATES, FINDINGS),
+        *(_COLLECTIVES, _RATES, FINDINGS),
     )
 }
 """The views by name, in the order of `--view all`."""
+
+# ---- many ranks (docs/fleet.md)
+
+_STEP_TIMES = (
+    Column("steady_steps", "steady", 7),
+    Column("step_mean_ns", "mean", 11),
+    Column("step_p50_ns", "p50", 1),
+    Column("step_p99_ns", "p99", 4),
+    Column("step_max_ns", "max", 8),
+    Column("own_p50_ns", "own p50", 2),
+    Column("critical_steps", "critical", 0),
+)
+
+_RANKS = View(
+    "ranks",
+    "of many ranks: each one, its steps and whether it is a straggler",
+    row_filters=frozenset({"match"}),
+    columns=(
+        Column("name", "rank"),
+        Column("host", rank=3),
+        Column("gpus", "GPUs", 13),
+        Column("start_ns", "at", 10),
+        Column("recorded_ns", "recorded", 9),
+        Column("range_instances", "ranges", 12),
+        *_STEP_TIMES,
+        Column("straggler", rank=1),
+        Column("straggler_range", "slow in", 2),
+        Column("label", "recording", 14),
+    ),
+)
+
+_NODES = View(
+    "nodes",
+    "of many ranks: each host, and the steps of its ranks",
+    columns=(
+        Column("host"),
+        Column("ranks", rank=0),
+        Column("gpus", "GPUs", 5),
+        Column("range_instances", "ranges", 12),
+        *_STEP_TIMES,
+        Column("stragglers", rank=1, only_if_any=True),
+    ),
+)
+
+_STRAGGLERS = View(
+    "stragglers",
+    "of many ranks: those that are slower than the others, and in which range",
+    row_filters=frozenset({"match", "domain"}),
+    columns=(
+        Column("rank"),
+        Column("host", rank=4),
+        Column("path", "range", 1),
+        Column("measure", rank=5),
+        Column("rank_p50_ns", "p50", 2),
+        Column("others_p50_ns", "others", 3),
+        Column("excess_share", "more", 0),
+        Column("excess_total_ns", "in all", 6),
+        Column("score", rank=8),
+        Column("samples", rank=9),
+        Column("ranks", rank=10),
+        Column("certainty", rank=1),
+        Column("whole_host", "whole host", 7, only_if_any=True),
+        Column("label", "recording", 11),
+    ),
+)
+
+_FLEET_STEPS = View(
+    "steps",
+    "the critical rank of each step",
+    columns=(
+        Column("step"),
+        Column("ranks", rank=7),
+        Column("steady", rank=9),
+        Column("wall_min_ns", "wall min", 10),
+        Column("wall_p50_ns", "wall p50", 3),
+        Column("wall_max_ns", "wall max", 4),
+        Column("critical", "critical rank", 0),
+        Column("host", rank=8),
+        Column("own_ns", "own", 2),
+        Column("own_p50_ns", "own p50", 5),
+        Column("lead_ns", "ahead by", 11),
+        Column("imbalance_share", "imbalance", 6),
+        Column("name", "slow in", 1),
+        Column("excess_ns", "by", 2),
+        Column("certainty", rank=6),
+    ),
+)
+
+FLEET_VIEWS: dict[str, View] = {
+    view.name: view for view in (RANGES, _RANKS, _NODES, _FLEET_STEPS, _STRAGGLERS, _COLLECTIVES)
+}
+"""The views of many ranks, by name."""
+
+FLEET_BY = ("path", "rank", "node")
+"""What the ranges of many ranks may be by."""

@@ -242,6 +242,7 @@ def build_trace(file: File, gpus: Mapping[int, int] | None = None) -> Trace:
             schema="",
             tables=frozenset(table for kind, table in _TABLES.items() if len(tables.columns[kind]["start_ns"])),
             notes=(),
+            host=escape_text(file.host),
         ),
         names=tuple(map(escape_text, file.events.names.all())),
         processes=tuple(tables.owners.processes),
@@ -354,6 +355,7 @@ class _TraceTables:
                 columns["size_bytes"] = table.column("size_bytes")
             columns["process"] = self._number_processes(table, process_of)
             columns_by_kind[kind] = columns
+        columns_by_kind["kernels"]["fields"] = fold_constant(columns_by_kind["kernels"]["fields"])
         columns_by_kind["kernels"]["short_name"] = make_constant_column(-1, len(events.kernels), np.int32)
         columns_by_kind["overheads"]["process"] = self._number_processes(events.overheads, {})
         for kind, columns in columns_by_kind.items():

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from traceable.errors import TraceError
+from traceable.trace.collective_fields import COLLECTIVE_NAME, encode_kernel_args
 from traceable.trace.kineto_json import Document, to_nanoseconds
 from traceable.trace.model import NULL, OPERATOR, PUSH_POP, PYTHON_FUNCTION, START_END, Bool, Int64, Names
 
@@ -53,7 +54,7 @@ RANGES = ("start", "end", "name", "thread", "payload", "open", "domain", "catego
 MARKS = ("start", "end", "name", "thread", "payload", "real", "domain", "category")
 CALLS = ("start", "end", "name", "thread", "correlation", "driver")
 _OPERATION = ("start", "end", "device", "context", "stream", "correlation", "graph_node")
-KERNELS = (*_OPERATION, "name", "geometry")
+KERNELS = (*_OPERATION, "name", "geometry", "fields")
 COPIES = (*_OPERATION, "size_bytes", "kind", "source_kind", "target_kind", "source_device", "target_device")
 MEMSETS = (*_OPERATION, "size_bytes", "memory_kind")
 SYNCHRONIZATIONS = (*_OPERATION, "kind")
@@ -62,7 +63,7 @@ CPU_OPS = ("start", "end", "name", "thread", "kind")
 """The columns of each kind of event; those of `Trace`, except that a thread is an index into `FileEvents.threads`."""
 
 OPERATIONS = {
-    "kernels": ("name", "geometry"),
+    "kernels": ("name", "geometry", "fields"),
     "copies": ("kind", "source_kind", "target_kind", "source_device", "target_device"),
     "memsets": ("memory_kind",),
     "synchronizations": ("kind",),
@@ -364,7 +365,8 @@ class FileEvents:
     def _take_kernel(self, event: dict[str, Any], start: int, end: int) -> None:
         args = get_args(event)
         operation = self._read_operation(self.kernels, event, args, start, end)
-        self.kernels.values.extend((*operation, self._number_name(event), self._number_geometry(args)))
+        fields = self.names.index(encode_kernel_args(args)) if COLLECTIVE_NAME in args else -1
+        self.kernels.values.extend((*operation, self._number_name(event), self._number_geometry(args), fields))
 
     def _take_copy(self, event: dict[str, Any], start: int, end: int) -> None:
         args = get_args(event)

@@ -222,11 +222,14 @@ class Kernels(Operations):
     Attributes:
         name, short_name: index into `Trace.names`: the demangled name, and the bare function.
         geometry: row of `Trace.geometries`; -1 where not recorded.
+        fields: index into `Trace.names` of what was recorded of the collective that it runs, as JSON text
+            (`trace.collective_fields`); -1 for none.
     """
 
     name: Int32
     short_name: Int32
     geometry: Int32
+    fields: Int32
 
 
 @dataclass(frozen=True)

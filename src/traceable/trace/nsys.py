@@ -52,6 +52,7 @@ from traceable.trace.model import (
     select_values,
     take_values,
 )
+from traceable.trace.nccl_payloads import add_nccl_fields
 from traceable.trace.payload_marks import PayloadMarks, is_segment_domain, match_fields, match_payload_marks
 from traceable.trace.sqlite import RE_EXPORT, ColumnSpec, Database, EncodedColumn, Rows, make_empty_rows
 
@@ -353,6 +354,8 @@ class _Reader:
         process_rows = rows_by_table["PROCESSES"]
         process_names = dict(zip(process_rows["globalPid"].tolist(), process_rows.list_texts("name"), strict=True))
         processes, threads = self.threads.make_tables(thread_names, process_names)
+        ranges, unread = add_nccl_fields(self.database, nvtx_events.ranges, self.threads.ids, self.names)
+        self.notes += unread
         trace_tables = self._make_cuda_tables(tables, strings)
         return Trace(
             source=model.Source(
@@ -371,7 +374,7 @@ class _Reader:
             cuda_devices=self._read_cuda_devices(),
             utc_epoch_ns=self._read_first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"),
             capture_ns=capture_ns,
-            ranges=nvtx_events.ranges,
+            ranges=ranges,
             marks=nvtx_events.marks,
             counters=nvtx_events.counters,
             windows=nvtx_events.windows,
@@ -522,6 +525,7 @@ class _Reader:
             name=strings.index_column(rows.encoded["name"]),
             short_name=strings.index_column(rows.encoded["short name"]),
             geometry=launch.map_values(number),
+            fields=model.make_constant_column(-1, rows.count, np.int32),
         )
 
     def _make_calls(self, rows: Rows, strings: Strings) -> model.Calls:

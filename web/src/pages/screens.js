@@ -135,7 +135,8 @@ const OVERLAPS = [
  * @param {Page} page
  */
 export async function mountStreams(container, page) {
-  const view = await loadView("streams");
+  const [view, collectives] = await Promise.all(["streams", "collectives"].map(loadView));
+  if (!view || !collectives) return;
   const screen = startScreen(container, "Streams", "The work of each stream, and what ran at the same time.", view);
   if (screen === null) return;
   for (const row of findRows(view, "overlap")) {
@@ -149,6 +150,10 @@ export async function mountStreams(container, page) {
     screen.append(createSection(heading, drawBars(parts, "Time of compute, copies and communication")));
   }
   screen.append(...createViewTables(view, { title: "streams", page }));
+  if (!collectives.missing_data) {
+    const tables = createViewTables(collectives, { title: "collectives", page });
+    screen.append(createSection("Collectives", createRemark(`${capitalize(collectives.help)}.`), ...tables));
+  }
 }
 
 /** The parts of a request, in the order of time. */

@@ -1,0 +1,193 @@
+"""What a report on many ranks costs: measured on one machine for a few, projected to 1 000 ranks and many workers.
+
+    python benchmarks/fleet.py [--kernels 1000000] [--ranks 1000] [--merged 8 32] [--folder DIRECTORY]
+
+Measured: the reduction of one generated file in a worker process (seconds, peak memory, size of the rank profile); each
+of the two passes over a profile, and what it sends; and the merge and the tables of several copies of that rank, each
+number in a process of its own. Prints Markdown. The projection is linear in the ranks: `--merged` has the two numbers
+of ranks that its slope is from. It says nothing of the network and of the file system, whose bytes it lists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pickle
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+GENERATOR = Path(__file__).with_name("generate_trace.py")
+WORKERS = (2, 16, 64, 256, 1000)
+"""For how many workers times are projected."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What it takes to merge some ranks: seconds of each part, bytes sent, and the peak memory of the process."""
+
+    ranks: int
+    summarize_s: float
+    summary_bytes: int
+    merge_s: float
+    merged_bytes: int
+    take_s: float
+    taken_bytes: int
+    build_s: float
+    peak_bytes: int
+
+
+def measure_merge(profile: Path, ranks: int) -> Merge:
+    """Measure the two passes over copies of one rank; to be called in a process of its own."""
+    from traceable.analysis.fleet import (
+        build_fleet,
+        find_targets,
+        merge_summaries,
+        merge_values,
+        summarize_rank,
+        take_values,
+    )
+    from traceable.fleet.profile_files import read_profiles
+
+    (one, *_) = read_profiles(profile)
+    copies = [
+        replace(one, identity=replace(one.identity, label=f"rank-{rank}", rank=rank, host=f"host-{rank // 8}"))
+        for rank in range(ranks)
+    ]
+    began = time.perf_counter()
+    summaries = [summarize_rank(copy) for copy in copies]
+    summarized = time.perf_counter()
+    summary = merge_summaries(summaries)
+    targets = find_targets(summary, 20)
+    merged = time.perf_counter()
+    taken = [take_values(copy, targets) for copy in copies]
+    took = time.perf_counter()
+    values = merge_values(taken)
+    build_fleet(summary, values, 20)
+    built = time.perf_counter()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Merge(
+        ranks,
+        (summarized - began) / ranks,
+        len(pickle.dumps(summaries[0], 5)),
+        merged - summarized,
+        len(pickle.dumps(summary, 5)),
+        (took - merged) / ranks,
+        len(pickle.dumps(taken[0], 5)),
+        built - took,
+        peak,
+    )
+
+
+def measure_in_process(profile: Path, ranks: int) -> Merge:
+    """Measure in a process of its own, so that its peak is of this alone."""
+    words = [sys.executable, __file__, "--measure", str(profile), str(ranks)]
+    return Merge(**json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout))
+
+
+def print_table(heads: list[str], rows: list[list[str]]) -> None:
+    print("| " + " | ".join(heads) + " |")
+    print("|" + "---|" + "--:|" * (len(heads) - 1))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def mib(size: float) -> str:
+    return f"{size / (1 << 20):,.1f} MiB".replace(",", " ")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, default=1_000_000, help="of each rank (default: 1000000)")
+    parser.add_argument("--ranks", type=int, default=1000, help="for the projection (default: 1000)")
+    parser.add_argument("--merged", type=int, nargs=2, default=[8, 32], help="ranks that are merged (default: 8 32)")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "traceable-fleet")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure_merge(Path(options.measure[0]), int(options.measure[1])).__dict__))
+        return 0
+    from traceable.fleet.reduction import FAN_IN, ReduceOptions
+    from traceable.fleet.workers import Reduction, reduce_paths
+
+    options.folder.mkdir(parents=True, exist_ok=True)
+    file = options.folder / f"{options.kernels}.sqlite"
+    if not file.exists():
+        words = [str(file), "--kernels", str(options.kernels), "--processes", "1", "--devices", "1"]
+        subprocess.run([sys.executable, str(GENERATOR), *words], check=True)
+    profile = options.folder / f"{options.kernels}.profile"
+    results: list[Reduction] = []
+    reduce_paths([file], [profile], ReduceOptions(), 1, lambda _, result: results.append(result))
+    (reduction,) = results
+    assert reduction.problem is None, reduction.problem
+    assert reduction.seconds is not None and reduction.peak_bytes is not None
+    few, many = (measure_in_process(profile, ranks) for ranks in options.merged)
+
+    def project(name: str) -> float:
+        first, last = (float(getattr(one, name)) for one in (few, many))
+        return last + max(0.0, last - first) / (many.ranks - few.ranks) * (options.ranks - many.ranks)
+
+    print(f"One rank of {options.kernels} kernels, {mib(file.stat().st_size)}:\n")
+    rows: list[list[Any]] = [
+        ["reduction", f"{reduction.seconds:.2f} s, {mib(reduction.peak_bytes)}"],
+        ["rank profile", mib(profile.stat().st_size)],
+        ["first pass", f"{many.summarize_s * 1e3:.1f} ms, sends {mib(many.summary_bytes)}"],
+        ["second pass", f"{many.take_s * 1e3:.1f} ms, sends {mib(many.taken_bytes)}"],
+    ]
+    print_table(["part", "cost"], rows)
+    print("Merged in one process:\n")
+    projected = [project(name) for name in ("merge_s", "build_s", "merged_bytes", "peak_bytes")]
+    print_table(
+        ["ranks", "merge", "tables", "merged summary", "peak memory"],
+        [
+            *(
+                [
+                    str(one.ranks),
+                    f"{one.merge_s:.2f} s",
+                    f"{one.build_s:.2f} s",
+                    mib(one.merged_bytes),
+                    mib(one.peak_bytes),
+                ]
+                for one in (few, many)
+            ),
+            [
+                f"{options.ranks}, projected",
+                f"{projected[0]:.1f} s",
+                f"{projected[1]:.1f} s",
+                mib(projected[2]),
+                mib(projected[3]),
+            ],
+        ],
+    )
+    levels = math.ceil(math.log(options.ranks, FAN_IN))
+    print(f"{options.ranks} ranks, projected, by number of workers:\n")
+    rows = []
+    for workers in WORKERS:
+        of_worker = math.ceil(options.ranks / workers)
+        passes = of_worker * (many.summarize_s + many.take_s)
+        total = of_worker * reduction.seconds + passes + projected[0] + projected[1]
+        held = reduction.peak_bytes + of_worker * profile.stat().st_size
+        rows.append([str(workers), f"{total:.0f} s", f"{of_worker * reduction.seconds:.0f} s", mib(held)])
+    print_table(["workers", "time", "of it reading", "memory of a Dask worker that holds its profiles"], rows)
+    sent = options.ranks * (many.summary_bytes + many.taken_bytes)
+    print_table(
+        ["bytes", "amount"],
+        [
+            ["read from files", mib(options.ranks * file.stat().st_size)],
+            ["samples, which stay where they are", mib(options.ranks * profile.stat().st_size)],
+            [f"sent to the first of {levels} levels of merging", mib(sent)],
+            ["sent to the client", mib(projected[2] + many.taken_bytes)],
+        ],
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

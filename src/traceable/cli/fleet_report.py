@@ -1,0 +1,237 @@
+"""`report` on many ranks: which recordings are a fleet, which options apply to one, and what is printed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+from pathlib import Path
+
+from traceable.cli import profile
+from traceable.cli.console import log
+from traceable.cli.options import EXIT_UNMET, has_table_output, parse_positive_int, parse_row_filter
+from traceable.cli.progress import Progress
+from traceable.cli.selection import resolve_name_rules
+from traceable.errors import CollectorError, Message, TraceableError, TraceError, UsageError
+from traceable.launch.memory import use_one_blas_thread
+from traceable.protocol import untrusted
+from traceable.report import Content
+from traceable.report.views import ALL, FLEET_BY, FLEET_VIEWS, RANGES, VIEWS, View
+
+JOINED_MAX = 16
+"""Up to so many recordings of one host are joined on one timeline; more are a fleet."""
+
+_LEAST_OF_A_JOB = 3
+"""Of so many recordings or more one that can't be read is left out; of fewer it is the one that is asked for."""
+
+_BRIEF = (RANGES, *(FLEET_VIEWS[name] for name in ("ranks", "nodes", "steps")))
+"""The views that a terminal shows without --view."""
+
+_TITLE_PATHS = 3
+_TERMINAL_ROWS = 30
+_TERMINAL_ROWS_OF_MANY = 10
+
+_SEVERAL_HOSTS = frozenset({"recordings_of_several_hosts", "ranks_of_several_hosts", "gpu_numbers_conflict"})
+"""Why recordings can't be joined on one timeline that are fine as a fleet."""
+
+_NOT_OF_ONE = frozenset({"traces_unrelated", "wall_clock_unknown", "no_such_file"})
+"""Errors of reading that are not about a recording that is damaged."""
+
+_LOSSES = frozenset({"recording_excluded", "recording_incomplete", "ranks_missing"})
+"""The notes that --strict does not accept."""
+
+_NOT_SUPPORTED = {
+    "names": "--names",
+    "families": "--families",
+    "peaks": "--peaks",
+    "dtype": "--dtype",
+    "slowest": "--slowest",
+    "threshold": "--threshold",
+    "expand": "--expand",
+    "side": "--side",
+    "time": "--time",
+    "clock_offset": "--clock-offset",
+    "expect": "--expect",
+    "html": "--html",
+}
+"""The options that have no meaning for many ranks at once, by the name of their value."""
+
+
+def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options on many ranks."""
+    group = parser.add_argument_group("many ranks (traceable help fleet)")
+    group.add_argument("--workers", metavar="N", type=parse_positive_int, help="read N recordings at a time")
+    group.add_argument("--no-cache", action="store_true", help="neither use nor keep results of earlier reports")
+    group.add_argument(
+        "--align",
+        choices=("none", "utc", "collectives"),
+        help="align the clocks of hosts not at all, by their wall clocks, or by the ends of collectives (default)",
+    )
+    group.add_argument(
+        "--dask", metavar="ADDRESS", help="read them on the workers of this Dask cluster, as in tcp://host:8786"
+    )
+
+
+def is_fleet(arguments: argparse.Namespace) -> bool:
+    """Whether the paths, or the options, can only be of many ranks. Patterns among the paths are replaced by what
+    matches them.
+
+    Raises:
+        TraceError: nothing matches a pattern.
+    """
+    words, arguments.words = arguments.paths, list(arguments.paths)
+    is_requested = _requests_fleet(arguments)
+    if len(words) == 1 and words[0].is_file() and not is_requested:
+        return False
+    # What knows of ranks takes longer to import than a small file takes to read.
+    from traceable.fleet.listing import expand_patterns, list_recordings
+
+    if len(words) > 1 or not words[0].exists():
+        arguments.paths = expand_patterns(words)
+    return is_requested or len(list_recordings(arguments.paths)) > JOINED_MAX
+
+
+def _requests_fleet(arguments: argparse.Namespace) -> bool:
+    """Whether the options can only be of many ranks."""
+    is_view = arguments.view in FLEET_VIEWS and arguments.view not in VIEWS
+    has_option = arguments.dask is not None or arguments.align is not None
+    return is_view or has_option or arguments.by in FLEET_BY[1:]
+
+
+def explain_fleet(error: TraceableError, arguments: argparse.Namespace) -> Message | None:
+    """Return why recordings that could not be joined are a fleet; None if they are not."""
+    from traceable.fleet.listing import list_recordings
+
+    if error.code in _SEVERAL_HOSTS:
+        return Message("reported_as_fleet", f"these recordings can't be on one timeline: {error.problem}")
+    is_unreadable = isinstance(error, TraceError | CollectorError) and error.code not in _NOT_OF_ONE
+    if is_unreadable and len(list_recordings(arguments.paths)) >= _LEAST_OF_A_JOB:
+        return Message("reported_as_fleet", "one recording can't be read: the others are reported as a fleet")
+    return None
+
+
+def report_fleet(arguments: argparse.Namespace, reason: Message | None = None, progress: Progress | None = None) -> int:
+    """Print what is requested of many ranks; return the exit code.
+
+    Args:
+        arguments: those of `report`.
+        reason: why the recordings are a fleet, if that is not what the user asked for.
+        progress: where the current activity is shown; None for a line of its own.
+
+    Raises:
+        UsageError: an option does not apply to a fleet.
+        TraceableError: as of `load_fleet`.
+    """
+    views = _resolve_views(arguments)
+    use_one_blas_thread()
+    # numpy takes a tenth of a second to import: invalid options are rejected before.
+    from traceable.fleet.loading import load_fleet
+    from traceable.fleet.reduction import ReduceOptions
+    from traceable.report.fleet import build_document, select_table, write_fleet
+    from traceable.report.page import Page
+
+    options = ReduceOptions(
+        raw_names=arguments.raw_names,
+        name_rules=None if arguments.name_rules is None else _read_rules(arguments.name_rules),
+        process=tuple(arguments.process or ()),
+        device=tuple(arguments.device or ()),
+        steady=arguments.steady,
+        where=tuple(arguments.where or ()),
+        step_range=arguments.step_range,
+        step_kernel=arguments.step_kernel,
+    )
+    with Progress() if progress is None else contextlib.nullcontext(progress) as shown_progress:
+        fleet = load_fleet(
+            arguments.words,
+            options=options,
+            ranks=arguments.ranks,
+            allow_unrelated=arguments.allow_unrelated,
+            workers=arguments.workers,
+            cache=not arguments.no_cache,
+            dask=arguments.dask,
+            align=arguments.align,
+            progress=shown_progress,
+        )
+    if reason is not None:
+        fleet = dataclasses.replace(fleet, notes=(reason, *fleet.notes))
+    if len(views) > 1:
+        views = [view for view in views if view.name in fleet.tables]
+    tables = {view: select_table(fleet, view, arguments.by) for view in views}
+    first = RANGES if RANGES in tables else views[0]
+    choice = dataclasses.replace(parse_row_filter(arguments).resolve(tables[first]), name=arguments.range_name)
+    words = ", ".join(map(str, arguments.words[:_TITLE_PATHS]))
+    if len(arguments.words) > _TITLE_PATHS:
+        words = f"{len(arguments.words)} paths from {arguments.words[0]}"
+    title = f"{'profile' if first is RANGES else first.name} of {words}"
+    shown = choice.apply_terminal_defaults(_TERMINAL_ROWS)
+    rows = _TERMINAL_ROWS if len(views) == 1 else _TERMINAL_ROWS_OF_MANY
+
+    def write_text(page: Page) -> None:
+        # The stragglers and the longest wait have lines of their own above the ranges.
+        brief = tables if arguments.view != RANGES.name else {view: tables[view] for view in views if view in _BRIEF}
+        write_fleet(page, fleet, title, brief, shown, rows)
+
+    content = Content(
+        lambda: build_document(fleet, list(map(str, arguments.words)), tables, choice),
+        lambda: (choice.select_rows(tables[first]), tables[first].columns),
+        write_text,
+        arguments.raw,
+    )
+    profile.write_content(content, arguments, sys.stdout)
+    if has_table_output(arguments):
+        write_text(Page(sys.stdout))
+    sys.stdout.flush()
+    lost = [note for note in fleet.notes if note.code in _LOSSES]
+    if not has_table_output(arguments):
+        for note in lost:
+            log(note)
+    return EXIT_UNMET if arguments.strict and lost else 0
+
+
+def _resolve_views(arguments: argparse.Namespace) -> list[View]:
+    """Return the views to show, after rejecting options that do not apply to many ranks.
+
+    Raises:
+        UsageError: such an option.
+    """
+    for name, flag in _NOT_SUPPORTED.items():
+        if getattr(arguments, name):
+            raise UsageError(
+                "option_of_one_recording", f"{flag} does not apply to a report on many ranks", "report on one of them"
+            )
+    if arguments.dask is not None and "://" not in arguments.dask:
+        raise UsageError(
+            "dask_address_invalid", f"--dask {arguments.dask[:80]!r} is not an address", "write it as tcp://host:8786"
+        )
+    every = arguments.view == ALL
+    if arguments.view not in FLEET_VIEWS and not every:
+        raise UsageError(
+            "view_of_one_recording",
+            f"--view {arguments.view} does not apply to a report on many ranks",
+            f"use {', '.join(FLEET_VIEWS)} or {ALL}; or report on one of them",
+        )
+    if every and arguments.csv:
+        raise UsageError("csv_of_all_views", "--csv prints one table, and --view all has several", "use --json")
+    is_of_ranges = arguments.view in (RANGES.name, ALL)
+    if arguments.by is not None and (not is_of_ranges or arguments.by not in FLEET_BY):
+        raise UsageError(
+            "no_such_grouping",
+            f"--view {arguments.view} of many ranks has no --by {arguments.by}",
+            f"use --view {RANGES.name} by {' or '.join(FLEET_BY)}",
+        )
+    if arguments.range_name is not None and not is_of_ranges:
+        raise UsageError("option_not_supported", f"--view {arguments.view} does not support --range", "leave it out")
+    if arguments.table is not None:
+        raise UsageError("table_of_one_recording", "--table does not apply to a report on many ranks", "use --view")
+    resolve_name_rules(arguments)
+    if every or (is_of_ranges and not arguments.csv and arguments.by is None):
+        return list(FLEET_VIEWS.values())
+    return [FLEET_VIEWS[arguments.view]]
+
+
+def _read_rules(path: Path) -> str:
+    try:
+        return untrusted.read_file(path, follow=True).decode()
+    except (OSError, UnicodeError) as error:
+        raise UsageError("file_unreadable", f"can't read {path}: {error}", "check the file") from None

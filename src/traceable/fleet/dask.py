@@ -1,0 +1,185 @@
+"""The same work on an existing Dask cluster: its workers read the recordings, keep the rank profiles, and merge partial
+results in a tree. Dask schedules, and repeats what a lost worker had done; nothing of that is here.
+
+The workers need the recordings at the same paths, and the same version of traceable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import traceable
+from traceable.analysis.fleet import (
+    Summary,
+    TakenValues,
+    Targets,
+    merge_summaries,
+    merge_values,
+    summarize_rank,
+    take_values,
+)
+from traceable.analysis.rank_profile import RankIdentity, RankProfile
+from traceable.errors import Message, TraceableError, UsageError, format_one_line
+from traceable.fleet.reduction import FAN_IN, Excluded, ReduceOptions, name_rank, reduce_file
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+_CONNECT_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """A reduced recording, on a worker; or why it could not be reduced."""
+
+    profiles: tuple[RankProfile, ...] = ()
+    problem: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What the client is told of it."""
+
+    identities: tuple[RankIdentity, ...]
+    problem: tuple[str, str] | None
+
+
+class DaskRanks:
+    """Recordings that a Dask cluster reduces, as `loading.Ranks`; the connection is open as long as the `with` block.
+
+    Args:
+        recordings: their paths.
+        options: what of each counts.
+        address: of the scheduler.
+        progress: called with the current activity.
+
+    Raises:
+        UsageError: `distributed` is not installed, or there is no scheduler at the address.
+    """
+
+    def __init__(
+        self, recordings: Sequence[Path], options: ReduceOptions, address: str, progress: Callable[[str], None]
+    ) -> None:
+        try:
+            from distributed import Client
+        except ModuleNotFoundError as error:
+            if error.name not in ("distributed", "dask"):
+                raise
+            raise UsageError(
+                "dask_not_installed", "--dask needs the package distributed", "type `pip install 'traceable[dask]'`"
+            ) from None
+        progress(f"connecting to {address}")
+        try:
+            self._client: Client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                "dask_unreachable",
+                f"no Dask scheduler at {address}: {format_one_line(error)}",
+                "give the address that `dask scheduler` prints, as in tcp://host:8786",
+            ) from None
+        self._recordings, self._options, self._progress = recordings, options, progress
+        self._reduced: dict[Path, Future[Any]] = {}
+        self.identities: Sequence[RankIdentity] = ()
+        self.excluded: Sequence[Excluded] = ()
+
+    def __enter__(self) -> DaskRanks:
+        try:
+            self._reduce()
+        except BaseException:
+            self._client.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reduced.clear()
+        self._client.close()
+
+    def _reduce(self) -> None:
+        from distributed import as_completed
+
+        submit = self._client.submit
+        options = self._options.to_json()
+        self._reduced = {
+            path: submit(_reduce, str(path), str(path.absolute()), options, traceable.__version__, pure=False)
+            for path in self._recordings
+        }
+        outcomes = {submit(_describe, future, pure=False): path for path, future in self._reduced.items()}
+        identities: dict[Path, tuple[RankIdentity, ...]] = {}
+        problems: dict[Path, Message] = {}
+        self._progress(f"reading {len(outcomes)} recordings on Dask")
+        for number, future in enumerate(as_completed(outcomes, loop=self._client.loop), 1):
+            path = outcomes[future]
+            if future.status == "finished":
+                outcome: _Outcome = future.result()
+                identities[path] = outcome.identities
+                if outcome.problem is not None:
+                    problems[path] = Message(*outcome.problem)
+            else:
+                problems[path] = Message("reader_died", f"its reader failed: {format_one_line(future.exception())}")
+            left_out = f" ({len(problems)} excluded)" if problems else ""
+            self._progress(f"{number} of {len(outcomes)} recordings{left_out}")
+        self.excluded = [Excluded(path, problems[path]) for path in self._recordings if path in problems]
+        self.identities = [one for path in self._recordings for one in identities.get(path, ())]
+        for path in problems:
+            self._reduced.pop(path)
+
+    def _merge(self, futures: Sequence[Future[Any]], merge: Callable[[Sequence[Any]], Any]) -> Any:
+        """Return the results of all futures, merged on the cluster, FAN_IN at a time."""
+        parts = list(futures)
+        while len(parts) > 1:
+            parts = [
+                self._client.submit(merge, parts[at : at + FAN_IN], pure=False) for at in range(0, len(parts), FAN_IN)
+            ]
+        return parts[0].result()
+
+    def summarize(self, labels: frozenset[str]) -> Summary:
+        self._progress("merging on Dask")
+        summary: Summary = self._merge(
+            [self._client.submit(_summarize, one, labels, pure=False) for one in self._reduced.values()],
+            merge_summaries,
+        )
+        return summary
+
+    def take_values(self, labels: frozenset[str], targets: Targets) -> TakenValues:
+        self._progress("taking the values around the quantiles")
+        wanted = self._client.scatter(targets, broadcast=False, hash=False)
+        taken: TakenValues = self._merge(
+            [self._client.submit(_take_values, one, labels, wanted, pure=False) for one in self._reduced.values()],
+            merge_values,
+        )
+        return taken
+
+
+# ---- on the workers
+
+
+def _reduce(label: str, path: str, options: str, version: str) -> _Reduced:
+    if traceable.__version__ != version:
+        problem = f"a worker has traceable {traceable.__version__}, and this is {version}"
+        return _Reduced(problem=("dask_version_differs", problem))
+    try:
+        profiles = reduce_file(Path(path), ReduceOptions.from_json(options))
+    except TraceableError as error:
+        return _Reduced(problem=(error.code, str(error.message)))
+    except Exception as error:  # noqa: BLE001 - one recording that can't be read must not cost the others
+        return _Reduced(problem=("reader_failed", format_one_line(error)))
+    return _Reduced(tuple(name_rank(profile, Path(label)) for profile in profiles))
+
+
+def _describe(reduced: _Reduced) -> _Outcome:
+    return _Outcome(tuple(profile.identity for profile in reduced.profiles), reduced.problem)
+
+
+def _select(reduced: _Reduced, labels: frozenset[str]) -> list[RankProfile]:
+    return [profile for profile in reduced.profiles if profile.identity.label in labels]
+
+
+def _summarize(reduced: _Reduced, labels: frozenset[str]) -> Summary:
+    return merge_summaries([summarize_rank(profile) for profile in _select(reduced, labels)])
+
+
+def _take_values(reduced: _Reduced, labels: frozenset[str], targets: Targets) -> TakenValues:
+    return merge_values([take_values(profile, targets) for profile in _select(reduced, labels)])

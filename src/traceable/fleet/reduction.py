@@ -1,0 +1,193 @@
+"""The work on one recording, the same in a process of this machine and on a Dask cluster: it is read, and reduced to
+the profiles of its ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from traceable.analysis.collectives import list_collectives, tabulate_collectives
+from traceable.analysis.gpus import find_streams
+from traceable.analysis.range_names import NameRules, load_name_rules
+from traceable.analysis.rank_profile import RankIdentity, RankProfile, reduce_recording
+from traceable.conditions import read_conditions
+from traceable.errors import Message, TraceError, UsageError
+from traceable.recording import Recording, load, normalize_names
+from traceable.trace.model import find_distinct
+
+_RANK_IN_NAME = re.compile(r"rank[._-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+
+
+FAN_IN = 16
+"""How many partial results are merged at a time."""
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A recording that could not be reduced, and why."""
+
+    path: Path
+    problem: Message
+
+
+@dataclass(frozen=True)
+class ReduceOptions:
+    """What of each recording counts, and how its ranges are named. All of it is plain, so that it can be a message.
+
+    Attributes:
+        raw_names, name_rules: as of `recording.load`; the rules as the text of their file.
+        process, device, steady, where: as of `Recording.select`.
+        step_range, step_kernel: the definition of a step, as for `Recording.steps`.
+    """
+
+    raw_names: bool = False
+    name_rules: str | None = None
+    process: tuple[str, ...] = ()
+    device: tuple[int, ...] = ()
+    steady: bool = False
+    where: tuple[str, ...] = ()
+    step_range: str | None = None
+    step_kernel: str | None = None
+
+    def to_json(self) -> str:
+        """Return the options as a text, equal for equal options."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ReduceOptions:
+        """Return the options of a text of `to_json`."""
+        plain: dict[str, Any] = json.loads(text)
+        lists: dict[str, Any] = {name: tuple(value) for name, value in plain.items() if isinstance(value, list)}
+        return cls(**{**plain, **lists})
+
+
+def reduce_file(path: Path, options: ReduceOptions) -> list[RankProfile]:
+    """Return a profile for each rank of a recording.
+
+    A recording of several processes that use a GPU, such as that of a whole node, has one for each process. The labels
+    of their identities are the end of the path: empty for the only one.
+
+    Raises:
+        TraceableError: it can't be read, or has no such part.
+    """
+    recording = load(path, raw_names=True)
+    if recording.sides:
+        raise UsageError(
+            "sides_in_several_paths", f"{path} has several sides, and is a recording on its own", "give it alone"
+        )
+    if not options.raw_names:
+        normalize_names([recording], parse_name_rules(options.name_rules))
+    if options.process or options.device or options.steady or options.where:
+        recording = recording.select(
+            process=options.process or None,
+            device=options.device or None,
+            steady=options.steady,
+            step_range=options.step_range,
+            step_kernel=options.step_kernel,
+            where=options.where or None,
+        )
+    trace = recording.trace
+    if trace.extent_ns() is None:
+        raise TraceError("recording_empty", f"{path} has no events", "record again")
+    parts = _list_parts(recording)
+    if len(parts) < 2:
+        return [_reduce_part(recording, path, "", options)]
+    return [
+        _reduce_part(
+            recording.select(process=trace.processes[number].pid), path, f"#{trace.processes[number].pid}", options
+        )
+        for number in parts
+    ]
+
+
+def parse_name_rules(text: str | None) -> NameRules:
+    """Return the rules in the text of a file, before those of traceable; None for these alone. Errors as of
+    `load_name_rules`.
+    """
+    if text is None:
+        return load_name_rules()
+    # The rules travel as text, so that a machine without the file has them.
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        return load_name_rules(Path(file.name))
+
+
+def _list_parts(recording: Recording) -> list[int]:
+    """Return the processes that are ranks of their own: of a recording in which several use a GPU, or have ranks."""
+    trace = recording.trace
+    on_gpu = set(find_distinct(recording.context.gpu.process).tolist()) - {-1}
+    with_rank = {number for number, process in enumerate(trace.processes) if process.rank is not None}
+    if len(on_gpu) < 2 and len({trace.processes[number].rank for number in with_rank}) < 2:
+        return []
+    active = on_gpu | {trace.threads[thread].process for thread in find_distinct(trace.ranges.thread).tolist()}
+    pids = {trace.processes[number].pid for number in active}
+    # Processes of one number, of several containers, can't be selected one by one.
+    return sorted(active) if len(pids) == len(active) else []
+
+
+def _reduce_part(recording: Recording, path: Path, part: str, options: ReduceOptions) -> RankProfile:
+    listed, selected = list_collectives(recording.context), recording.context.mask_operations(None)
+    if selected is not None:
+        listed = listed.take(selected[listed.operation])
+    return reduce_recording(
+        recording.context,
+        _identify_rank(recording, path, part),
+        step_range=options.step_range,
+        step_kernel=options.step_kernel,
+        collectives=tabulate_collectives(listed) if len(listed) else None,
+        notes=(*recording.notes, *_note_losses(recording)),
+    )
+
+
+def _note_losses(recording: Recording) -> list[Message]:
+    """Return whether requested steps, or ranges that the processes emitted, are missing."""
+    is_captured = recording.windows is None or recording.windows.ok
+    if is_captured and not recording.completeness.incomplete_processes:
+        return []
+    text = "ranges or requested steps are missing: report on it alone"
+    return [Message("recording_incomplete", text)]
+
+
+def _identify_rank(recording: Recording, path: Path, part: str) -> RankIdentity:
+    trace = recording.trace
+    conditions = {name: value for name, value in read_conditions(recording, path).items() if value is not None}
+    host, world_size, ranks = (conditions.get(name) for name in ("host", "world_size", "ranks"))
+    extent, epoch_ns = trace.extent_ns(), trace.utc_epoch_ns
+    wall = None if extent is None or epoch_ns is None else (epoch_ns + extent[0], epoch_ns + extent[1])
+    used = find_distinct(find_streams(recording.context).number).tolist()
+    devices = {device.number: device.uuid or device.bus for device in trace.devices}
+    return RankIdentity(
+        label=part,
+        host=host if isinstance(host, str) else trace.source.host,
+        rank=ranks[0] if isinstance(ranks, list) and len(ranks) == 1 else None,
+        world_size=world_size if type(world_size) is int else None,
+        gpus=tuple(devices.get(number) or f"GPU {number}" for number in used if number >= 0),
+        start_wall_ns=None if wall is None else wall[0],
+        end_wall_ns=None if wall is None else wall[1],
+        epoch_ns=epoch_ns,
+        size_bytes=trace.source.size_bytes,
+        conditions=json.loads(json.dumps(conditions)),
+    )
+
+
+def name_rank(profile: RankProfile, path: Path) -> RankProfile:
+    """Return the profile of a recording at a path, with its label, and with the rank that its file is named after where
+    the recording has none (`rank_from_file_name`).
+    """
+    identity = replace(profile.identity, label=f"{path}{profile.identity.label}")
+    named = _RANK_IN_NAME.search(path.name)
+    if identity.rank is not None or named is None or profile.identity.label:
+        return replace(profile, identity=identity)
+    text = "the recording has no rank: it is that in the name of the file"
+    return replace(
+        profile,
+        identity=replace(identity, rank=int(named[1])),
+        notes=(*profile.notes, Message("rank_from_file_name", text)),
+    )

@@ -1,0 +1,179 @@
+"""Many ranks as one profile, for people and as a document: its views, and the columns that a terminal shows.
+
+Nothing is computed here; `analysis.fleet` has the tables, docs/fleet.md their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from traceable.analysis.fleet import Fleet
+from traceable.analysis.table import Table
+from traceable.errors import MissingDataError
+from traceable.finding import CERTAIN
+from traceable.report.columns import Column
+from traceable.report.document import table_to_dict
+from traceable.report.page import Page
+from traceable.report.row_filter import RowFilter
+from traceable.report.terminal import write_range_rows, write_view
+from traceable.report.text import escape_name, format_line
+from traceable.report.views import RANGES, View
+from traceable.units import format_bytes, format_count, format_duration, format_percent
+
+SCHEMA = "traceable.fleet/1"
+"""Name and version of the document."""
+
+_RANGE_COLUMNS = (
+    Column("rank", rank=0),
+    Column("host", rank=0),
+    Column("ranks", rank=6),
+    Column("count", rank=4),
+    Column("clipped", rank=13, only_if_any=True),
+    Column("cpu_total_ns", "total", 7),
+    Column("cpu_share", "share", 12),
+    Column("cpu_mean_ns", "mean", 14),
+    Column("cpu_p50_ns", "p50", 1),
+    Column("cpu_p99_ns", "p99", 3),
+    Column("cpu_max_ns", "max", 11),
+    Column("cpu_rank_min_ns", "fastest", 9),
+    Column("cpu_rank_max_ns", "slowest", 8),
+    Column("cpu_imbalance_share", "imbalance", 2),
+    Column("cpu_slowest", "rank", 10),
+    Column("gpu_busy_p50_ns", "GPU p50", 5, only_if_any=True),
+    Column("gpu_busy_imbalance_share", "GPU imbalance", 4, only_if_any=True),
+    Column("gpu_busy_slowest", "rank", 10),
+)
+
+_STRAGGLERS_SHOWN = 8
+_NOTES_SHOWN = 20
+
+
+def select_table(fleet: Fleet, view: View, by: str | None) -> Table:
+    """Return the table of a view, with its further tables.
+
+    Raises:
+        MissingDataError: the recordings have no data for it.
+    """
+    name = f"{RANGES.name}_by_{by}" if view is RANGES and by in ("rank", "node") else view.name
+    if name not in fleet.tables:
+        raise MissingDataError(f"no_{name}", f"the recordings have no {name}", "record ranks that use NCCL on GPUs")
+    return fleet.tables[name]
+
+
+def build_document(
+    fleet: Fleet, paths: Sequence[str], views: Mapping[View, Table], choice: RowFilter
+) -> dict[str, Any]:
+    """Return the document of `--json`, in plain values; None for absent.
+
+    Args:
+        fleet: the ranks.
+        paths: what was read, as the user gave it.
+        views: the tables that are requested.
+        choice: which rows of those with names are in it.
+    """
+    return {
+        "schema": SCHEMA,
+        "source": {
+            "paths": list(paths),
+            "recordings": [
+                {
+                    "label": one.label,
+                    "rank": one.rank,
+                    "world_size": one.world_size,
+                    "host": one.host or None,
+                    "gpus": list(one.gpus),
+                    "start_wall_ns": one.start_wall_ns,
+                    "end_wall_ns": one.end_wall_ns,
+                    "size_bytes": one.size_bytes,
+                    "conditions": dict(one.conditions),
+                }
+                for one in fleet.ranks
+            ],
+            "notes": [note.as_dict for note in fleet.notes],
+        },
+        **{view.name: table_to_dict(table, choice if view is RANGES else RowFilter()) for view, table in views.items()},
+    }
+
+
+def write_fleet(
+    page: Page, fleet: Fleet, title: str, views: Mapping[View, Table], choice: RowFilter, rows: int
+) -> None:
+    """Print views of many ranks.
+
+    Args:
+        page: where.
+        fleet: the ranks.
+        title: the first line.
+        views: the tables that are requested.
+        choice: which rows of the ranges, or of the only view, to show.
+        rows: how many rows of every other table.
+    """
+    page.write_line(title)
+    page.write_line(_format_source(fleet))
+    if RANGES in views:
+        _write_stragglers(page, fleet.tables["stragglers"])
+        if "collectives" in fleet.tables:
+            _write_longest_wait(page, fleet.tables["collectives"])
+    for view, table in views.items():
+        page.write_line()
+        if view is RANGES:
+            write_range_rows(page, table, choice, _RANGE_COLUMNS)
+            continue
+        if len(views) > 1:
+            page.write_line(f"{view.name}: {view.help}")
+        # Of many ranks those that take longest are worth a look.
+        sort = "own_p50_ns" if view.name == "ranks" and len(table) > rows else None
+        write_view(page, view, table, choice if len(views) == 1 else RowFilter(top=rows, sort=sort), rows)
+    for note in fleet.notes[:_NOTES_SHOWN]:
+        page.write_line(f"note: {format_line(note)}")
+    if len(fleet.notes) > _NOTES_SHOWN:
+        page.write_hint(f"and {len(fleet.notes) - _NOTES_SHOWN} more notes", "--json has all")
+
+
+def _format_source(fleet: Fleet) -> str:
+    ranks = fleet.ranks
+    hosts = {one.host for one in ranks if one.host}
+    collectors = sorted({str(one.conditions["collector"]) for one in ranks if one.conditions.get("collector")})
+    starts = [one.start_wall_ns for one in ranks if one.start_wall_ns is not None]
+    ends = [one.end_wall_ns for one in ranks if one.end_wall_ns is not None]
+    parts = [
+        format_count(len(ranks), "rank"),
+        format_count(len(hosts), "host") if hosts else "",
+        ", ".join(collectors) or "unknown collector",
+        f"{format_duration(max(ends) - min(starts))} recorded" if starts and ends else "",
+        format_bytes(sum(one.size_bytes for one in ranks)),
+    ]
+    return " | ".join(filter(None, parts))
+
+
+def _write_stragglers(page: Page, table: Table) -> None:
+    """Print a line for each of the worst stragglers."""
+    shown = list(table.rows())[:_STRAGGLERS_SHOWN]
+    for row in shown:
+        who = f"rank {row['rank']}" if row["rank"] is not None else escape_name(row["label"])
+        where = f" on {escape_name(row['host'])}" if row["host"] else ""
+        measure = {"gpu_busy": "GPU busy", "cpu": "CPU"}[row["measure"]]
+        sure = "" if row["certainty"] == CERTAIN else f"{row['certainty']}: "
+        page.write_line(
+            f"{sure}{who}{where} is slow in {escape_name(row['name'])}: "
+            f"{measure} {format_duration(row['rank_p50_ns'])}, {format_percent(row['excess_share'])} more than the "
+            f"median of {row['ranks']} ranks [straggler]"
+        )
+    if len(table) > len(shown):
+        page.write_hint(f"and {len(table) - len(shown)} more", "--view stragglers")
+
+
+def _write_longest_wait(page: Page, table: Table) -> None:
+    """Print a line for the collective in which ranks waited longest."""
+    waits = table.others.get("waits", Table({}))
+    row = next(waits.take(slice(1)).rows(), None)
+    if row is None:
+        return
+    who = f"rank {row['last_rank']}" if row["last_rank"] is not None else f"process {row['last_pid']}"
+    words = ", ".join(filter(None, (row["cause"], row["certainty"])))
+    cause = f" ({words})" if words else ""
+    page.write_line(
+        f"longest wait in a collective: {format_duration(row['wait_max_ns'])} for {who}{cause}, in number "
+        f"{row['sequence']} of {escape_name(row['communicator'])}, {escape_name(row['name'])} [late_in_collective]"
+    )

@@ -1,0 +1,293 @@
+"""Many ranks as one profile: equal to everything in one list, whatever the order and tree in which ranks are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.analysis.fleet_oracle import find_critical, list_columns, pool_ranges
+from tests.analysis.sample_traces import traces
+
+from traceable.analysis.context import Context
+from traceable.analysis.fleet import (
+    Fleet,
+    Summary,
+    TakenValues,
+    build_fleet,
+    find_targets,
+    merge_summaries,
+    merge_values,
+    summarize_rank,
+    take_values,
+)
+from traceable.analysis.job_ranks import check_job_ranks
+from traceable.analysis.profile import profile_ranges
+from traceable.analysis.rank_profile import (
+    STEP_COLUMNS,
+    RankIdentity,
+    RankProfile,
+    build_samples,
+    get_bins,
+    reduce_recording,
+)
+from traceable.analysis.snapshot import RANGE_TOTALS, SampleKey
+from traceable.analysis.table import Table, pack_objects
+from traceable.errors import TraceError, UsageError
+from traceable.finding import CERTAIN, POSSIBLE
+from traceable.trace.model import NULL, Trace
+
+SECOND = 10**9
+
+
+def make_profile(
+    rank: int, times: dict[tuple[str, ...], list[int]], steps: Sequence[tuple[int, int, int]] = ()
+) -> RankProfile:
+    """A rank with these times by path; steps are index, wall and NCCL's time."""
+    totals: dict[str, Any] = {name: np.full(len(times), NULL) for name in RANGE_TOTALS}
+    totals["count"] = np.array([len(values) for values in times.values()], np.int64)
+    totals["cpu_total_ns"] = np.array([sum(values) for values in times.values()], np.int64)
+    ranges = {
+        "path": pack_objects(list(path) for path in times),
+        "name": pack_objects(path[-1] for path in times),
+        "domain": pack_objects(None for _ in times),
+        "style": pack_objects("push_pop" for _ in times),
+        **totals,
+    }
+    samples = {SampleKey(path, None, "push_pop", "cpu"): np.array(values, np.int64) for path, values in times.items()}
+    columns = dict.fromkeys(STEP_COLUMNS, np.zeros(len(steps), np.int64))
+    index, wall, nccl = (
+        (np.array(column, np.int64) for column in zip(*steps, strict=True)) if steps else [np.zeros(0, np.int64)] * 3
+    )
+    columns |= {"wall_ns": wall, "nccl_ns": nccl}
+    return RankProfile(
+        RankIdentity(f"rank-{rank}", f"host-{rank // 2}", rank, start_wall_ns=SECOND, end_wall_ns=2 * SECOND),
+        Table(ranges),
+        build_samples({key: values for key, values in samples.items() if len(values)}),
+        Table({"index": index, "steady": np.ones(len(steps), np.bool_), **columns}),
+        Table({name: np.zeros(0, np.int64) for name in ("step", "range_row", "cpu_ns", "gpu_busy_ns")}),
+    )
+
+
+def merge_by_halves(parts: Sequence[Any], merge: Any) -> Any:
+    """Merge in a tree of another shape than a list."""
+    if len(parts) < 2:
+        return merge(parts)
+    middle = max(1, len(parts) // 3)
+    return merge([merge_by_halves(parts[middle:], merge), merge_by_halves(parts[:middle], merge)])
+
+
+def build(
+    profiles: Sequence[RankProfile], fold_above: int | None = None, merge: Any = lambda parts, one: one(parts)
+) -> Fleet:
+    summary: Summary = merge([summarize_rank(one) for one in profiles], merge_summaries)
+    targets = find_targets(summary, fold_above)
+    taken: TakenValues = merge([take_values(one, targets) for one in profiles], merge_values)
+    return build_fleet(summary, taken, fold_above)
+
+
+TIMES = st.integers(0, 300) | st.integers(0, 1 << 40) | st.integers(0, (1 << 62) // 1000)
+PATHS = st.lists(st.sampled_from(["a", "b", "c 1", "c 2"]), min_size=1, max_size=2).map(tuple)
+RANKS = st.lists(st.dictionaries(PATHS, st.lists(TIMES, min_size=1, max_size=20), max_size=4), min_size=1, max_size=6)
+
+
+@given(st.lists(st.integers(0, (1 << 63) - 1), min_size=1))
+def test_bins_are_in_the_order_of_the_values_and_narrow(values: list[int]) -> None:
+    ordered = np.array(sorted(values), np.int64)
+    bins = get_bins(ordered)
+    assert (np.diff(bins) >= 0).all()
+    for one in set(bins.tolist()):
+        within = ordered[bins == one]
+        assert int(within[-1]) - int(within[0]) <= max(0, int(within[0]) // 127)
+
+
+@settings(max_examples=50)
+@given(RANKS)
+def test_the_pooled_numbers_are_those_of_everything_in_one_list(ranks: list[dict[tuple[str, ...], list[int]]]) -> None:
+    profiles = [make_profile(number, times) for number, times in enumerate(ranks)]
+    table = build(profiles).tables["ranges"]
+    expected = pool_ranges(profiles)
+    assert len(table) == len(expected)
+    for row in table.rows():
+        pooled = expected[tuple(row["path"]), row["domain"], row["style"]]
+        for name in (
+            "ranks",
+            "count",
+            "cpu_total_ns",
+            "cpu_min_ns",
+            "cpu_max_ns",
+            "cpu_p50_ns",
+            "cpu_p90_ns",
+            "cpu_p99_ns",
+        ):
+            assert row[name] == pooled[name], name
+        for name in list_columns():
+            assert row[name] == pytest.approx(pooled.get(name)), name
+        assert row["cpu_imbalance_share"] == pytest.approx(pooled.get("cpu_imbalance_share"), abs=1e-9)
+
+
+@settings(max_examples=50)
+@given(RANKS, st.randoms())
+def test_every_order_and_tree_has_the_same_digits(ranks: list[dict[tuple[str, ...], list[int]]], random: Any) -> None:
+    profiles = [make_profile(number, times, [(number, 5, 0), (9, number + 5, 0)]) for number, times in enumerate(ranks)]
+    first = build(profiles, 20)
+    random.shuffle(profiles)
+    second = build(profiles, 20, merge_by_halves)
+    assert first.ranks == second.ranks and first.notes == second.notes
+    for name, table in first.tables.items():
+        assert list(table.rows()) == list(second.tables[name].rows()), name
+
+
+@settings(max_examples=30)
+@given(st.lists(traces(), min_size=1, max_size=3))
+def test_of_recordings_counts_sums_and_quantiles_are_those_of_each_alone(some: list[Trace]) -> None:
+    profiles = [
+        reduce_recording(Context(trace), RankIdentity(str(number), rank=number)) for number, trace in enumerate(some)
+    ]
+    table = build(profiles).tables["ranges"]
+    expected = pool_ranges(profiles)
+    for row in table.rows():
+        pooled = expected[tuple(row["path"]), row["domain"], row["style"]]
+        for name in (*RANGE_TOTALS, *list_columns()):
+            assert row[name] == pytest.approx(pooled.get(name)), name
+    if len(some) == 1:
+        alone = {
+            (tuple(row["path"]), row["domain"], row["style"]): row
+            for row in profile_ranges(Context(some[0])).ranges.rows()
+        }
+        for row in table.rows():
+            one = alone[tuple(row["path"]), row["domain"], row["style"]]
+            for name in set(row) & set(one):
+                assert row[name] == pytest.approx(one[name]), name
+
+
+def test_numbers_in_names_are_folded_over_all_ranks() -> None:
+    profiles = [make_profile(rank, {(f"layer {rank}",): [rank + 1, rank + 2]}) for rank in range(4)]
+    assert len(build(profiles).tables["ranges"]) == 4
+    (row,) = build(profiles, fold_above=2).tables["ranges"].rows()
+    assert (row["name"], row["count"], row["cpu_p50_ns"]) == ("layer *", 8, np.quantile([1, 2, 2, 3, 3, 4, 4, 5], 0.5))
+
+
+# ---- steps
+
+
+STEPS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20)), max_size=6)
+
+
+@given(st.lists(STEPS, min_size=1, max_size=5))
+def test_the_critical_rank_of_each_step(ranks: list[list[tuple[int, int]]]) -> None:
+    profiles = [
+        make_profile(rank, {}, [(step, wall + 20, nccl) for step, (wall, nccl) in enumerate(steps)])
+        for rank, steps in enumerate(ranks)
+    ]
+    rows = list(build(profiles).tables["steps"].rows())
+    assert {row["step"]: (row["critical"], row["own_ns"]) for row in rows} == find_critical(profiles)
+
+
+def test_steps_without_an_index_are_matched_by_order_which_is_a_guess() -> None:
+    profiles = [make_profile(rank, {}, [(NULL, 10 + rank, 0)] * 3) for rank in range(3)]
+    profiles.append(make_profile(3, {}, [(NULL, 99, 0)]))
+    fleet = build(profiles)
+    assert [row["critical_rank"] for row in fleet.tables["steps"].rows()] == [2, 2, 2]
+    assert {row["certainty"] for row in fleet.tables["steps"].rows()} == {POSSIBLE}
+    assert [note.code for note in fleet.notes] == ["steps_not_matched", "steps_matched_by_order"]
+
+
+# ---- stragglers
+
+
+def make_job(ranks: int, slow: dict[int, float], samples: int = 20) -> list[RankProfile]:
+    random = np.random.Generator(np.random.PCG64(1))
+    profiles = []
+    for rank in range(ranks):
+        inner = (1e6 * slow.get(rank, 1.0) * (1 + 0.01 * random.standard_normal(samples))).astype(np.int64)
+        other = (1e6 * (1 + 0.01 * random.standard_normal(samples))).astype(np.int64)
+        times = {("step",): (inner + other).tolist(), ("step", "a"): inner.tolist(), ("step", "b"): other.tolist()}
+        profiles.append(make_profile(rank, times, [(step, 3_000_000, 0) for step in range(samples)]))
+    return profiles
+
+
+def test_a_straggler_is_named_with_the_innermost_range_that_differs() -> None:
+    (row,) = build(make_job(16, {5: 1.2})).tables["stragglers"].rows()
+    assert (row["rank"], row["path"], row["measure"], row["certainty"]) == (5, ["step", "a"], "cpu", CERTAIN)
+    assert row["excess_share"] == pytest.approx(0.2, abs=0.02) and not row["whole_host"]
+
+
+def test_without_a_straggler_there_is_none() -> None:
+    assert not len(build(make_job(16, {})).tables["stragglers"])
+    assert not len(build(make_job(2, {1: 3.0})).tables["stragglers"])
+
+
+def test_of_few_ranks_or_instances_it_is_a_guess() -> None:
+    (few,) = build(make_job(4, {1: 1.5})).tables["stragglers"].rows()
+    (short,) = build(make_job(16, {1: 1.5}, samples=3)).tables["stragglers"].rows()
+    assert few["certainty"] == short["certainty"] == POSSIBLE
+
+
+def test_all_ranks_of_a_host_are_slow_together() -> None:
+    rows = list(build(make_job(16, {4: 1.3, 5: 1.3, 8: 1.3})).tables["stragglers"].rows())
+    assert {row["rank"]: row["whole_host"] for row in rows} == {4: True, 5: True, 8: False}
+
+
+# ---- whether they are of one job
+
+
+def identify(rank: int | None, **changed: Any) -> RankIdentity:
+    one = RankIdentity(f"r{rank}", "host", rank, 4, (f"uuid-{rank}",), SECOND, 2 * SECOND, 0, 1, {"collector": "nsys"})
+    return replace(one, **changed)
+
+
+def list_codes(*identities: RankIdentity, **options: bool) -> list[str]:
+    return [note.code for note in check_job_ranks(identities, **options).notes]
+
+
+def test_ranks_of_one_job() -> None:
+    assert list_codes(*map(identify, range(4))) == []
+    assert list_codes(identify(0), identify(3)) == ["ranks_missing"]
+    assert list_codes(*(identify(rank, world_size=None) for rank in (0, 2))) == ["ranks_missing"]
+    assert list_codes(identify(0, world_size=1), identify(None, world_size=None)) == ["rank_unknown"]
+
+
+def test_other_days_are_refused_unless_requested() -> None:
+    later = identify(1, start_wall_ns=10**6 * SECOND, end_wall_ns=(10**6 + 1) * SECOND)
+    with pytest.raises(TraceError) as refused:
+        list_codes(identify(0, world_size=2), later)
+    assert refused.value.code == "traces_unrelated"
+    assert list_codes(identify(0, world_size=2), replace(later, world_size=2), allow_unrelated=True) == [
+        "recordings_apart"
+    ]
+
+
+def test_disagreement_in_program_window_or_version() -> None:
+    for condition, code in (("command", "programs_differ"), ("window", "windows_differ"), ("torch", "versions_differ")):
+        ranks = [identify(rank, conditions={condition: "a" if rank else "b"}) for rank in range(4)]
+        assert list_codes(*ranks) == [code]
+
+
+def test_one_rank_in_two_formats_counts_once() -> None:
+    ranks = [
+        *map(identify, range(4)),
+        identify(1, label="kineto", conditions={"collector": "torch"}, end_wall_ns=3 * SECOND),
+    ]
+    job = check_job_ranks(ranks)
+    assert "kineto" not in job.labels and len(job.labels) == 4
+    assert "rank_in_two_formats" in [note.code for note in job.notes]
+
+
+def test_a_copy_is_left_out_and_a_rank_twice_is_refused() -> None:
+    ranks = list(map(identify, range(4)))
+    assert list_codes(*ranks, replace(ranks[0], label="copy")) == ["recording_twice"]
+    with pytest.raises(UsageError) as refused:
+        list_codes(*ranks, replace(ranks[0], label="other", end_wall_ns=3 * SECOND))
+    assert refused.value.code == "rank_twice"
+
+
+def test_gpus_are_told_apart_by_host_and_uuid() -> None:
+    shared = [identify(rank, gpus=("uuid",)) for rank in range(4)]
+    assert list_codes(*shared) == ["gpu_shared_by_ranks"]
+    assert list_codes(*(replace(one, host=f"h{one.rank}") for one in shared)) == []
+    assert list_codes(*(replace(one, gpus=("GPU 0",)) for one in shared)) == []

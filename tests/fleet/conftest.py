@@ -1,0 +1,57 @@
+"""Recordings of the ranks of a job, made by the generator of the benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def make_ranks() -> Callable[..., list[Path]]:
+    """Write the recordings of ranks into a folder."""
+
+    def make(folder: Path, ranks: int, *options: object) -> list[Path]:
+        script = REPOSITORY / "benchmarks" / "generate_ranks.py"
+        words = [sys.executable, str(script), str(folder), "--ranks", str(ranks), *map(str, options)]
+        subprocess.run(words, check=True)
+        return sorted(folder.glob("rank-*.sqlite"))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def cache_of_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def cache(request: pytest.FixtureRequest, cache_of_job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of this test; one for all tests that read the large job."""
+    folder = cache_of_job if "job" in request.fixturenames else tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "traceable" / "fleet"
+
+
+def report(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "traceable", "report", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+
+
+def document(*words: object) -> dict[str, Any]:
+    done = report(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    read: dict[str, Any] = json.loads(done.stdout)
+    return read
+
+
+def list_codes(read: dict[str, Any]) -> list[str]:
+    return [note["code"] for note in read["source"]["notes"]]

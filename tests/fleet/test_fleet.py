@@ -1,0 +1,345 @@
+"""`report` on many ranks: real files, real processes, and everything that can be wrong with them said by a code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.fleet.conftest import document, list_codes, report
+
+from traceable.analysis.fleet import Fleet
+from traceable.fleet import loading
+from traceable.fleet.loading import load_fleet
+from traceable.fleet.profile_files import DamagedProfileError, decode_profiles, encode_profiles
+from traceable.fleet.reduction import ReduceOptions, reduce_file
+from traceable.recording import load
+
+Make = Callable[..., list[Path]]
+PATTERNS = {f"{word}_{what}" for word in ("h2d", "d2h", "d2d", "p2p") for what in ("count", "bytes", "ns")}
+"""Columns that docs/report.md explains by a pattern."""
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RANKS, STRAGGLER, LATE, BROKEN, LATE_STEP = 64, 17, 41, 5, 9
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory, make_ranks: Make) -> Path:
+    """64 ranks with a straggler, a late collective and a broken file."""
+    folder = tmp_path_factory.mktemp("job")
+    files = make_ranks(folder, RANKS, "--straggler", f"{STRAGGLER}=1.3", "--late", f"{LATE}@{LATE_STEP}")
+    os.truncate(files[BROKEN], files[BROKEN].stat().st_size // 2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory, make_ranks: Make) -> list[Path]:
+    """Four ranks of one host."""
+    return make_ranks(tmp_path_factory.mktemp("few"), 4, "--steps", 6, "--kernels", 3)
+
+
+@pytest.fixture
+def copies(few: list[Path], tmp_path: Path) -> list[Path]:
+    (tmp_path / "copies").mkdir()
+    return [Path(shutil.copy(file, tmp_path / "copies")) for file in few]
+
+
+def change(file: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def rows_of(fleet: Fleet) -> dict[str, list[dict[str, Any]]]:
+    return {name: list(table.rows()) for name, table in fleet.tables.items()}
+
+
+# ---- 64 ranks
+
+
+def test_a_straggler_a_late_collective_and_a_broken_file_are_named(job: Path) -> None:
+    read = document(job / "*.sqlite")
+    (straggler,) = read["stragglers"]["rows"]
+    assert (straggler["rank"], straggler["name"], straggler["measure"]) == (STRAGGLER, "forward", "gpu_busy")
+    assert straggler["certainty"] == "certain" and straggler["excess_share"] == pytest.approx(0.3, abs=0.03)
+    wait = read["collectives"]["others"]["waits"][0]
+    assert (wait["last_rank"], wait["sequence"], wait["name"]) == (LATE, LATE_STEP, "all_reduce")
+    assert wait["wait_max_ns"] == pytest.approx(5e6, rel=0.1)
+    (excluded,) = [note for note in read["source"]["notes"] if note["code"] == "recording_excluded"]
+    assert f"rank-{BROKEN:03}.sqlite" in excluded["text"]
+    assert "ranks_missing" in list_codes(read)
+    critical = {row["step"]: row["critical_rank"] for row in read["steps"]["rows"]}
+    assert critical[LATE_STEP] == LATE
+    assert {rank for step, rank in critical.items() if step != LATE_STEP} == {STRAGGLER}
+    assert {row["name"] for row in read["steps"]["rows"] if row["step"] != LATE_STEP} == {"forward"}
+    text = report(job / "*.sqlite").stdout
+    for word in (f"rank {STRAGGLER} ", f"for rank {LATE} ", f"rank-{BROKEN:03}.sqlite"):
+        assert word in text
+    strict = report(job / "*.sqlite", "--strict", "--quiet")
+    assert (strict.returncode, strict.stdout) == (3, "") and strict.stderr.count("\n") == 2
+
+
+def test_the_pooled_numbers_are_those_of_all_files_read_by_hand(job: Path) -> None:
+    durations: dict[str, list[int]] = {}
+    for file in sorted(job.glob("*.sqlite")):
+        if file.name == f"rank-{BROKEN:03}.sqlite":
+            continue
+        with closing(sqlite3.connect(file)) as database:
+            for name, length in database.execute("SELECT text, end - start FROM NVTX_EVENTS"):
+                durations.setdefault(name, []).append(length)
+    rows = {
+        row["name"]: row for row in document(job / "*.sqlite", "--view", "ranges", "--by", "path")["ranges"]["rows"]
+    }
+    assert set(rows) == set(durations)
+    for name, row in rows.items():
+        assert (row["count"], row["cpu_total_ns"]) == (len(durations[name]), sum(durations[name]))
+        for word, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+            assert row[f"cpu_{word}_ns"] == float(np.quantile(durations[name], share))
+
+
+def test_memory_is_that_of_the_largest_file(job: Path) -> None:
+    largest = max((file for file in job.glob("*.sqlite")), key=lambda file: file.stat().st_size)
+    program = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
+    program += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    measure = [sys.executable, "-c", program, sys.executable, "-m", "traceable", "report"]
+
+    def find_peak(*words: object) -> int:
+        return int(subprocess.run([*measure, *map(str, words)], check=True, capture_output=True, text=True).stdout)
+
+    # The largest process of all: neither a worker nor the one that merges holds more than a few recordings.
+    assert find_peak(job / "*.sqlite", "--no-cache") < 2 * find_peak(largest)
+
+
+def test_every_column_is_explained(job: Path) -> None:
+    text = "".join((DOCS / name).read_text() for name in ("fleet.md", "report.md"))
+    words = set(re.findall(r"`(\w+)`", text))
+    for view, table in load_fleet(job / "*.sqlite").tables.items():
+        # Those of the collectives are explained where their view is.
+        columns = (
+            set() if view == "collectives" else {re.sub("^gpu_(busy|span)_", "cpu_", one) for one in table.columns}
+        )
+        assert columns - words - PATTERNS == set(), view
+
+
+def test_views_and_outputs(job: Path) -> None:
+    pattern = job / "rank-00*.sqlite"
+    every = document(job / "*.sqlite", "--view", "all")
+    assert every["schema"] == "traceable.fleet/1"
+    for view in ("ranges", "ranks", "nodes", "steps", "stragglers", "collectives"):
+        assert every[view]["rows"], view
+    assert report(job / "*.sqlite", "--view", "all").returncode == 0
+    table = list(csv.DictReader(io.StringIO(report(job / "*.sqlite", "--csv").stdout)))
+    assert [row["name"] for row in table] == [row["name"] for row in every["ranges"]["rows"]]
+    by_rank = document(pattern, "--view", "ranges", "--by", "rank")["ranges"]["rows"]
+    assert {row["rank"] for row in by_rank} == {f"rank {rank}" for rank in range(10) if rank != BROKEN}
+    by_node = document(pattern, "--by", "node")["ranges"]["rows"]
+    assert {row["host"] for row in by_node} == {"host-0", "host-1"}
+    assert sum(row["count"] for row in by_rank) == sum(row["count"] for row in by_node)
+    assert "| step |" in report(pattern, "--view", "steps", "--markdown").stdout
+    some = document(job / "*.sqlite", "--ranks", "0-3", "--match", "for*")
+    assert {row["rank"] for row in some["ranks"]["rows"]} == {0, 1, 2, 3}
+    assert [row["name"] for row in some["ranges"]["rows"]] == ["forward"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--view", "kernels"), "view_of_one_recording"),
+        (("--time", "1s:2s"), "option_of_one_recording"),
+        (("--html", "page.html"), "option_of_one_recording"),
+        (("--by", "thread"), "no_such_grouping"),
+        (("--view", "steps", "--by", "rank"), "no_such_grouping"),
+        (("--view", "ranks", "--range", "step"), "option_not_supported"),
+        (("--view", "all", "--csv"), "csv_of_all_views"),
+        (("--ranks", "99"), "no_rank_selected"),
+        (("--dask", "nowhere"), "dask_address_invalid"),
+    ],
+)
+def test_what_does_not_apply_is_refused_in_one_line(
+    job: Path, words: tuple[str, ...], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = report(job / "*.sqlite", *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.rstrip().endswith(f"[{code}]")
+    assert not (tmp_path / "page.html").exists()
+
+
+# ---- what is a fleet
+
+
+def test_of_one_host_the_numbers_are_those_of_the_joined_recordings(few: list[Path]) -> None:
+    assert document(*few)["schema"] == "traceable.report/2"
+    joined = {tuple(row["path"]): row for row in load(few).ranges().rows()}
+    fleet = {tuple(row["path"]): row for row in load_fleet(few).tables["ranges"].rows()}
+    assert set(joined) == set(fleet)
+    for path, row in fleet.items():
+        for name in set(row) & set(joined[path]):
+            assert row[name] == pytest.approx(joined[path][name]), (path, name)
+
+
+def test_several_hosts_and_one_broken_file_are_a_fleet(copies: list[Path]) -> None:
+    change(copies[3], "UPDATE TARGET_INFO_SYSTEM_ENV SET value = 'elsewhere'")
+    read = document(*copies)
+    assert read["schema"] == "traceable.fleet/1" and "reported_as_fleet" in list_codes(read)
+    assert {row["host"] for row in read["nodes"]["rows"]} == {"host-0", "elsewhere"}
+    copies[1].write_text("broken")
+    assert {"reported_as_fleet", "recording_excluded"} <= set(list_codes(document(*copies)))
+
+
+def test_days_apart_and_nothing_to_read_are_refused(copies: list[Path], tmp_path: Path) -> None:
+    change(copies[0], "UPDATE TARGET_INFO_SESSION_START_TIME SET utcEpochNs = utcEpochNs + 734400000000000")
+    done = report(copies[0].parent / "*.sqlite", "--view", "ranks")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "[traces_unrelated]" in done.stderr
+    read = document(copies[0].parent / "*.sqlite", "--view", "ranks", "--allow-unrelated", "--align", "utc")
+    assert "recordings_apart" in list_codes(read) and len(read["ranks"]["rows"]) == 4
+    for code, words in {
+        "no_such_file": (tmp_path / "none*.sqlite",),
+        "no_recording_readable": (__file__, "--view", "ranks"),
+    }.items():
+        done = report(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1) and f"[{code}]" in done.stderr
+
+
+def test_a_rank_in_two_formats(few: list[Path]) -> None:
+    from tests.trace.sample_kineto import event, write
+
+    folder = few[0].parent
+    with closing(sqlite3.connect(few[2])) as database:
+        ((epoch_ns,),) = database.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME")
+    trace = folder.parent / "rank-002.json"
+    begin_us = 1_000_000
+    write(trace, [event("user_annotation", "step", begin_us, 10)], rank=2, epoch_ns=epoch_ns)
+    fleet = load_fleet([*few, trace])
+    assert [one.rank for one in fleet.ranks] == [0, 1, 2, 3]
+    assert "rank_in_two_formats" in [note.code for note in fleet.notes]
+
+
+# ---- reading
+
+
+def test_a_second_look_reads_nothing_and_is_the_same(
+    few: list[Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load_fleet(few)
+    assert len(list(cache.glob("*.profile"))) == len(few)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("a recording is read again")
+
+    monkeypatch.setattr(loading, "reduce_paths", lambda paths, *_: fail() if paths else None)
+    second = load_fleet(few)
+    assert rows_of(second) == rows_of(first)
+    # Of a part there is another result.
+    with pytest.raises(AssertionError):
+        load_fleet(few, options=ReduceOptions(steady=True))
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
+    damaged = next(cache.glob("*.profile"))
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    assert rows_of(load_fleet(few)) == rows_of(first)
+
+
+def test_a_cache_that_others_can_write_is_not_used(few: list[Path], cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    fleet = load_fleet(few)
+    assert "cache_not_used" in [note.code for note in fleet.notes] and not list(cache.iterdir())
+    cache.chmod(0o700)
+    load_fleet(few, cache=False)
+    assert not list(cache.iterdir())
+
+
+def test_the_cache_has_a_bound(few: list[Path], cache: Path) -> None:
+    load_fleet(few)
+    sizes = [file.stat().st_size for file in cache.iterdir()]
+    loading.Cache(cache).remove_oldest(sum(sizes) // 2)
+    left = [file.stat().st_size for file in cache.iterdir()]
+    assert 0 < sum(left) <= sum(sizes) // 2
+
+
+def test_a_recording_that_changes_while_it_is_read(copies: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    reduce_paths = loading.reduce_paths
+
+    def change_once(paths: list[Path], *rest: Any) -> None:
+        read.append(len(paths))
+        reduce_paths(paths, *rest[:-1], lambda place, result: (touch(paths[place]), rest[-1](place, result)))
+
+    def touch(path: Path) -> None:
+        if path == copies[2] and len(read) <= changes:
+            change(path, "UPDATE PROCESSES SET name = name || 'x'")
+
+    monkeypatch.setattr(loading, "reduce_paths", change_once)
+    changes = 1
+    fleet = load_fleet(copies, cache=False)
+    assert read == [4, 1] and [one.rank for one in fleet.ranks] == [0, 1, 2, 3]
+    read.clear()
+    changes = 2
+    fleet = load_fleet(copies, cache=False)
+    assert [one.rank for one in fleet.ranks] == [0, 1, 3]
+    (excluded,) = [note for note in fleet.notes if note.code == "recording_excluded"]
+    assert "[recording_changed]" in excluded
+
+
+def test_a_recording_that_appears_while_others_are_read(copies: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    reduce_paths, new = loading.reduce_paths, copies[3].with_name("rank-004.sqlite")
+
+    def add_one(*arguments: Any) -> None:
+        reduce_paths(*arguments)
+        shutil.copy(copies[3], new)
+
+    monkeypatch.setattr(loading, "reduce_paths", add_one)
+    fleet = load_fleet(copies[0].parent / "*.sqlite")
+    (note,) = [note for note in fleet.notes if note.code == "recordings_appeared"]
+    assert str(new) in note and len(fleet.ranks) == 4
+
+
+def test_a_reader_that_dies_costs_one_recording(
+    few: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The reader of rank 1 ends with a signal, whenever it is read.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import builtins, os, signal, sys\n"
+        "if 'traceable.fleet.worker' in ' '.join(sys.orig_argv):\n"
+        "    import sqlite3\n"
+        "    connect = sqlite3.connect\n"
+        "    def die(name, *rest, **more):\n"
+        "        if 'rank-001' in str(name):\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return connect(name, *rest, **more)\n"
+        "    sqlite3.connect = die\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    fleet = load_fleet(few, cache=False, workers=2)
+    assert [one.rank for one in fleet.ranks] == [0, 2, 3]
+    (excluded,) = [note for note in fleet.notes if note.code == "recording_excluded"]
+    assert "[reader_died]" in excluded and "SIGKILL" in excluded
+
+
+def test_profiles_in_a_file_are_the_same(few: list[Path]) -> None:
+    (profile,) = reduce_file(few[0], ReduceOptions())
+    content = encode_profiles([profile])
+    (same,) = decode_profiles(content)
+    assert (
+        same.identity == profile.identity and same.notes == profile.notes and same.samples.keys == profile.samples.keys
+    )
+    assert (same.samples.values == profile.samples.values).all() and (same.samples.bins == profile.samples.bins).all()
+    for name in ("ranges", "steps", "step_ranges", "collectives"):
+        assert list(getattr(same, name).rows()) == list(getattr(profile, name).rows())
+    for damaged in (b"", content[:-1], content[:100], b"x" + content[1:], content[:200] + b"?" + content[201:]):
+        with pytest.raises(DamagedProfileError):
+            decode_profiles(damaged)

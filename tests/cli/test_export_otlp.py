@@ -22,8 +22,9 @@ from tests.report.sample_spans import EPOCH_NS, PID, SECRET, Export, add_step, i
 from traceable.cli.main import main
 from traceable.recording import load
 
-SPANS = 23
-"""Of `write_server`: five pieces of work, and their parts: four kinds each, but two of the one in its own range."""
+SPANS = 29
+"""Of `write_server`: five pieces of work and their parts: six kinds of served work, four of the step with a span of its
+own, two of the request in its own range."""
 
 Run = Callable[..., tuple[int, str]]
 
@@ -100,8 +101,11 @@ def check_spans(receiver: Receiver) -> None:
             for (trace, _), (part, _) in receiver.spans.items()
             if (trace, part.parent_span_id) == (trace_id(number), span.span_id)
         }
-        few = {"gpu queue", "gpu kernels"}
-        assert parts.keys() == (few if number == 5 else {*few, "gpu copy h2d", "gpu wait"})
+        assert parts.keys() == {
+            *("gpu queue", "gpu kernels"),
+            *(() if number == 5 else ("gpu copy h2d", "gpu wait")),
+            *(("request queue", "steps") if values[0] == "served" else ()),
+        }
         assert span.start_time_unix_nano == min(part.start_time_unix_nano for part in parts.values())
         assert span.end_time_unix_nano == max(part.end_time_unix_nano for part in parts.values())
     (step,) = list_children(receiver, 4)
@@ -264,6 +268,20 @@ def test_what_cannot_be_done_is_one_line(run: Run, tmp_path: Path, words: tuple[
     exit_code, printed = run(*words)
     assert exit_code == 2 and printed.count("\n") == 1 and message(printed, code) and "hunter2" not in printed
     assert [path.name for path in tmp_path.iterdir()] == ["server.sqlite"]
+
+
+def test_without_gpu_work_the_steps_are_shown(run: Run, tmp_path: Path) -> None:
+    made = Export()
+    made.add_range("request", 0, 100, {"request_id": "a", **ids(0)}, thread=PID, is_handle=True)
+    made.add_range("step", 40, 60, {"requests": ["a"]}, index=0)
+    made.write(tmp_path / "cpu.sqlite")
+    exit_code, printed = run("-o", "spans.json", path="cpu.sqlite")
+    assert exit_code == 0 and message(printed, "no_gpu_work")
+    receiver = read_file(tmp_path / "spans.json")
+    (top,) = list_children(receiver, 0)
+    assert read_attributes(top) == {"gpu.placement": "served", "gpu.parent": "range", "gpu.steps": 1}
+    lengths = {one.name: one.end_time_unix_nano - one.start_time_unix_nano for one, _ in receiver.spans.values()}
+    assert lengths == {"gpu step": 60_000, "request queue": 40_000, "steps": 20_000}
 
 
 def test_another_protocol_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

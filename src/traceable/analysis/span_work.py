@@ -10,7 +10,7 @@ is the one
 An operation is **direct** work of the innermost unit around its launch that has a span, and so of one span at most.
 What a step with a list of requests did is also **served** work of each of these, if its span is known and is not the
 one that has it as direct work: the request gets all that its steps did and, as its `share`, an nth of the time of each
-step of n requests.
+step of n requests. When its steps ran, and how long it waited for the first, is known without GPU work too.
 
 An operation is in a unit by what its thread had open, and by what ranges began in which. Start/end ranges, as of
 concurrent requests on one thread, overlap without being in one another. Where nothing more is known of an operation
@@ -34,7 +34,7 @@ from traceable.analysis.instances import find_nearest_around, select_segments
 from traceable.analysis.interval_index import ThreadEvents, find_last_around, iter_pairs, sort_events
 from traceable.analysis.operations import COPY, DIRECTIONS, GRAPH, KERNEL, MEMSET
 from traceable.analysis.profile import measure_group_unions
-from traceable.analysis.requests import CLIENT
+from traceable.analysis.requests import find_client_threads
 from traceable.analysis.sync import Waits, find_waiting_calls
 from traceable.analysis.track_events import get_payloads, select_operations
 from traceable.analysis.windows import STEP
@@ -51,11 +51,18 @@ DIRECT, SERVED = "direct", "served"
 FROM_RANGE, FROM_REQUEST = "range", "request"
 """Where the ids of a span are from: see above."""
 
-KINDS = ("queue", "kernels", "graphs", *(f"copy {one}" for one in DIRECTIONS), "copy", "memset", "wait")
-"""The kinds of work: operations that wait for the GPU, operations, and threads that wait for these. A `copy` has no
-direction: within the host, or of unified memory."""
+REQUEST_QUEUE, STEPS = "request queue", "steps"
+"""Of a request that steps served: the time from its start on the server to that of its first step, and its steps."""
 
-_QUEUE, _WAIT = 0, len(KINDS) - 1
+KINDS = (
+    *(REQUEST_QUEUE, STEPS, "queue", "kernels", "graphs"),
+    *(f"copy {one}" for one in DIRECTIONS),
+    *("copy", "memset", "wait"),
+)
+"""The kinds of work: these two, operations that wait for the GPU (`queue`), operations, and threads that wait for them
+(`wait`). A `copy` has no direction: within the host, or of unified memory."""
+
+_QUEUE, _WAIT = KINDS.index("queue"), KINDS.index("wait")
 _FIRST_COPY, _OTHER_COPY = KINDS.index("copy h2d"), KINDS.index("copy")
 _KIND_OF_OPERATION = {KERNEL: KINDS.index("kernels"), GRAPH: KINDS.index("graphs"), MEMSET: KINDS.index("memset")}
 
@@ -114,6 +121,7 @@ class SpanWork:
         busy_ns: the union of its operations; of several steps the sum.
         share_ns: the share of the request; None for direct work.
         operations, inferred: how many, and how many of these belong to a range by inference (`analysis.attribution`).
+            These four are None where no GPU work is recorded.
         steps: how many steps served the request; None for direct work.
         requests: how many requests the unit names; None for a unit that names none, and for served work.
         step_index: the number that the program gave the step; None for any other unit.
@@ -128,10 +136,10 @@ class SpanWork:
     process: int
     thread: int
     begin_ns: int
-    busy_ns: int
+    busy_ns: int | None
     share_ns: int | None
-    operations: int
-    inferred: int
+    operations: int | None
+    inferred: int | None
     steps: int | None
     requests: int | None
     step_index: int | None
@@ -145,11 +153,12 @@ class Placement:
     """How much of the GPU's work has a span.
 
     Attributes:
-        operations: all of them.
+        operations: all of them; 0 where none are recorded.
         direct: those that are direct work of a span.
         served_only: those that are served work alone.
         ambiguous: those of neither kind, in overlapping ranges of several spans.
         requests: how many there are.
+        requests_served: how many of them have served work.
         requests_without_span: those of which no span is known.
         requests_of_several_traces: those whose ranges on one side have spans of several traces, so that none is chosen.
     """
@@ -159,6 +168,7 @@ class Placement:
     served_only: int
     ambiguous: int
     requests: int
+    requests_served: int
     requests_without_span: int
     requests_of_several_traces: int
 
@@ -167,10 +177,8 @@ def place_work(context: Context) -> tuple[Placement, Iterator[SpanWork]]:
     """Return how much of the GPU's work has a span, and the work: direct by start of the unit, then served by request.
 
     Raises:
-        MissingDataError: there is no GPU work, or no range or request has the ids of a span.
+        MissingDataError: no range or request has the ids of a span, or there is neither GPU work nor served work.
     """
-    if not len(context.gpu):
-        raise MissingDataError("no_gpu_work", "no GPU work is recorded", suggest_gpu_recording(context.trace))
     units = _collect_units(context)
     if not units.spans:
         raise MissingDataError(
@@ -182,6 +190,8 @@ def place_work(context: Context) -> tuple[Placement, Iterator[SpanWork]]:
     direct = _measure_units(context, waits, units, units.span_of_instance >= 0)
     steps = _measure_units(context, waits, units, units.is_serving)
     pairs = _pair_with_requests(units)
+    if not len(context.gpu) and not len(pairs.step):
+        raise MissingDataError("no_gpu_work", "no GPU work is recorded", suggest_gpu_recording(context.trace))
     is_served = np.zeros(len(units.is_serving) + 1, np.bool_)
     is_served[pairs.step] = True
     # The last is that of no step.
@@ -193,6 +203,7 @@ def place_work(context: Context) -> tuple[Placement, Iterator[SpanWork]]:
         served_only=int(np.count_nonzero(has_served & ~is_direct)),
         ambiguous=int(np.count_nonzero((direct.unit_of_operation == _AMBIGUOUS) & ~has_served)),
         requests=len(units.requests.ids),
+        requests_served=len(np.unique(pairs.request)),
         requests_without_span=int(np.count_nonzero(units.span_of_request == _NONE)),
         requests_of_several_traces=int(np.count_nonzero(units.span_of_request == _AMBIGUOUS)),
     )
@@ -210,7 +221,8 @@ class _Units:
         spans: every span that is known; `traces` and `identities` are equal for those of one trace, and for the same
             span from two sources. One more of both is for no span.
         span_of_instance: of each instance that is a unit the index of its span; _NONE for all other instances.
-        is_serving: which instances are steps that name their requests.
+        is_client: which instances are of a client's side.
+        is_serving: which are steps that name their requests.
         requests: the ids of requests, by instance.
         span_of_request: of each request the index of its span, _NONE or _AMBIGUOUS.
         instance_of_request: of each request the instance of its range; -1 for none.
@@ -220,6 +232,7 @@ class _Units:
     traces: Int64
     identities: Int64
     span_of_instance: Int64
+    is_client: Bool
     is_serving: Bool
     requests: RequestFields
     span_of_request: Int64
@@ -234,9 +247,9 @@ def _collect_units(context: Context) -> _Units:
     parsed = [_parse_request_id(text) for text in requests.ids]
     of_id = np.array([_NONE if one is None else numbers.setdefault(one, len(numbers)) for one in parsed], np.int64)
 
-    process = np.array([thread.process for thread in trace.threads], np.int64)[instances.thread]
-    is_client = np.array([one.side == CLIENT for one in trace.processes], np.bool_)[process]
-    is_serving = (np.diff(requests.first) > 0) & ~is_client & ~instances.replay
+    has_list = (np.diff(requests.first) > 0) & ~instances.replay
+    is_client = find_client_threads(trace, instances.thread[has_list])[0][instances.thread]
+    is_serving = has_list & ~is_client
     is_step = (instances.name == trace.name_index(STEP)) & (instances.domain == -1)
     is_unit = ((of_range >= 0) | (requests.own >= 0) | is_serving | is_step) & ~instances.replay
 
@@ -252,6 +265,7 @@ def _collect_units(context: Context) -> _Units:
         traces=traces,
         identities=_number_texts([one.trace_id + one.span_id for one in numbers]),
         span_of_instance=np.where(is_unit, np.where(span >= 0, span, around), _NONE),
+        is_client=is_client,
         is_serving=is_serving,
         requests=requests,
         span_of_request=of_request,
@@ -377,6 +391,10 @@ class _Parts:
     def take(self, rows: Int64, owner: Int64) -> _Parts:
         """Return some rows, for other owners."""
         return _Parts(**{**{name: column[rows] for name, column in vars(self).items()}, "owner": owner})
+
+    def concatenate(self, other: _Parts) -> _Parts:
+        """Return the rows of both."""
+        return _Parts(*(np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def merge(self, busy_ns: Int64 | None = None) -> _Parts:
         """Return one row for each owner and kind, sorted by both.
@@ -541,40 +559,55 @@ def _iter_direct(context: Context, units: _Units, work: _UnitWork) -> Iterator[S
 
 
 def _iter_served(context: Context, units: _Units, work: _UnitWork, pairs: _Pairs) -> Iterator[SpanWork]:
-    instances, trace = context.instances, context.trace
+    instances, trace, has_gpu = context.instances, context.trace, len(context.gpu) > 0
     # The parts of each step are in one piece.
-    owner = work.parts.owner
-    first, last = (np.searchsorted(owner, pairs.step, side) for side in ("left", "right"))
-    rows = expand_slices(first, last - first)
-    parts = work.parts.take(rows, np.repeat(pairs.request, last - first)).merge()
-    # A rest of some ns goes to the first requests of the step, so that all shares together are its time.
+    first, last = (np.searchsorted(work.parts.owner, pairs.step, side) for side in ("left", "right"))
+    rows, request = expand_slices(first, last - first), np.repeat(pairs.request, last - first)
+    around = _measure_steps(context, units, pairs)
+    parts = around.concatenate(work.parts.take(rows, request)).merge()
+    # A rest of some ns goes to the first requests of a step, so that all shares together are its time.
     busy = work.busy_ns[pairs.step]
     share = busy // pairs.requests + (pairs.place < busy % pairs.requests)
-    bounds = np.append(np.flatnonzero(np.diff(pairs.request, prepend=-1)), len(pairs.request))
-    place_of = dict(zip(pairs.request[bounds[:-1]].tolist(), range(len(bounds) - 1), strict=True))
-    for request, of_request in _iter_parts(parts):
-        here = slice(int(bounds[place_of[request]]), int(bounds[place_of[request] + 1]))
-        served_by = pairs.step[here]
-        step = int(served_by[0])
-        thread, instance = int(instances.thread[step]), int(units.instance_of_request[request])
+    bounds = np.append(np.flatnonzero(np.diff(pairs.request, prepend=-1)), len(pairs.request)).tolist()
+    for (begin, end), (request_number, of_request) in zip(pairwise(bounds), _iter_parts(parts), strict=True):
+        steps = pairs.step[begin:end]
+        thread, instance = int(instances.thread[steps[0]]), int(units.instance_of_request[request_number])
         yield SpanWork(
-            span=units.spans[units.span_of_request[request]],
+            span=units.spans[units.span_of_request[request_number]],
             placement=SERVED,
-            name=_get_name(context, step),
+            name=_get_name(context, int(steps[0])),
             process=trace.threads[thread].process,
             thread=thread,
-            begin_ns=int(instances.start_ns[step]),
-            busy_ns=int(busy[here].sum()),
-            share_ns=int(share[here].sum()),
-            operations=int(work.operations[served_by].sum()),
-            inferred=int(work.inferred[served_by].sum()),
-            steps=len(served_by),
+            begin_ns=int(instances.start_ns[steps[0]]),
+            busy_ns=int(busy[begin:end].sum()) if has_gpu else None,
+            share_ns=int(share[begin:end].sum()) if has_gpu else None,
+            operations=int(work.operations[steps].sum()) if has_gpu else None,
+            inferred=int(work.inferred[steps].sum()) if has_gpu else None,
+            steps=len(steps),
             requests=None,
             step_index=None,
             served=(),
             fields=_get_fields(context, instance) if instance >= 0 else {},
             parts=of_request,
         )
+
+
+def _measure_steps(context: Context, units: _Units, pairs: _Pairs) -> _Parts:
+    """Return when the steps of each request ran, and how long it waited for the first."""
+    instances = context.instances
+    start, end = instances.start_ns[pairs.step], instances.end_ns[pairs.step]
+    kind, one, nothing = (np.full(len(start), number) for number in (KINDS.index(STEPS), 1, 0))
+    group, head = number_groups(pairs.request)
+    single = _Parts(pairs.request, kind, start, end, end - start, one, end - start, nothing)
+    steps = single.merge(_measure_unions(group, start, end, len(head)))
+    instance = units.instance_of_request[steps.owner]
+    since, until = np.append(instances.start_ns, NULL)[instance], steps.first_ns
+    waited = np.flatnonzero((instance >= 0) & ~np.append(units.is_client, True)[instance] & (since < until))
+    queue_ns = (until - since)[waited]
+    kind, one, nothing = (np.full(len(waited), number) for number in (KINDS.index(REQUEST_QUEUE), 1, 0))
+    return steps.concatenate(
+        _Parts(steps.owner[waited], kind, since[waited], until[waited], queue_ns, one, queue_ns, nothing)
+    )
 
 
 def _iter_parts(parts: _Parts) -> Iterator[tuple[int, tuple[Part, ...]]]:

@@ -20,7 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traceable.analysis.span_work import Placement, Span, SpanWork, place_work
+from traceable.analysis.context import suggest_gpu_recording
+from traceable.analysis.span_work import REQUEST_QUEUE, STEPS, Placement, Span, SpanWork, place_work
 from traceable.errors import Message, MissingDataError
 from traceable.protocol.environment import escape_unprintable
 from traceable.protocol.redact import is_secret
@@ -29,7 +30,7 @@ from traceable.units import format_percent
 
 if TYPE_CHECKING:
     from traceable.recording import Recording
-    from traceable.trace.model import Process
+    from traceable.trace.model import Process, Trace
 
 SCOPE = "traceable"
 """The instrumentation scope of all spans."""
@@ -124,7 +125,7 @@ def prepare_spans(recording: Recording) -> SpanExport:
             "the wall clock of the recording is not recorded",
             "record it with nsys 2022.4 or later",
         )
-    if not placement.direct and not placement.served_only:
+    if not placement.direct and not placement.requests_served:
         raise MissingDataError(
             "gpu_work_not_placed",
             f"none of {placement.operations} GPU operations is of a range, request or step with the ids of a span",
@@ -132,7 +133,7 @@ def prepare_spans(recording: Recording) -> SpanExport:
         )
     spans = _iter_spans(work, trace.processes, [thread.tid for thread in trace.threads], trace.utc_epoch_ns)
     return SpanExport(
-        notes=_make_notes(placement),
+        notes=(*_make_notes(placement), *_note_missing_gpu(trace, placement)),
         batches=iter(lambda: list(islice(spans, BATCH)), []),
         resources=tuple(_make_resource(process, trace.source.host) for process in trace.processes),
     )
@@ -140,8 +141,12 @@ def prepare_spans(recording: Recording) -> SpanExport:
 
 def _make_notes(placement: Placement) -> tuple[Message, ...]:
     count, direct, served = placement.operations, placement.direct, placement.served_only
-    text = f"{format_percent((direct + served) / count)} of {count} GPU operations are under spans: {direct} directly"
-    notes = [Message("gpu_work_placed", f"{text}, {served} through the steps that served requests")]
+    notes = []
+    if count:
+        text = (
+            f"{format_percent((direct + served) / count)} of {count} GPU operations are under spans: {direct} directly"
+        )
+        notes.append(Message("gpu_work_placed", f"{text}, {served} through the steps that served requests"))
     if left := count - direct - served:
         notes.append(
             Message(
@@ -158,6 +163,12 @@ def _make_notes(placement: Placement) -> tuple[Message, ...]:
         text = f"{placement.requests_of_several_traces} requests have ids of several traces, of which none is chosen"
         notes.append(Message("requests_of_several_traces", text))
     return tuple(notes)
+
+
+def _note_missing_gpu(trace: Trace, placement: Placement) -> Iterator[Message]:
+    if not placement.operations:
+        text = f"no GPU work is recorded, so that spans show when steps ran alone; {suggest_gpu_recording(trace)}"
+        yield Message("no_gpu_work", text)
 
 
 # ---- spans
@@ -192,7 +203,7 @@ def _iter_spans(
                 _make_id(trace_id, span_id, part.kind),
                 span_id,
                 True,
-                f"gpu {part.kind}",
+                part.kind if part.kind in (REQUEST_QUEUE, STEPS) else f"gpu {part.kind}",
                 utc_epoch_ns + part.first_ns,
                 utc_epoch_ns + part.last_ns,
                 attributes,

@@ -39,11 +39,9 @@ from traceable.analysis.sync import Waits, find_waiting_calls
 from traceable.analysis.track_events import get_payloads, select_operations
 from traceable.analysis.windows import STEP
 from traceable.errors import MissingDataError
+from traceable.protocol.nvtx import SPAN_ID
 from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, Int64, expand_slices
-from traceable.trace.request_fields import RequestFields, read_request_fields
-
-TRACE_ID, SPAN_ID = "trace_id", "span_id"
-"""The fields of a range that name a span."""
+from traceable.trace.request_fields import RequestFields, get_span_ids, parse_traceparent_id, read_request_fields
 
 DIRECT, SERVED = "direct", "served"
 """How work is known to be a span's: see above."""
@@ -68,8 +66,6 @@ _KIND_OF_OPERATION = {KERNEL: KINDS.index("kernels"), GRAPH: KINDS.index("graphs
 
 _NONE, _AMBIGUOUS = -1, -2
 """Instead of the index of a unit or a span: there is none, or it is one of several."""
-
-_HEX = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
@@ -244,8 +240,11 @@ def _collect_units(context: Context) -> _Units:
     requests = read_request_fields(trace.names, instances.fields)
     numbers: dict[Span, int] = {}
     of_range = _read_span_ids(trace.names, instances.fields, numbers)
-    parsed = [_parse_request_id(text) for text in requests.ids]
-    of_id = np.array([_NONE if one is None else numbers.setdefault(one, len(numbers)) for one in parsed], np.int64)
+    of_id = np.full(len(requests.ids), _NONE)
+    for number, text in enumerate(requests.ids):
+        ids = parse_traceparent_id(text)
+        if ids is not None:
+            of_id[number] = numbers.setdefault(Span(*ids, FROM_REQUEST), len(numbers))
 
     has_list = (np.diff(requests.first) > 0) & ~instances.replay
     is_client = find_client_threads(trace, instances.thread[has_list])[0][instances.thread]
@@ -286,20 +285,10 @@ def _read_span_ids(names: tuple[str, ...], fields: Int32, numbers: dict[Span, in
     for place, text in enumerate(distinct.tolist()):
         # Most fields have no such ids, and to parse millions of texts takes seconds.
         if text >= 0 and SPAN_ID in names[text]:
-            ids = parse_fields(names[text])
-            if _is_id(ids.get(TRACE_ID), 32) and _is_id(ids.get(SPAN_ID), 16):
-                number[place] = numbers.setdefault(Span(ids[TRACE_ID], ids[SPAN_ID], FROM_RANGE), len(numbers))
+            ids = get_span_ids(parse_fields(names[text]))
+            if ids is not None:
+                number[place] = numbers.setdefault(Span(*ids, FROM_RANGE), len(numbers))
     return number[row.reshape(-1)]
-
-
-def _parse_request_id(text: str) -> Span | None:
-    """Return the span that the id of a request names, if it is that of a `traceparent` header."""
-    trace_id, _, span_id = text.partition("-")
-    return Span(trace_id, span_id, FROM_REQUEST) if _is_id(trace_id, 32) and _is_id(span_id, 16) else None
-
-
-def _is_id(value: Any, digits: int) -> bool:
-    return isinstance(value, str) and len(value) == digits and _HEX.issuperset(value) and value.strip("0") != ""
 
 
 def _find_spans_of_requests(

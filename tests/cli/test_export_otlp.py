@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -282,6 +283,48 @@ def test_without_gpu_work_the_steps_are_shown(run: Run, tmp_path: Path) -> None:
     assert read_attributes(top) == {"gpu.placement": "served", "gpu.parent": "range", "gpu.steps": 1}
     lengths = {one.name: one.end_time_unix_nano - one.start_time_unix_nano for one, _ in receiver.spans.values()}
     assert lengths == {"gpu step": 60_000, "request queue": 40_000, "steps": 20_000}
+
+
+PROGRAM = """
+import traceable
+from contextlib import ExitStack
+for batch in range(3):
+    with ExitStack() as stack:
+        ids = [f"{16 * batch + number + 1:032x}-{number + 1:016x}" for number in range(4)]
+        # As a header of HTTP has it, but for one request without.
+        headers = [f"00-{one}-01" for one in ids[:3]] + ["plain"]
+        requests = [stack.enter_context(traceable.request(one)) for one in headers]
+        with traceable.step(payload={"requests": [one.id for one in requests]}):
+            with traceable.annotate("forward"):
+                pass
+"""
+
+
+@pytest.mark.slow
+def test_a_recorded_program_is_under_the_spans_of_its_callers(run: Run, receiver: Receiver, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(PROGRAM)
+    command = [
+        sys.executable,
+        "-m",
+        "traceable",
+        "run",
+        "--collector",
+        "recorder",
+        "--no-profile",
+        "-o",
+        "out",
+        "app.py",
+    ]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    code, printed = run("--endpoint", receiver.endpoint, path="out")
+    assert code == 0 and message(printed, "requests_without_span").startswith("1 of 10 ")
+    before = dict(receiver.spans)
+    tops = {key: span for key, (span, _) in before.items() if span.name == "gpu step"}
+    callers = {(trace, span.parent_span_id.hex()) for (trace, _), span in tops.items()}
+    assert callers == {(f"{16 * batch + one + 1:032x}", f"{one + 1:016x}") for batch in range(3) for one in range(3)}
+    assert len(tops) == 9 and len(before) == 27
+    assert run("--endpoint", receiver.endpoint, path="out")[0] == 0
+    assert receiver.spans == before
 
 
 def test_another_protocol_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,17 +62,20 @@ class Export:
         thread: int = ENGINE,
         is_handle: bool = False,
         index: int | None = None,
-    ) -> None:
-        """Add a range, push/pop or a handle, with fields and the number of a step."""
-        payload = index
+        parent: int = 0,
+    ) -> int:
+        """Add a range, push/pop or a handle, with fields, an index, and what it began in; return its number."""
+        number = next(self._numbers)
+        identity = 1 << 62 | parent << 32 | number
+        payload = identity if parent else index
         if fields is not None:
-            identity = 1 << 62 | next(self._numbers)
             mark = identity if index is None else identity | 1 << 30
             payload = identity if index is None else index
             text = json.dumps(fields)
             self.rows["NVTX_EVENTS"].append((start * 1000 - 1, None, text, 34, _PROCESS | thread, _PAYLOAD, mark))
         kind = 60 if is_handle else 59
         self.rows["NVTX_EVENTS"].append((start * 1000, end * 1000, name, kind, _PROCESS | thread, 0, payload))
+        return number
 
     def add_kernel(self, call: int, start: int, end: int, *, thread: int = ENGINE, copied: int = 0) -> None:
         """Add a kernel, or a copy of so many bytes to the device, launched at `call` for 1 us."""

@@ -8,9 +8,9 @@ is the one
   header.
 
 An operation is **direct** work of the innermost unit around its launch that has a span, and so of one span at most.
-What a step with a list of requests did is also **served** work of each of these, if its span is known and is not the
-one that has it as direct work: the request gets all that its steps did and, as its `share`, an nth of the time of each
-step of n requests. When its steps ran, and how long it waited for the first, is known without GPU work too.
+What a step with a list of requests did is also **served** work of each of these whose span is known and is not the one
+that has it as direct work: the request gets all that its steps did and, as its `share`, an nth of the time of each step
+of n requests. When its steps ran, and how long it waited for the first, is known without GPU work too.
 
 An operation is in a unit by what its thread had open, and by what ranges began in which. Start/end ranges, as of
 concurrent requests on one thread, overlap without being in one another. Where nothing more is known of an operation
@@ -116,8 +116,10 @@ class SpanWork:
         begin_ns: when the unit, or the first step, began.
         busy_ns: the union of its operations; of several steps the sum.
         share_ns: the share of the request; None for direct work.
-        operations, inferred: how many, and how many of these belong to a range by inference (`analysis.attribution`).
-            These four are None where no GPU work is recorded.
+        operations: how many.
+        inferred: how many of these are the unit's by inference: they belong to a range by one (`analysis.attribution`),
+            or were launched while a start/end range was open that may be of another task. These four are None where no
+            GPU work is recorded.
         steps: how many steps served the request; None for direct work.
         requests: how many requests the unit names; None for a unit that names none, and for served work.
         step_index: the number that the program gave the step; None for any other unit.
@@ -189,7 +191,7 @@ def place_work(context: Context) -> tuple[Placement, Iterator[SpanWork]]:
     if not len(context.gpu) and not len(pairs.step):
         raise MissingDataError("no_gpu_work", "no GPU work is recorded", suggest_gpu_recording(context.trace))
     is_served = np.zeros(len(units.is_serving) + 1, np.bool_)
-    is_served[pairs.step] = True
+    is_served[pairs.step[~pairs.is_direct]] = True
     # The last is that of no step.
     has_served = is_served[np.maximum(steps.unit_of_operation, _NONE)]
     is_direct = direct.unit_of_operation >= 0
@@ -322,8 +324,9 @@ def _find_spans_of_requests(
 # ---- which unit an operation is in
 
 
-def _find_units_of_events(context: Context, units: _Units, is_unit: Bool, events: ThreadEvents) -> Int64:
-    """Return the innermost of some units that each item of the events is in; _NONE or _AMBIGUOUS.
+def _find_units_of_events(context: Context, units: _Units, is_unit: Bool, events: ThreadEvents) -> tuple[Int64, Bool]:
+    """Return the innermost of some units that each item of the events is in (_NONE, _AMBIGUOUS), and whether that is
+    known by time alone.
 
     What a thread has pushed, and a coroutine while it runs, is around all that the thread does. So is a start/end range
     that began in these; one that was open before may be of another task.
@@ -342,10 +345,11 @@ def _find_units_of_events(context: Context, units: _Units, is_unit: Bool, events
     is_inner = instances.start_ns[unit] >= since_ns[event]
     inner = _choose_innermost(context, units, unit[is_inner], event[is_inner], len(every))
     outer = _choose_innermost(context, units, unit[~is_inner], event[~is_inner], len(every))
-    of_event = np.where(inner != _NONE, inner, np.where(nearest != _NONE, nearest, outer))
-    of_item = np.full(events.items, _NONE)
-    of_item[events.item] = of_event
-    return of_item
+    is_by_time = (inner != _NONE) | (nearest == _NONE)
+    of_item, by_time = np.full(events.items, _NONE), np.zeros(events.items, np.bool_)
+    of_item[events.item] = np.where(inner != _NONE, inner, np.where(is_by_time, outer, nearest))
+    by_time[events.item] = is_by_time
+    return of_item, by_time
 
 
 def _choose_innermost(context: Context, units: _Units, unit: Int64, event: Int64, events: int) -> Int64:
@@ -431,17 +435,18 @@ class _UnitWork:
 def _measure_units(context: Context, waits: Waits, units: _Units, is_unit: Bool) -> _UnitWork:
     """Return the work of the innermost of these units around each operation and wait."""
     gpu, attribution, count = context.gpu, context.attribution, len(context.instances)
-    of_operation = _find_units_of_events(context, units, is_unit, attribution.links.events)
+    of_operation, by_time = _find_units_of_events(context, units, is_unit, attribution.links.events)
     # What a CUDA graph did again has no place on a thread, but is in what it was launched in.
     replayed = np.zeros(count + 1, np.bool_)
     replayed[:-1] = context.instances.replay
     here = np.flatnonzero(replayed[attribution.innermost] & (of_operation == _NONE))
     of_operation[here] = find_nearest_around(context.instances.parent, is_unit)[attribution.innermost[here]]
-    of_wait = _find_units_of_events(context, units, is_unit, _list_wait_events(context, waits))
+    of_wait, _ = _find_units_of_events(context, units, is_unit, _list_wait_events(context, waits))
     if context.selection is not None:
         of_operation = np.where(context.selection.operations, of_operation, _NONE)
         of_wait = np.where(context.selection.calls[waits.call], of_wait, _NONE)
 
+    is_inferred = by_time | np.isin(attribution.rule, (INHERITED, ORDER))
     operation = np.flatnonzero(of_operation >= 0)
     unit, start, end = of_operation[operation], gpu.start_ns[operation], gpu.end_ns[operation]
     kind_of = np.full(max(*_KIND_OF_OPERATION, COPY) + 1, _OTHER_COPY)
@@ -463,7 +468,7 @@ def _measure_units(context: Context, waits: Waits, units: _Units, is_unit: Bool)
         parts=single.merge(_measure_unions(group, first, last, len(head))),
         busy_ns=_measure_unions(unit, start, end, count),
         operations=np.bincount(unit, minlength=count),
-        inferred=np.bincount(unit[np.isin(attribution.rule[operation], (INHERITED, ORDER))], minlength=count),
+        inferred=np.bincount(unit[is_inferred[operation]], minlength=count),
     )
 
 
@@ -487,29 +492,30 @@ class _Pairs:
 
     Attributes:
         request, step: their number, and the instance of the step.
-        place: the place of the request among those of the step.
-        requests: how many the step has.
+        is_direct: whether the work of the step is direct work of the request's span.
+        place, requests: the place of the request among those of the step, and how many these are.
     """
 
     request: Int64
     step: Int64
+    is_direct: Bool
     place: Int64
     requests: Int64
 
 
 def _pair_with_requests(units: _Units) -> _Pairs:
-    """Return the pairs, without those of a step whose work is direct work of the request's span."""
     first, steps = units.requests.first, np.flatnonzero(units.is_serving)
     counts = np.diff(first)[steps]
     request = units.requests.listed[expand_slices(first[steps], counts)].astype(np.int64)
     step = np.repeat(steps, counts)
     place = np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts)
-    of_request, of_step = units.span_of_request[request], units.span_of_instance[step]
-    is_served = (of_request >= 0) & (units.identities[of_step] != units.identities[of_request])
-    order = np.flatnonzero(is_served)
+    is_direct = units.identities[units.span_of_instance[step]] == units.identities[units.span_of_request[request]]
     # Instances come by start.
-    order = order[np.lexsort((step[order], request[order]))]
-    return _Pairs(request[order], step[order], place[order], np.repeat(counts, counts)[order])
+    order = np.lexsort((step, request))
+    order = order[units.span_of_request[request[order]] >= 0]
+    return _Pairs(
+        request[order], step[order], is_direct[order], place[order], requests=np.repeat(counts, counts)[order]
+    )
 
 
 def _iter_work(
@@ -520,7 +526,7 @@ def _iter_work(
 
 
 def _iter_direct(context: Context, units: _Units, work: _UnitWork) -> Iterator[SpanWork]:
-    instances, trace, requests = context.instances, context.trace, units.requests
+    instances, trace, requests, has_gpu = context.instances, context.trace, units.requests, len(context.gpu) > 0
     step_index = get_payloads(context, np.arange(len(instances)))[0]
     for unit, parts in _iter_parts(work.parts):
         listed = requests.listed[requests.first[unit] : requests.first[unit + 1]]
@@ -534,10 +540,10 @@ def _iter_direct(context: Context, units: _Units, work: _UnitWork) -> Iterator[S
             process=trace.threads[thread].process,
             thread=thread,
             begin_ns=int(instances.start_ns[unit]),
-            busy_ns=int(work.busy_ns[unit]),
+            busy_ns=int(work.busy_ns[unit]) if has_gpu else None,
             share_ns=None,
-            operations=int(work.operations[unit]),
-            inferred=int(work.inferred[unit]),
+            operations=int(work.operations[unit]) if has_gpu else None,
+            inferred=int(work.inferred[unit]) if has_gpu else None,
             steps=None,
             requests=len(listed) or None,
             step_index=None if index == NULL else index,
@@ -551,11 +557,14 @@ def _iter_served(context: Context, units: _Units, work: _UnitWork, pairs: _Pairs
     instances, trace, has_gpu = context.instances, context.trace, len(context.gpu) > 0
     # The parts of each step are in one piece.
     first, last = (np.searchsorted(work.parts.owner, pairs.step, side) for side in ("left", "right"))
-    rows, request = expand_slices(first, last - first), np.repeat(pairs.request, last - first)
+    counts = np.where(pairs.is_direct, 0, last - first)
+    rows, request = expand_slices(first, counts), np.repeat(pairs.request, counts)
     around = _measure_steps(context, units, pairs)
     parts = around.concatenate(work.parts.take(rows, request)).merge()
     # A rest of some ns goes to the first requests of a step, so that all shares together are its time.
-    busy = work.busy_ns[pairs.step]
+    busy, operations, inferred = (
+        np.where(pairs.is_direct, 0, column[pairs.step]) for column in (work.busy_ns, work.operations, work.inferred)
+    )
     share = busy // pairs.requests + (pairs.place < busy % pairs.requests)
     bounds = np.append(np.flatnonzero(np.diff(pairs.request, prepend=-1)), len(pairs.request)).tolist()
     for (begin, end), (request_number, of_request) in zip(pairwise(bounds), _iter_parts(parts), strict=True):
@@ -570,8 +579,8 @@ def _iter_served(context: Context, units: _Units, work: _UnitWork, pairs: _Pairs
             begin_ns=int(instances.start_ns[steps[0]]),
             busy_ns=int(busy[begin:end].sum()) if has_gpu else None,
             share_ns=int(share[begin:end].sum()) if has_gpu else None,
-            operations=int(work.operations[steps].sum()) if has_gpu else None,
-            inferred=int(work.inferred[steps].sum()) if has_gpu else None,
+            operations=int(operations[begin:end].sum()) if has_gpu else None,
+            inferred=int(inferred[begin:end].sum()) if has_gpu else None,
             steps=len(steps),
             requests=None,
             step_index=None,

@@ -33,7 +33,7 @@ SECTIONS = {
     "Annotate": ("annotate-from-outside", "torch", "pauses"),
     "Record": ("nsys", "torch-collector", "recorder-gpu", "ranks", "remote", "control", "top", "flight-recorder"),
     "Servers and load": ("requests", "sides", "jobs", "load"),
-    "Look and share": ("html-report", "timeline", "notebooks", "plot", "export"),
+    "Look and share": ("html-report", "timeline", "notebooks", "plot", "export", "otlp"),
     "Analyze": ("numbers", "decode-step", "analysis", "critical-path", "rates", "ncu"),
     "Compare": ("compare", "baselines", "align", "compare-noise"),
     "Verify and fix": ("contract", "testing", "measure-overhead", "troubleshooting", "doctor", "diagnosis"),

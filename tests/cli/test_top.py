@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from tests.printed_messages import message
 
 from traceable import collectors
 from traceable.protocol import run_dir
+from traceable.report.schema import DOCUMENTS, build_schema
 
 TIMEOUT_S = 120
 PROGRAM = """
@@ -122,6 +124,7 @@ def top(launched: Launched, *options: str, code: int = 0) -> str:
 def document(launched: Launched, *options: str) -> dict[str, Any]:
     text = top(launched, str(launched.directory), "--json", "--count", "1", "--window", "3600", *options)
     content: dict[str, Any] = json.loads(text)
+    jsonschema.validate(content, build_schema(DOCUMENTS["top"]))
     return content
 
 
@@ -269,7 +272,8 @@ class Watching:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.05)
         with contextlib.suppress(BlockingIOError):
-            self.output += os.read(self.terminal, 65536).decode(errors="replace")
+            while rest := os.read(self.terminal, 65536):  # a terminal returns at most 4 KiB at once
+                self.output += rest.decode(errors="replace")
         assert self.process.stderr is not None
         stderr = self.process.stderr.read()
         assert termios.tcgetattr(self.other_end) == self.settings

@@ -33,6 +33,20 @@ _VIEW_FORMATS = {
 """The formats that are outputs of `report`: the end of the names of their files, and what they are."""
 
 
+COMMON = (
+    "--to",
+    "--output",
+    "--endpoint",
+    "--view",
+    "--step-range",
+    "--process",
+    "--ranks",
+    "--time",
+    "--steady",
+    "--where",
+)
+"""The options that --help shows."""
+
 DEFAULT_SPANS_PER_S = 5000
 """A rate that a collector on one core takes beside what it has to do."""
 

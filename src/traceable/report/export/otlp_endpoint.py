@@ -103,7 +103,7 @@ def choose_protocol(endpoint: str) -> str:
         raise UsageError(
             "endpoint_has_credentials",
             "--endpoint has a user or a password, which `ps` shows",
-            "set OTEL_EXPORTER_OTLP_HEADERS instead, as in authorization=Basic%20...",
+            "set OTEL_EXPORTER_OTLP_HEADERS instead, as in authorization=Basic%20TOKEN",
         )
     for name in _PROTOCOL_VARIABLES:
         if value := os.environ.get(name):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.analysis.sample_traces import NAMES, PROCESS_OF_THREAD, traces
@@ -155,3 +156,29 @@ def test_a_request_of_several_traces_has_no_span(tmp_path: Path) -> None:
     placement, operations = place(made, tmp_path / "one.sqlite")
     assert (placement.requests_of_several_traces, placement.requests_without_span) == (1, 0)
     assert operations == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("capture", "name"),
+    [
+        ("a100-lm-training", "optimizer"),
+        ("a100-transformer-forward", "benchmark_loop"),
+        ("h100x2-torchrun-before", "ncclGroupEnd"),
+    ],
+)
+def test_of_a_real_capture_it_has_what_the_report_has(captures: Path, capture: str, name: str) -> None:
+    plain = load(captures / "nsys" / f"{capture}.sqlite", raw_names=True)
+    trace = plain.trace
+    rows = np.flatnonzero(trace.ranges.name == trace.name_index(name))
+    texts = [json.dumps({"trace_id": f"{row + 1:032x}", "span_id": f"{row + 1:016x}"}) for row in rows.tolist()]
+    fields = trace.ranges.fields.copy()
+    fields[rows] = np.arange(len(rows)) + len(trace.names)
+    changed = replace(trace, names=(*trace.names, *texts), ranges=replace(trace.ranges, fields=fields))
+    placement, work = place_work(Context(changed))
+    parts = [(row, part) for row in work for part in row.parts]
+    reported = [row for row in plain.ranges(by="name").rows() if row["name"] == name]
+    assert sum(part.count for _, part in parts if part.kind == "kernels") == sum(row["kernels"] for row in reported) > 0
+    busy = {row.begin_ns: row.busy_ns or 0 for row, _ in parts}
+    assert sum(busy.values()) == sum(row["gpu_busy_total_ns"] for row in reported)
+    assert placement.operations == len(plain.context.gpu) and placement.ambiguous == 0

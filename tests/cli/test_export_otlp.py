@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -50,7 +51,8 @@ def receiver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     protocol = "grpc" if request.param is receive_grpc else "http/protobuf"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     # It leaves out an error that was logged less than 20 s ago: by another test here, never by another command.
-    monkeypatch.setattr("opentelemetry.sdk._shared_internal.DuplicateFilter.filter", lambda *_: True)
+    for one in logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").filters:
+        monkeypatch.setattr(one, "filter", lambda _: True)
     with request.param() as receiver:
         yield receiver
 
@@ -325,6 +327,18 @@ def test_a_recorded_program_is_under_the_spans_of_its_callers(run: Run, receiver
     assert len(tops) == 9 and len(before) == 27
     assert run("--endpoint", receiver.endpoint, path="out")[0] == 0
     assert receiver.spans == before
+
+
+def test_of_a_part_only_its_steps_count(run: Run, tmp_path: Path) -> None:
+    made = Export()
+    made.add_range("request", 0, 900, {"request_id": "a", **ids(0)}, thread=PID, is_handle=True)
+    for number, phase in enumerate(("prefill", "decode", "decode")):
+        add_step(made, 100 + 200 * number, {"requests": ["a"], "phase": phase}, number)
+    made.write(tmp_path / "phases.sqlite")
+    assert run("-o", "spans.json", "--where", "phase=decode", path="phases.sqlite")[0] == 0
+    (top,) = list_children(read_file(tmp_path / "spans.json"), 0)
+    attributes = read_attributes(top)
+    assert (attributes["gpu.steps"], attributes["gpu.operations"], attributes["gpu.share_ns"]) == (2, 4, 82_000)
 
 
 def test_another_protocol_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,7 @@ class _Units:
             span from two sources. One more of both is for no span.
         span_of_instance: of each instance that is a unit the index of its span; _NONE for all other instances.
         is_client: which instances are of a client's side.
-        is_serving: which are steps that name their requests.
+        is_serving: which are selected steps that name their requests.
         requests: the ids of requests, by instance.
         span_of_request: of each request the index of its span, _NONE or _AMBIGUOUS.
         instance_of_request: of each request the instance of its range; -1 for none.
@@ -250,7 +250,7 @@ def _collect_units(context: Context) -> _Units:
 
     has_list = (np.diff(requests.first) > 0) & ~instances.replay
     is_client = find_client_threads(trace, instances.thread[has_list])[0][instances.thread]
-    is_serving = has_list & ~is_client
+    is_serving = has_list & ~is_client & context.selected_instances
     is_step = (instances.name == trace.name_index(STEP)) & (instances.domain == -1)
     is_unit = ((of_range >= 0) | (requests.own >= 0) | is_serving | is_step) & ~instances.replay
 

@@ -149,7 +149,7 @@ def compute_medians(ways: Any, rounds: int, *words: str) -> dict[str, dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", default="10000,1000000", help="sizes of the recording, with commas between")
-    parser.add_argument("--ranges", type=int, default=60_000)
+    parser.add_argument("--ranges", type=int, default=30_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where generated recordings are kept (default: not kept)")
     parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)

@@ -8,7 +8,7 @@ in a program that has a `MeterProvider`, before its first range. A thread reads 
 since the last time and gives it to the meter. The code that opens and closes ranges takes no lock for that, makes no
 call, and does not know of it: it writes to the recorder's memory as ever.
 
-OpenTelemetry's SDK takes 7 us and more for a value (`benchmarks/otlp.py`), in which Python's lock is held. So of more
+OpenTelemetry's SDK takes 5 us and more for a value (`benchmarks/otlp.py`), in which Python's lock is held. So of more
 ranges than `ranges_per_s` a random part is recorded, and the others are counted.
 """
 

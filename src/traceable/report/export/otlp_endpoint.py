@@ -215,6 +215,8 @@ class _Sender:
         return OTLPSpanExporter(address if address.endswith(_TRACES_PATH) else address + _TRACES_PATH, session=session)
 
     def _make_grpc(self, endpoint: str) -> SpanExporter:
+        # gRPC's library prints lines of its own on stderr, besides the error that it raises.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
         return OTLPSpanExporter(endpoint)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -345,6 +346,24 @@ def test_another_protocol_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
     exit_code, printed = run("--endpoint", "http://localhost:4318")
     assert exit_code == 2 and message(printed, "otlp_protocol_not_supported")
+
+
+@pytest.mark.parametrize(("name", "value"), [("TIMEOUT", "5s"), ("COMPRESSION", "zip")])
+def test_a_variable_that_the_exporter_rejects(run: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
+    exit_code, printed = run("--endpoint", "http://localhost:4317")
+    assert exit_code == 2 and printed.count("\n") == 1 and value in message(printed, "otlp_variable_invalid")
+
+
+def test_the_rate_is_limited(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=pauses.append)
+    monkeypatch.setattr("traceable.report.export.otlp_endpoint.time", clock)
+    monkeypatch.setattr("traceable.report.export.otlp.BATCH", 10)
+    with receive_http() as receiver:
+        assert run("--endpoint", receiver.endpoint, "--spans-per-s", "5")[0] == 0
+    assert pauses == [0.0, 2.0, 4.0] and len(receiver.spans) == SPANS
 
 
 def test_without_the_packages_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

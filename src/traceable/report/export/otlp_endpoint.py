@@ -17,7 +17,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from traceable.errors import Message, TraceableError, UsageError
+from traceable.errors import Message, TraceableError, UsageError, format_one_line
 from traceable.protocol.redact import redact_command
 from traceable.report.export.otlp import SCOPE, Attributes, GpuSpan, prepare_spans
 from traceable.report.text import escape_name
@@ -139,13 +139,21 @@ class _Sender:
             from opentelemetry.sdk import trace as sdk
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-            self._exporter = self._make_grpc(endpoint) if protocol == GRPC else self._make_http(endpoint)
+            with self._capture_log():
+                self._exporter = self._make_grpc(endpoint) if protocol == GRPC else self._make_http(endpoint)
         except ModuleNotFoundError as error:
             raise UsageError(
                 "opentelemetry_missing",
                 f"--endpoint needs OpenTelemetry's SDK and exporters, and {error.name} is not installed",
                 "type `pip install 'traceable[otlp]'`",
             ) from None
+        except Exception as error:
+            # It has no class of its own for what a variable may have: a timeout of 5s, an unknown compression.
+            raise UsageError(
+                "otlp_variable_invalid",
+                f"OpenTelemetry's exporter can't be made: {_clean(format_one_line(error))}",
+                "check the variables OTEL_EXPORTER_OTLP_*",
+            ) from error
         self._trace, self._sdk, self._resource = trace, sdk, resources.Resource
         self._scope = InstrumentationScope(SCOPE, version("traceable"))
 

@@ -26,6 +26,9 @@ level = environment.read_digit(environment.LEVEL, 2)
 debug = not disabled and environment.read_flag(environment.DEBUG)
 """Whether ranges are checked for being unbalanced, crossed, or held over an `await`."""
 
+otel = not disabled and environment.read_flag(environment.OTEL)
+"""Whether ranges are OpenTelemetry spans too, where their own argument does not decide (`otel`)."""
+
 core: Any = None
 """The native core, or None where it is not built or not used."""
 
@@ -46,6 +49,8 @@ if core is not None:
     _backend = core
     _range_class = core.Range
     core.set_max_level(level)
+    if otel:
+        core.make_spans()
     if disabled:
         core.disable_ranges()
 else:
@@ -54,6 +59,7 @@ else:
     _backend = nvtx_backend
     _range_class = nvtx_backend.Range
     nvtx_backend.max_level = level
+    nvtx_backend.makes_spans = otel
     if _into_torch:
         from traceable.annotation.torch import profiler_backend
 

@@ -70,9 +70,12 @@ class NullRange:
         *,
         level: Any = None,
         work: Any = None,
+        otel: Any = None,
     ) -> Self:
         if _interned is None:  # the interpreter has cleared this module; a finalizer of the program still runs
             return cls._make_silent()
+        if otel is None and makes_spans:
+            otel = True
         if work is not None:
             payload = add_work(payload, work)
         key = (cls, message, color, domain, category, level)
@@ -91,7 +94,7 @@ class NullRange:
         if payload is not None:
             range_ = range_._with_payload(payload)
             range_._arguments = (message, color, domain, category, payload)
-        return range_  # type: ignore[return-value]
+        return range_ if otel is None else range_._with_spans(otel)  # type: ignore[attr-defined,return-value]
 
     @classmethod
     def _build(cls, key: tuple[Any, ...]) -> NullRange:
@@ -191,6 +194,9 @@ _make_domain: Callable[[str | None], Any]
 
 max_level = 9
 """Ranges of a higher level are silent."""
+
+makes_spans = False
+"""Whether every range is a span too, if its own argument `otel` does not decide."""
 
 current_instance: ContextVar[int] = ContextVar("traceable_instance", default=0)
 """The number of the innermost instance, 0 outside of all."""
@@ -561,8 +567,11 @@ def wrap(function: Callable[..., _R], range_: Range, wrapper: Wrapper = _wrap_fu
         range_: what is opened around it.
         wrapper: makes the function that does so.
     """
-    if range_._silent:
-        return function
+    return function if range_._silent else bind_wrapper(function, range_, wrapper)
+
+
+def bind_wrapper(function: Callable[..., _R], range_: Any, wrapper: Wrapper) -> Callable[..., _R]:
+    """Return what `wrapper` makes of `function`, as an object that binds as a method if `function` does."""
     if isinstance(function, _function):
         return wrapper(function, range_)
     if type(function).__flags__ & _BINDS:

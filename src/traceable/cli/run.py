@@ -50,6 +50,8 @@ SIGUSR2_STEPS = 20
 LOOP_PAUSE_MS = 100.0
 """From when on a callback blocks the event loop, by default: asyncio's own `slow_callback_duration`."""
 
+ALL_SPANS = "*"
+
 TRACE_PRESET = "--trace-preset"
 NSYS_ARGS = "--nsys-args"
 TRACE_PRESETS = ("light", "default", "python", "full", "system-wide")
@@ -115,6 +117,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=LOOP_PAUSE_MS,
         type=_parse_milliseconds,
         help=f"record callbacks that block the asyncio event loop for =MS milliseconds or longer ({LOOP_PAUSE_MS:g})",
+    )
+    parser.add_argument(
+        "--record-spans",
+        metavar="NAMES",
+        nargs="?",
+        const=ALL_SPANS,
+        help="record OpenTelemetry spans of the program as ranges: all, or =NAMES, globs separated by commas",
     )
     add_gpu_arguments(parser)
     add_nsys_arguments(parser)
@@ -341,6 +350,8 @@ def _make_environment(
     variables = {environment.GC: "1"} if arguments.record_gc else {}
     if arguments.record_loop_pauses is not None:
         variables[environment.LOOP_PAUSES] = str(arguments.record_loop_pauses)
+    if arguments.record_spans is not None:
+        variables[environment.SPANS] = arguments.record_spans
     by_conditions = conditions.to_environment()
     has_timed_window = by_conditions and not has_steps and not conditions.need_steps
     if variables or has_timed_window or stepping:

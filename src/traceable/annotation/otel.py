@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from _thread import _local
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("kind", "attributes", "links")
 """What a mapping given as `otel` may have: arguments of OpenTelemetry's `start_span`."""
+
+_KINDS = ("internal", "server", "client", "producer", "consumer")
+"""OpenTelemetry's kinds of spans; each may be given as text or as its `SpanKind`."""
 
 _max_level = min(engine.level, environment.read_digit(environment.OTEL_LEVEL, arguments.LEVEL_MAX))
 _can_emit = engine.can_emit()
@@ -107,25 +110,31 @@ class OpenSpan:
         ids: the fields that its range carries.
     """
 
-    __slots__ = ("_api", "_inside", "_token", "ids", "span")
+    __slots__ = ("_api", "_inside", "_is_open", "_tokens", "ids", "span")
 
-    def __init__(self, api: Api, span: Any) -> None:
+    def __init__(self, api: Api, span: Any, context: Any) -> None:
         self.span = span
         self.ids = make_ids(span.get_span_context())
         self._api = api
-        self._inside = api.trace.set_span_in_context(span)
-        self._token: Any = None
+        self._inside = api.trace.set_span_in_context(span, context)
+        self._is_open = True
+        self._tokens: tuple[Any, Any] | None = None
 
     def resume(self) -> None:
         """Make it the current span, with what else the context had when it was suspended."""
-        self._token = self._api.context.attach(self._inside)
+        if self._tokens is None:
+            self._tokens = _resumed.set(self), self._api.context.attach(self._inside)
 
     def suspend(self) -> None:
-        """Undo `resume`, in the same context."""
-        token, self._token = self._token, None
-        if token is not None:
+        """Undo `resume`. In another context, as a fixture's teardown may be, there is nothing to undo."""
+        tokens, self._tokens = self._tokens, None
+        if tokens is not None:
+            try:
+                _resumed.reset(tokens[0])
+            except ValueError:
+                return
             self._inside = self._api.context.get_current()
-            self._api.context.detach(token)
+            self._api.context.detach(tokens[1])
 
     def note_error(self, error: BaseException | None) -> None:
         """Record an exception that ends what the span is of."""
@@ -135,8 +144,14 @@ class OpenSpan:
             self.span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}"))
 
     def end(self) -> None:
-        """End it."""
-        self.span.end()
+        """End it, once."""
+        if self._is_open:
+            self._is_open = False
+            self.span.end()
+
+
+_resumed: ContextVar[OpenSpan | None] = ContextVar("traceable_span", default=None)
+"""The span that was resumed last. Its tokens are valid where those of OpenTelemetry's context are."""
 
 
 def start_span(name: str, attributes: Mapping[str, Any], **options: Any) -> OpenSpan | None:
@@ -145,7 +160,7 @@ def start_span(name: str, attributes: Mapping[str, Any], **options: Any) -> Open
     Args:
         name: of the span.
         attributes: by name; values that OpenTelemetry does not take are left out.
-        **options: of `Tracer.start_span`; `kind` may be the name of one.
+        **options: of `Tracer.start_span`; `kind` may be one of `_KINDS`.
     """
     api = load_api()
     if api is None:
@@ -157,7 +172,7 @@ def start_span(name: str, attributes: Mapping[str, Any], **options: Any) -> Open
         own = {key: value for key, value in attributes.items() if _is_attribute(value)}
         making.span = True
         try:
-            return OpenSpan(api, api.tracer.start_span(name, attributes=own, **options))
+            return OpenSpan(api, api.tracer.start_span(name, attributes=own, **options), options.get("context"))
         finally:
             making.span = False
     except Exception as error:  # noqa: BLE001 - the range is recorded without a span
@@ -169,6 +184,69 @@ def _is_attribute(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len({type(item) for item in value}) == 1 and isinstance(value[0], str | bool | int | float)
     return isinstance(value, str | bool | int | float)
+
+
+# ---- requests and steps
+
+_spans_of_requests: dict[str, Any] = {}
+"""The span contexts of open requests, by their ids: a step that serves them has links to them."""
+
+
+def start_request_span(
+    request_id: str, fields: Mapping[str, Any] | None, headers: Mapping[str, str]
+) -> OpenSpan | None:
+    """Start the span of a request: in the current one, else in the trace that its headers continue.
+
+    Args:
+        request_id: by which its steps name it.
+        fields: of its range.
+        headers: of the request; without `traceparent` none is continued.
+    """
+    api = load_api()
+    if api is None:
+        return None
+    try:
+        context = None
+        if headers and not api.trace.get_current_span().get_span_context().is_valid:
+            from opentelemetry.propagate import extract
+
+            context = extract(headers)
+        kind = api.trace.SpanKind.INTERNAL if context is None else api.trace.SpanKind.SERVER
+    except Exception as error:  # noqa: BLE001 - a propagator of the program that fails
+        _warn(error)
+        return None
+    span = start_span("request", {**(fields or {}), "request_id": request_id}, context=context, kind=kind)
+    if span is not None:
+        _spans_of_requests[request_id] = span.span.get_span_context()
+    return span
+
+
+def end_request_span(request_id: str, span: OpenSpan) -> None:
+    """End the span of a request."""
+    _spans_of_requests.pop(request_id, None)
+    span.end()
+
+
+def start_step_span(index: int, payload: Any) -> OpenSpan | None:
+    """Start the span of a step, with links to the spans of the requests that it serves.
+
+    Args:
+        index: of the step.
+        payload: of the step; as a mapping it has its fields, `requests` among them.
+    """
+    api = load_api()
+    if api is None:
+        return None
+    try:
+        fields = payload if isinstance(payload, Mapping) else {}
+        requests = fields.get("requests")
+        contexts = [_spans_of_requests.get(one) for one in requests] if isinstance(requests, list | tuple) else []
+        links = [api.trace.Link(context) for context in contexts if context is not None]
+        attributes = {**fields, "step": index}
+    except Exception as error:  # noqa: BLE001 - a mapping of the program that fails
+        _warn(error)
+        return None
+    return start_span("step", attributes, links=links)
 
 
 # ---- ranges that are spans
@@ -269,6 +347,8 @@ def _check_options(otel: Any) -> None:
     for name, value in otel.items():
         if name not in _OPTIONS:
             raise ValueError(f"otel has a key {name!r}: give {', '.join(_OPTIONS)}")
+        if name == "kind" and str(getattr(value, "name", value)).lower() not in _KINDS:
+            raise ValueError(f"otel['kind'] is {value!r}: give one of {', '.join(_KINDS)}")
         if name == "attributes" and not isinstance(value, Mapping):
             raise TypeError(f"otel['attributes'] must be a mapping, not {type(value).__name__}")
         if name == "links" and not isinstance(value, Iterable):
@@ -305,15 +385,15 @@ def add_ids(range_: Any, ids: Mapping[str, str]) -> Any:
     if payload is None or type(payload) is dict:
         return range_._with_payload({**(payload or {}), **ids})
     value = arguments.normalize_payload(payload)
-    if isinstance(value, str):
-        import json
+    if isinstance(value, int | float):
+        copy = range_._with_payload(value)
+        copy._add_fields(ids)
+        return copy
+    import json
 
-        return range_._with_payload({**json.loads(value), **ids})
-    if value is None:  # a mapping without fields
-        return range_._with_payload(dict(ids))
-    copy = range_._with_payload(value)
-    copy._add_fields(ids)
-    return copy
+    fields = {} if value is None else json.loads(value)
+    # A range with an array reads that again at each use: this one is another range.
+    return range_._plain(*range_._arguments[:4], {**fields, **ids}, level=range_._level, otel=False)
 
 
 class _Entry:
@@ -326,7 +406,7 @@ class _Entry:
         opened: what was opened: a range that was pushed, or a block; None without a profiler.
     """
 
-    __slots__ = ("_token", "opened", "outer", "owner", "span")
+    __slots__ = ("opened", "outer", "owner", "span")
 
     def __init__(self, owner: Any, as_block: bool) -> None:
         self.owner = owner
@@ -342,23 +422,19 @@ class _Entry:
                 self.opened = range_
         if self.span is not None:
             self.span.resume()
-        self._token: Token[_Entry | None] = _innermost.set(self)
+        _innermost.set(self)
 
     def leave(self, error: BaseException | None) -> None:
         """Close all that was opened, from any context."""
-        try:
-            _innermost.reset(self._token)
-            is_own_context = True
-        except ValueError:  # in another context, as a fixture's teardown may be
-            is_own_context = False
+        if _innermost.get() is self:
+            _innermost.set(self.outer)
         if isinstance(self.opened, Block):
             self.opened.leave_context()
             self.opened.end()
         elif self.opened is not None:
             self.opened._pop()
         if self.span is not None:
-            if is_own_context:
-                self.span.suspend()
+            self.span.suspend()
             self.span.note_error(error)
             self.span.end()
 

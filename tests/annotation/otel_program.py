@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from traceable.collectors.recorder.collector import RecorderCollector
-from traceable.protocol.nvtx import unpack_instance, unpack_parent
+from traceable.protocol.nvtx import is_identity, unpack_instance, unpack_parent
 from traceable.trace import Trace, load
 
 from .conftest import make_environment
@@ -74,12 +74,13 @@ class Recorded:
         """Return name, fields, and the name of the range that it began in, of each range of a domain, by start."""
         assert self.trace is not None
         ranges, names = self.trace.ranges, self.trace.names
-        name_of = {unpack_instance(int(i)): names[n] for i, n in zip(ranges.identity, ranges.name, strict=True) if i}
+        numbers = [int(one) if is_identity(int(one)) else 0 for one in ranges.identity]
+        name_of = {unpack_instance(i): names[n] for i, n in zip(numbers, ranges.name, strict=True) if i}
         rows = []
-        for name, of, text, identity in zip(ranges.name, ranges.domain, ranges.fields, ranges.identity, strict=True):
+        for name, of, text, identity in zip(ranges.name, ranges.domain, ranges.fields, numbers, strict=True):
             if (names[of] if of >= 0 else None) == domain:
-                parent = unpack_parent(int(identity)) if identity else 0
-                rows.append((names[name], json.loads(names[text]) if text >= 0 else {}, name_of.get(parent)))
+                fields = json.loads(names[text]) if text >= 0 else {}
+                rows.append((names[name], fields, name_of.get(unpack_parent(identity))))
         return rows
 
     def list_names(self, domain: str | None = None) -> list[str]:

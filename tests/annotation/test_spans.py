@@ -1,0 +1,244 @@
+"""OpenTelemetry's spans as ranges: which have one, with which ids, and where ranges in them begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from traceable.protocol import environment
+from traceable.protocol.nvtx import SPAN_DOMAIN
+
+from .otel_program import SETUP, Recorded, run_recorded
+
+pytestmark = pytest.mark.slow
+
+
+def match_spans(ran: Recorded) -> list[tuple[str, str | None]]:
+    """Return name and parent of each span's range, by start, after comparing their ids with the spans'."""
+    ranges = ran.find_ranges(SPAN_DOMAIN)
+    ids = {(one["span_id"], one["trace_id"], one["name"]) for one in ran.spans}
+    assert {(fields["span_id"], fields["trace_id"], name) for name, fields, _ in ranges} == ids
+    assert len(ranges) == len(ran.spans)
+    return [(name, parent) for name, _, parent in ranges]
+
+
+NESTED = """
+with tracer.start_as_current_span("outer"):
+    with annotate("in outer"): pass
+    with tracer.start_as_current_span("inner"):
+        with annotate("in inner"):
+            with annotate("deep"): pass
+    token = context.attach(baggage.set_baggage("a", "b"))
+    with annotate("still in outer"): pass
+    context.detach(token)
+with annotate("outside"): pass
+first = tracer.start_span("first")
+second = tracer.start_span("second", context=trace.set_span_in_context(first))
+def end_first():
+    token = context.attach(trace.set_span_in_context(second))
+    with annotate("in second"): pass
+    context.detach(token)
+    first.end()
+thread = threading.Thread(target=end_first); thread.start(); thread.join()
+second.end()
+def quick(): pass
+async def task(number):
+    with tracer.start_as_current_span(f"task {number}"):
+        for _ in range(3):
+            await asyncio.sleep(0)
+            with annotate(f"in task {number}"): pass
+        async with annotate(f"block {number}"):
+            with tracer.start_as_current_span(f"in block {number}"): await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(None, annotate(f"executor {number}")(quick))
+async def main(): await asyncio.gather(task(0), task(1))
+asyncio.run(main())
+print_spans()
+"""
+
+
+@pytest.mark.parametrize("where", ["before", "after", "environment"])
+def test_every_span_is_a_range_in_which_ranges_begin(tmp_path: Path, backend: str, where: str) -> None:
+    call = "import traceable; traceable.record_spans()\n"
+    code = {"before": call + SETUP, "after": SETUP + call, "environment": SETUP}[where] + NESTED
+    variables = {environment.SPANS: "*"} if where == "environment" else {}
+    ran = run_recorded(tmp_path, code, backend, **variables)
+    assert ran.stderr == ""
+    rows = match_spans(ran)
+    assert rows[:4] == [("outer", None), ("inner", "outer"), ("first", None), ("second", "first")]
+    expected = [row for n in (0, 1) for row in ((f"task {n}", None), (f"in block {n}", f"block {n}"))]
+    assert sorted(rows[4:]) == sorted(expected)
+    parents = [(name, parent) for name, _, parent in ran.find_ranges()]
+    assert parents[:6] == [
+        ("in outer", "outer"),
+        ("in inner", "inner"),
+        ("deep", "inner"),
+        ("still in outer", "outer"),
+        ("outside", None),
+        ("in second", "second"),
+    ]
+    expected = [(f"{kind} {n}", f"task {n}") for n in (0, 1) for kind in (*["in task"] * 3, "block", "executor")]
+    assert sorted(parents[6:]) == sorted((name, parent) for name, parent in expected)
+
+
+NAMES = """
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+recording = traceable.record_spans("GET *", "step?")
+for name in ("GET /a", "POST /a", "step1", "step10"):
+    with tracer.start_as_current_span(name): pass
+unsampled = TracerProvider(sampler=ParentBased(ALWAYS_OFF)).get_tracer("unsampled")
+with unsampled.start_as_current_span("GET nothing"): pass
+other = TracerProvider().get_tracer("other")
+with other.start_as_current_span("GET other"): pass
+open_one = tracer.start_span("GET open")
+recording.remove(); recording.remove()
+open_one.end()
+with tracer.start_as_current_span("GET too late"): pass
+with traceable.record_spans(), traceable.record_spans("again"):
+    with tracer.start_as_current_span("again"): pass
+with tracer.start_as_current_span("GET too late"): pass
+for wrong in (3, None, b"x"):
+    try: traceable.record_spans(wrong)
+    except TypeError as error: print(error)
+"""
+
+
+def test_sampled_spans_of_the_given_names_are_recorded_until_the_end(tmp_path: Path, backend: str) -> None:
+    ran = run_recorded(tmp_path, SETUP + NAMES, backend)
+    assert ran.stderr == ""
+    assert ran.list_names(SPAN_DOMAIN) == ["GET /a", "step1", "GET other", "GET open", "again"]
+    assert ran.trace is not None
+    assert not ran.trace.ranges.clipped.any()
+    assert ran.lines == [f"the name of a span must be a string, not {kind}" for kind in ("int", "NoneType", "bytes")]
+
+
+LOOP = """
+with annotate("range"):
+    with tracer.start_as_current_span("span"):
+        @annotate
+        def call(): pass
+        call()
+        with traceable.step(): pass
+with traceable.request("r"):
+    with tracer.start_as_current_span("in request"): pass
+print_spans()
+"""
+
+
+def test_a_span_of_a_range_is_no_range_again(tmp_path: Path, backend: str) -> None:
+    ran = run_recorded(tmp_path, SETUP + LOOP, backend, **{environment.OTEL: "1", environment.SPANS: "*"})
+    assert ran.stderr == ""
+    assert [(one["name"], one["parent"]) for one in ran.spans] == [
+        ("call", "span"),
+        ("step", "span"),
+        ("span", "range"),
+        ("range", None),
+        ("in request", "request"),
+        ("request", None),
+    ]
+    of_spans = ran.find_ranges(SPAN_DOMAIN)
+    # A push/pop range has no number, so the span that begins in it by its thread alone has no parent.
+    assert [(name, parent) for name, _, parent in of_spans] == [("span", None), ("in request", "request")]
+    own = ran.find_ranges()
+    assert [name for name, _, _ in own] == ["range", "call", "step", "request"]
+    ids = {(one["name"], one["span_id"]) for one in ran.spans}
+    assert {(name, fields["span_id"]) for name, fields, _ in own + of_spans} == ids
+
+
+API_ALONE = """
+import asyncio, threading, traceable
+from opentelemetry import context, propagate, trace
+recording = traceable.record_spans()
+tracer = trace.get_tracer("library")
+with tracer.start_as_current_span("outer"):
+    with tracer.start_as_current_span("inner"), traceable.annotate("in inner"): pass
+    headers = {}
+    propagate.inject(headers)
+    print(headers, trace.get_current_span().is_recording())
+carrier = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+@tracer.start_as_current_span("server", context=propagate.extract(carrier))
+async def serve():
+    await asyncio.sleep(0)
+    propagate.inject(headers)
+    print(headers == carrier)
+asyncio.run(serve())
+span = tracer.start_span("ended elsewhere")
+thread = threading.Thread(target=span.end); thread.start(); thread.join()
+span.end()
+recording.remove()
+with tracer.start_as_current_span("too late"): pass
+from opentelemetry.sdk.trace import TracerProvider
+with traceable.record_spans():
+    trace.set_tracer_provider(TracerProvider())
+    with tracer.start_as_current_span("with the SDK"): pass
+"""
+
+
+def test_spans_of_the_api_alone_are_ranges_and_change_no_header(tmp_path: Path, backend: str) -> None:
+    ran = run_recorded(tmp_path, API_ALONE, backend)
+    assert ran.stderr == ""
+    assert ran.lines == ["{} False", "True"]
+    rows = ran.find_ranges(SPAN_DOMAIN)
+    assert [(name, parent) for name, _, parent in rows] == [
+        ("outer", None),
+        ("inner", "outer"),
+        ("server", None),
+        ("ended elsewhere", None),
+        ("with the SDK", None),
+    ]
+    of_caller = {"trace_id": "0af7651916cd43dd8448eb211c80319c", "span_id": "b7ad6b7169203331"}
+    assert [fields for _, fields, _ in rows[:4]] == [{}, {}, of_caller, {}]
+    assert rows[4][1].keys() == of_caller.keys()
+    assert ran.find_ranges() == [("in inner", {}, "inner")]
+
+
+FORK = """
+span = tracer.start_span("parent's")
+pid = os.fork()
+if not pid:
+    with tracer.start_as_current_span("child's"): pass
+    span.end()
+    sys.stdout.flush(); os._exit(0)
+os.waitpid(pid, 0)
+span.end()
+"""
+
+
+def test_a_forked_child_ends_no_span_of_its_parent(tmp_path: Path, backend: str) -> None:
+    ran = run_recorded(tmp_path, SETUP + "traceable.record_spans()\n" + FORK, backend)
+    assert ran.stderr == ""
+    assert sorted(ran.list_names(SPAN_DOMAIN)) == ["child's", "parent's"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "import opentelemetry.trace as t; del t.NonRecordingSpan",
+        "import opentelemetry.sdk.trace as s; del s.SpanProcessor",
+        "import opentelemetry.sdk.trace as s; s.TracerProvider.add_span_processor = lambda self, one: 1 / 0",
+    ],
+)
+def test_another_opentelemetry_is_logged_once_and_the_program_runs(tmp_path: Path, broken: str) -> None:
+    code = f"""
+{broken}
+import traceable
+traceable.record_spans()
+from opentelemetry.sdk.trace import TracerProvider
+for _ in range(2):
+    with TracerProvider().get_tracer("t").start_as_current_span("span") as span: assert span.is_recording()
+print("done")
+"""
+    ran = run_recorded(tmp_path, code)
+    assert ran.lines == ["done"]
+    assert ran.messages == ["spans_not_recorded"]
+
+
+def test_without_a_profiler_nothing_is_patched(tmp_path: Path) -> None:
+    code = """
+from opentelemetry import context, trace
+before = context._RUNTIME_CONTEXT, trace.NoOpTracer.start_span
+import traceable
+traceable.record_spans()
+print(before == (context._RUNTIME_CONTEXT, trace.NoOpTracer.start_span))
+"""
+    assert run_recorded(tmp_path, code, recorded=False).lines == ["True"]

@@ -238,6 +238,22 @@ with request("r"):
     assert ran.list_names() == ["block", "generator", "call", "request", "step"]
 
 
+def test_a_processor_that_fails_ends_no_program(tmp_path: Path) -> None:
+    code = """
+from opentelemetry.sdk.trace import SpanProcessor
+class Failing(SpanProcessor):
+    def on_end(self, span): raise OSError("no collector")
+provider.add_span_processor(Failing())
+with annotate("block", otel=True): pass
+@annotate("generator", otel=True)
+def generate(): yield 1
+assert [*generate()] == [1] and current_name() is None
+"""
+    ran = run_recorded(tmp_path, SETUP + code)
+    assert ran.messages == ["otel_not_usable"]
+    assert ran.list_names() == ["block", "generator"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "text"),
     [

@@ -11,6 +11,7 @@ recorded as it would be otherwise. Spans that are made here become no ranges (`s
 
 from __future__ import annotations
 
+import functools
 import sys
 from _thread import _local
 from collections.abc import Callable, Iterable, Mapping
@@ -87,12 +88,13 @@ def get_current_ids() -> dict[str, str]:
 
     Nothing is imported: a program that has not imported OpenTelemetry has no span.
     """
-    trace = sys.modules.get("opentelemetry.trace")
-    get_current_span = getattr(trace, "get_current_span", None)
-    if get_current_span is None:
+    get_current = getattr(sys.modules.get("opentelemetry.context"), "get_current", None)
+    if get_current is None:
         return {}
     try:
-        return make_ids(get_current_span().get_span_context())
+        if not get_current():  # a tenth of the time that the current span takes
+            return {}
+        return make_ids(sys.modules["opentelemetry.trace"].get_current_span().get_span_context())
     except Exception as error:  # noqa: BLE001 - the range is recorded without them
         message = f"the ids of the current span are not recorded: {type(error).__name__}: {error}"
         environment.warn_once("span_ids_not_recorded", message)
@@ -100,6 +102,18 @@ def get_current_ids() -> dict[str, str]:
 
 
 # ---- a span
+
+
+def _swallow_errors(method: Callable[..., None]) -> Callable[..., None]:
+    """Have a failure of OpenTelemetry, such as one of a processor of spans, logged once and have no other effect."""
+
+    def call(self: OpenSpan, *arguments: Any) -> None:
+        try:
+            method(self, *arguments)
+        except Exception as error:  # noqa: BLE001 - the program goes on
+            _warn(error)
+
+    return functools.update_wrapper(call, method)
 
 
 class OpenSpan:
@@ -120,11 +134,13 @@ class OpenSpan:
         self._is_open = True
         self._tokens: tuple[Any, Any] | None = None
 
+    @_swallow_errors
     def resume(self) -> None:
         """Make it the current span, with what else the context had when it was suspended."""
         if self._tokens is None:
             self._tokens = _resumed.set(self), self._api.context.attach(self._inside)
 
+    @_swallow_errors
     def suspend(self) -> None:
         """Undo `resume`. In another context, as a fixture's teardown may be, there is nothing to undo."""
         tokens, self._tokens = self._tokens, None
@@ -136,6 +152,7 @@ class OpenSpan:
             self._inside = self._api.context.get_current()
             self._api.context.detach(tokens[1])
 
+    @_swallow_errors
     def note_error(self, error: BaseException | None) -> None:
         """Record an exception that ends what the span is of."""
         if isinstance(error, Exception) and self.span.is_recording():
@@ -143,6 +160,7 @@ class OpenSpan:
             self.span.record_exception(error)
             self.span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}"))
 
+    @_swallow_errors
     def end(self) -> None:
         """End it, once."""
         if self._is_open:
@@ -276,9 +294,8 @@ class SpanRange:
 
     @staticmethod
     def _wrap(function: Callable[..., Any], range_: Any) -> Callable[..., Any]:
-        from traceable.annotation import nvtx_backend
-
-        return nvtx_backend.bind_wrapper(function, range_, _wrap_function)
+        wrapped: Callable[..., Any] = range_._bind(function, range_, _wrap_function)
+        return wrapped
 
     def __enter__(self) -> Self:
         _enter(self, as_block=False)
@@ -308,6 +325,10 @@ def _rebuild(kind: type[annotate], given: tuple[Any, ...], level: int, otel: Map
 
 
 _span_classes: dict[type, type] = {}
+_span_ranges: dict[annotate, annotate] = {}
+"""Ranges that are spans, without payload and options, by those that are none."""
+
+_SPAN_RANGES_MAX = 4096
 
 
 def make_span_range(range_: annotate, otel: Any) -> annotate:
@@ -320,6 +341,8 @@ def make_span_range(range_: annotate, otel: Any) -> annotate:
     Raises:
         TypeError, ValueError: it is something else, or an option is.
     """
+    if otel is True and (known := _span_ranges.get(range_)) is not None:
+        return known
     if not isinstance(otel, bool):
         _check_options(otel)
     if otel is False or engine.disabled or range_._level > _max_level:
@@ -327,10 +350,19 @@ def make_span_range(range_: annotate, otel: Any) -> annotate:
     plain = type(range_)
     spanned = _span_classes.get(plain)
     if spanned is None:
+        try:
+            from traceable.annotation import nvtx_backend
+        except Exception as error:  # noqa: BLE001 - no descriptor is left
+            _warn(error)
+            return range_
         body = {"__slots__": ("_given",), "_plain": plain, "_options": property(_get_options)}
+        body["_bind"] = staticmethod(nvtx_backend.bind_wrapper)
         spanned = _span_classes.setdefault(plain, type(plain.__name__, (SpanRange, plain), body))
     made: Any = spanned(*range_._arguments, level=range_._level)
-    if otel is not True:
+    if otel is True:
+        if range_._arguments[4] is None and len(_span_ranges) < _SPAN_RANGES_MAX:
+            _span_ranges[range_] = made
+    else:
         made = made._with_payload(made._arguments[4])
         made._given = dict(otel)
     return made  # type: ignore[no-any-return]

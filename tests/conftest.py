@@ -56,6 +56,9 @@ for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)
     os.unsetenv(_name)
 
+# No table of a pyproject.toml above the checkout or a temporary directory changes what is tested.
+os.environ["TRACEABLE_CONFIG"] = ""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the nsys of TRACEABLE_NSYS first on PATH, which workers of pytest-xdist inherit."""

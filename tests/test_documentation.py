@@ -1,8 +1,8 @@
 """What the documentation shows is true: its examples run, its commands exist, its links lead somewhere.
 
 Examples are doctests in docstrings, and in `pycon` blocks of the Markdown files, which share one namespace a file. A
-guide is a page with `sh` blocks: these run one after the other in one directory, in which the `python` blocks that
-begin with a comment like `# app.py` are files of that name.
+guide is a page with `sh` blocks: these run one after the other in one directory, in which the `python` and
+`toml` blocks that begin with a comment like `# app.py` are files of that name.
 """
 
 from __future__ import annotations
@@ -131,10 +131,12 @@ def test_the_commands_of_a_guide_run(path: Path, tmp_path: Path) -> None:
             skip_unless_ci(f"{package} is not installed")
     blocks = BLOCK.findall(text)
     for language, code in blocks:
-        if language == "python" and (name := FILE_NAME.match(code)):
+        if language in ("python", "toml") and (name := FILE_NAME.match(code)):
             (tmp_path / name[1]).write_text(code)
     script = "set -euo pipefail\n" + "".join(code for language, code in blocks if language == "sh")
     environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    del environ["TRACEABLE_CONFIG"]
+    (tmp_path / ".hg").mkdir()  # the root of a project: no configuration file above it is read
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

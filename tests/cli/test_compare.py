@@ -333,8 +333,10 @@ def test_every_key_is_documented(compare: Compare) -> None:
 
 def test_options_are_documented() -> None:
     text = DOCUMENT.read_text()
-    printed = subprocess.run([sys.executable, "-m", "traceable", "compare", "--help"], capture_output=True, text=True)
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", printed.stdout)) - {"--help"}
+    printed = subprocess.run(
+        [sys.executable, "-m", "traceable", "compare", "--help-all"], capture_output=True, text=True
+    )
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", printed.stdout)) - {"--help", "--help-all"}
     shared = {"--raw", "--allow-unrelated"}
     assert {option for option in options - shared if f"{option}" not in text} == set()
 

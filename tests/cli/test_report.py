@@ -170,6 +170,6 @@ def test_a_real_capture_with_ids_in_names_is_answered_by_name(captures: Path) ->
 
 
 def test_help_lists_the_options() -> None:
-    shown = report("--help")
+    shown = report("--help-all")
     assert shown.returncode == 0
     assert all(option in shown.stdout for option in ("--json", "--csv", "--sort", "--top", "--domain", "--match"))

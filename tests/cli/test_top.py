@@ -269,7 +269,8 @@ class Watching:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.05)
         with contextlib.suppress(BlockingIOError):
-            self.output += os.read(self.terminal, 65536).decode(errors="replace")
+            while rest := os.read(self.terminal, 65536):  # a terminal returns at most 4 KiB at once
+                self.output += rest.decode(errors="replace")
         assert self.process.stderr is not None
         stderr = self.process.stderr.read()
         assert termios.tcgetattr(self.other_end) == self.settings

@@ -37,7 +37,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_output_is_one_file_and_one_registration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = str(export(tmp_path / "made.sqlite"))
     with pytest.raises(SystemExit):
-        main(["report", "--help"])
+        main(["report", "--help-all"])
     assert re.search(r"--tsv.* print the table as TSV", capsys.readouterr().out, re.DOTALL)
     for words in (["--by", "name"], ["--view", "kernels"]):
         assert main(["report", database, *words, "--tsv"]) == 0

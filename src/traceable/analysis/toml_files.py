@@ -20,18 +20,36 @@ def load_toml(path: Path, form: str) -> dict[str, Any]:
     Raises:
         TraceableError: it can't be read, or is not TOML.
     """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TraceableError("file_unreadable", f"{path}: {error.strerror or error}", "name a readable file") from None
+    return parse_toml(content, path, form)
+
+
+def parse_toml(content: bytes, path: Path, form: str) -> dict[str, Any]:
+    """Return the document with this content.
+
+    Args:
+        content: of the file.
+        path: the file, for an error.
+        form: what it is to look like, as an instruction: the remedy of an error.
+
+    Raises:
+        TraceableError: it is not TOML.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TraceableError("file_unreadable", f"{path}: {error.strerror or error}", "name a readable file") from None
+        return tomllib.loads(content.decode("utf-8"))
     except UnicodeDecodeError:
         raise TraceableError("file_not_utf8", f"{path}: not UTF-8 text", form) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # that of tomllib, and that of a number of thousands of digits
         raise TraceableError("toml_invalid", f"{path}: {error}", form) from None
+    except RecursionError:
+        raise TraceableError("toml_invalid", f"{path}: it is nested too deeply", form) from None
 
 
 def check_pattern(pattern: str, place: str) -> str:

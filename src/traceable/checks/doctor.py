@@ -501,6 +501,11 @@ def _record_test_program(collector: str, folder: Path) -> SelfTest:
         for name, value in os.environ.items()
         if not name.startswith("TRACEABLE_") or name in _PASSED_VARIABLES
     }
+    passed |= {
+        "TMPDIR": str(folder / "tmp"),
+        environment.START_SECONDS: START_SECONDS,
+        environment.CONFIG: "",  # the test is of this machine
+    }
     words = ["-m", "traceable", "run", "--collector", collector, "-o", str(folder / "run"), "-c", _PROGRAM]
     # Files, not pipes: nsys keeps inherited pipes open, and reading them would outlast the launcher.
     with (folder / "output").open("w+") as output, (folder / "errors").open("w+") as errors:
@@ -509,7 +514,7 @@ def _record_test_program(collector: str, folder: Path) -> SelfTest:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
-            env={**passed, "TMPDIR": str(folder / "tmp"), environment.START_SECONDS: START_SECONDS},
+            env=passed,
             start_new_session=True,  # Ctrl+C ends this process, which then ends the launcher
         )
         try:

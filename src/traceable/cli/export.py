@@ -31,6 +31,10 @@ _VIEW_FORMATS = {
 """The formats that are outputs of `report`: the end of the names of their files, and what they are."""
 
 
+COMMON = ("--to", "--output", "--view", "--step-range", "--process", "--ranks", "--time", "--steady", "--where")
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `export` takes."""
     helps = {name: one.help for name, one in FORMATS.items()} | {

@@ -17,7 +17,7 @@ from traceable.errors import UsageError
 _PAGES = Path(__file__).parents[1] / "docs"
 
 SECTIONS = {
-    "Start": ("start", "install", "annotation", "run", "collectors", "windows", "serve"),
+    "Start": ("start", "install", "annotation", "run", "collectors", "windows", "serve", "configuration"),
     "Guides": ("fastapi", "gunicorn", "engines", "training", "torchrun", "kubernetes", "ci"),
     "Coming from": (
         "from-nvtx",

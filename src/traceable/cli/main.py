@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from traceable.cli.configuration import OptionSources, insert_options
 from traceable.cli.console import log, print_line
 from traceable.errors import Message, TraceableError, UsageError
 
@@ -45,6 +46,7 @@ class Command(Protocol):
     """The interface of a module of this package; its docstring is the command's help text.
 
     A command with more options than fit a screen has `COMMON`: those that --help shows; --help-all shows all.
+    A command whose options have environment variables has `VARIABLES`: the variable of each such option.
     A command that starts a program also has `take_program(parser, words) -> (ours, program)`: what follows the program
     belongs to the program, which argparse does not support for `-m`, `-c` and `--` as Python means them.
     """
@@ -109,12 +111,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stdout is None:  # closed, as by `>&-`: what nobody reads is no error
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - as long as this process lives
+    sources: OptionSources | None = None
     try:
-        parser = _build_parser(words)
+        parser, sources = _build_parser(words)
         arguments = parser.parse_args(words)
+        if sources is not None and getattr(arguments, "dry_run", False) and not getattr(arguments, "quiet", False):
+            for option, source in sources.list_values():
+                log(f"{option} ({source})")
         return int(arguments.run(arguments))
     except TraceableError as error:
-        log(error.message)
+        log(error.message if sources is None else sources.explain_error(error))
         return error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -149,16 +155,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_full_parser() -> argparse.ArgumentParser:
     """Build a parser that knows the options of every command, for completion."""
-    return _build_parser([], COMMANDS)
+    return _build_parser([], COMMANDS)[0]
 
 
-def _build_parser(words: list[str], loaded: Collection[str] = ()) -> argparse.ArgumentParser:
-    """Build the parser for `words`, taking out of them what belongs to the program that a command starts.
+def _build_parser(words: list[str], loaded: Collection[str] = ()) -> tuple[Parser, OptionSources | None]:
+    """Build the parser for `words`, taking out of them what belongs to the program that a command starts, and adding
+    the options of the configuration file.
 
     Args:
         words: the command line.
         loaded: commands whose options are added too.
+
+    Returns:
+        The parser, and where the options of the requested command come from; None without one.
     """
+    sources = None
     requested = words[0] if words else ""
     parser = Parser(prog="traceable", description="Profile a Python program by its NVTX range names.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show traceable's and Python's version and exit")
@@ -182,11 +193,20 @@ def _build_parser(words: list[str], loaded: Collection[str] = ()) -> argparse.Ar
             sub.set_defaults(run=command.run)
             if name != requested:
                 continue
-            if take_program := getattr(command, "take_program", None):
-                words[1:], program = take_program(sub, words[1:])
-                sub.set_defaults(program=program)
-            words[1:] = _insert_defaults(sub, words[1:])
-    return parser
+            take_program = getattr(command, "take_program", _take_no_program)
+            ours, program = take_program(sub, words[1:])
+            variables = getattr(command, "VARIABLES", {})
+            configured, sources = insert_options(sub, name, ours, variables, tuple(COMMANDS))
+            if sources.settings:
+                ours, program = take_program(sub, [*configured, *program])
+            sub.set_defaults(program=program)
+            words[1:] = _insert_defaults(sub, ours)
+    return parser, sources
+
+
+def _take_no_program(_parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of a command that starts no program."""
+    return list(words), []
 
 
 def _insert_defaults(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
@@ -208,7 +228,8 @@ class _HelpAll(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         assert isinstance(parser, Parser)
-        print(parser.format_full_help(), end="")
+        for line in parser.format_full_help().splitlines():
+            print_line(line)
         parser.exit()
 
 

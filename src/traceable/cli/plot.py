@@ -44,6 +44,10 @@ _FORMATS = ("svg", "png", "pdf")
 _SUFFIXES = ".svg, .png or .pdf"
 
 
+COMMON = ("--what", "--output", "--force", "--top", "--match", "--steady", "--where")
+"""The options that --help shows."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `plot` takes."""
     parser.add_argument(

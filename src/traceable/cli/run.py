@@ -66,6 +66,22 @@ COMMON = (
 )
 """The options that --help shows."""
 
+VARIABLES = {
+    "--steps": environment.STEPS,
+    "--control": environment.CONTROL,
+    "--sigusr2": environment.CONTROL_SIGNAL,
+    "--flight-recorder": environment.FLIGHT_RECORDER,
+    "--record-gc": environment.GC,
+    "--record-loop-pauses": environment.LOOP_PAUSES,
+    "--warmup-steps": environment.WARMUP_STEPS,
+    "--delay": environment.DELAY,
+    "--idle": environment.IDLE,
+    "--duration": environment.DURATION,
+    "--start-file": environment.START_FILE,
+    "--step-function": environment.STEP_FUNCTION,
+}
+"""The environment variables of options, which take precedence over a configuration file."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that may stand before the program."""
@@ -897,7 +913,7 @@ def add_via_arguments(parser: argparse.ArgumentParser) -> None:
         help="run the program on another machine, through a command such as 'ssh host' or 'docker exec -i C' "
         "(traceable help remote)",
     )
-    parser.add_argument("--via-python", metavar="PATH", help="the Python there (default: python3 of its PATH)")
+    parser.add_argument("--via-python", metavar="PYTHON", help="the Python there (default: python3 of its PATH)")
     # Given by launch/agent.py to the launcher there.
     parser.add_argument("--record-only", action="store_true", help=argparse.SUPPRESS)
 

@@ -355,7 +355,9 @@ def make_side_command(request: ServeRequest, side: SideRequest, directory: Path)
 
 def make_side_environment(request: ServeRequest, side: SideRequest, directory: Path) -> dict[str, str]:
     """Return the variables that a side gets in addition to those of this process."""
-    variables = {environment.NSYS_APIS: NSYS_APIS[side.name]} if side.recorded else {}
+    variables = {environment.CONFIG: ""}  # the configuration file was for this process
+    if side.recorded:
+        variables[environment.NSYS_APIS] = NSYS_APIS[side.name]
     if side.name == SERVER:
         # What it prints is read from a file, for which Python would collect it into blocks.
         variables["PYTHONUNBUFFERED"] = "1"

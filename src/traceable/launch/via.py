@@ -65,7 +65,10 @@ VIA_KEY = "via"
 PASSED_VARIABLES = (environment.NSYS_APIS, "PYTHONUNBUFFERED")
 """Variables that are passed on, since `serve` sets them for one side. The others are those of the machine there."""
 
-_OWN_VARIABLES = frozenset({environment.READ_LIMIT, environment.FINISH_SECONDS})
+_NO_CONFIG = {environment.CONFIG: ""}
+"""Keeps the launcher there from reading a configuration file: it is given the options from the file here."""
+
+_OWN_VARIABLES = frozenset({environment.CONFIG, environment.READ_LIMIT, environment.FINISH_SECONDS})
 """Variables of traceable that are for this launcher too."""
 
 _TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
@@ -456,7 +459,7 @@ class _Session:
             carried,
             words=request.words,
             flags=request.flags,
-            variables={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ},
+            variables={name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ} | _NO_CONFIG,
             merged=_is_same_file(_OUTPUTS[STDOUT], _OUTPUTS[STDERR]),
         )
         started = False

@@ -47,6 +47,10 @@ NCU = "TRACEABLE_NCU"
 AIPERF = "TRACEABLE_AIPERF"
 """Path of the aiperf executable to use, before PATH. Read where a job sends load with aiperf."""
 
+CONFIG = "TRACEABLE_CONFIG"
+"""Path of the file with the table `[tool.traceable]`, instead of the nearest `pyproject.toml` that has it; empty for
+none, as the launcher sets it for launchers that it starts. Read by the command line."""
+
 START_SECONDS = "TRACEABLE_START_SECONDS"
 """How long the launcher waits for nsys to start the program before it gives up, in seconds (60)."""
 

@@ -49,8 +49,6 @@ if core is not None:
     _backend = core
     _range_class = core.Range
     core.set_max_level(level)
-    if otel:
-        core.make_spans()
     if disabled:
         core.disable_ranges()
 else:
@@ -59,7 +57,6 @@ else:
     _backend = nvtx_backend
     _range_class = nvtx_backend.Range
     nvtx_backend.max_level = level
-    nvtx_backend.makes_spans = otel
     if _into_torch:
         from traceable.annotation.torch import profiler_backend
 
@@ -72,6 +69,9 @@ else:
         environment.warn_once(
             "nvtx_missing", "no range is emitted: neither the native core nor nvtx >= 0.2.12 is installed"
         )
+
+if otel:
+    _backend.make_spans()
 
 Range, ResumableRange = _range_class, _backend.ResumableRange  # type: ignore[misc]
 wrap, identify = _backend.wrap, _backend.identify

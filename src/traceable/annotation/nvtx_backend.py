@@ -45,6 +45,16 @@ INTERNED_MAX = 4096
 _interned: dict[tuple[Any, ...], NullRange] = {}
 
 
+def make_spans() -> None:
+    """Make every range that is built from now on a span too, if its own argument `otel` does not decide."""
+    new = NullRange.__new__
+
+    def make(cls: type[NullRange], *args: Any, otel: Any = None, **named: Any) -> NullRange:
+        return new(cls, *args, otel=True if otel is None else otel, **named)
+
+    NullRange.__new__ = make  # type: ignore[assignment,method-assign]
+
+
 def _is_decorated(message: object) -> bool:
     """Whether `@annotate` is used without brackets, so that its message is the decorated thing."""
     return message is not None and not isinstance(message, str) and (callable(message) or hasattr(message, "__get__"))
@@ -74,8 +84,6 @@ class NullRange:
     ) -> Self:
         if _interned is None:  # the interpreter has cleared this module; a finalizer of the program still runs
             return cls._make_silent()
-        if otel is None and makes_spans:
-            otel = True
         if work is not None:
             payload = add_work(payload, work)
         key = (cls, message, color, domain, category, level)
@@ -194,9 +202,6 @@ _make_domain: Callable[[str | None], Any]
 
 max_level = 9
 """Ranges of a higher level are silent."""
-
-makes_spans = False
-"""Whether every range is a span too, if its own argument `otel` does not decide."""
 
 current_instance: ContextVar[int] = ContextVar("traceable_instance", default=0)
 """The number of the innermost instance, 0 outside of all."""

@@ -202,6 +202,31 @@ print_spans()
 """
 
 
+PAYLOADS = """
+import numpy
+numbers = [1]
+changing = annotate("changing", payload=numbers, otel=True)
+numbers[:] = [object()]
+with changing: pass
+with annotate("scalar", payload=numpy.int32(3), otel=True): pass
+with annotate("record", payload={"n": numpy.float32(0.5), "long": [0] * 5000}, otel=True): pass
+with annotate("array", payload=numpy.arange(3), otel=True): pass
+with annotate("long", payload=numpy.arange(5000), otel=True): pass
+with annotate("none", payload={}, otel=True): pass
+print_spans()
+"""
+
+
+def test_payloads_are_attributes_where_opentelemetry_takes_them(tmp_path: Path, backend: str) -> None:
+    ran = run_recorded(tmp_path, SETUP + PAYLOADS, backend)
+    assert ran.messages == ["span_ids_not_recorded"]
+    names = ["changing", "scalar", "record", "array", "long", "none"]
+    assert [one["name"] for one in ran.spans] == ran.list_names() == names
+    attributes = [{}, {"payload": 3}, {"n": 0.5}, {"payload": [0, 1, 2]}, {}, {}]
+    assert [one["attributes"] for one in ran.spans] == attributes
+    assert [fields["span_id"] for _, fields, _ in ran.find_ranges()[1:]] == [one["span_id"] for one in ran.spans[1:]]
+
+
 def test_links_blocks_left_in_another_context_and_copies(tmp_path: Path, backend: str) -> None:
     ran = run_recorded(tmp_path, SETUP + LINKS, backend)
     assert ran.stderr == ""

@@ -96,9 +96,13 @@ def get_current_ids() -> dict[str, str]:
             return {}
         return make_ids(sys.modules["opentelemetry.trace"].get_current_span().get_span_context())
     except Exception as error:  # noqa: BLE001 - the range is recorded without them
-        message = f"the ids of the current span are not recorded: {type(error).__name__}: {error}"
-        environment.warn_once("span_ids_not_recorded", message)
+        _warn_without_ids(error)
         return {}
+
+
+def _warn_without_ids(error: Exception) -> None:
+    message = f"the ids of a span are not recorded: {type(error).__name__}: {error}"
+    environment.warn_once("span_ids_not_recorded", message)
 
 
 # ---- a span
@@ -187,7 +191,8 @@ def start_span(name: str, attributes: Mapping[str, Any], **options: Any) -> Open
         kind = options.get("kind")
         if isinstance(kind, str):
             options["kind"] = api.trace.SpanKind[kind.upper()]
-        own = {key: value for key, value in attributes.items() if _is_attribute(value)}
+        known = {key: arguments.unwrap_scalar(value) for key, value in attributes.items()}
+        own = {key: value for key, value in known.items() if _is_attribute(value)}
         making.span = True
         try:
             return OpenSpan(api, api.tracer.start_span(name, attributes=own, **options), options.get("context"))
@@ -200,7 +205,8 @@ def start_span(name: str, attributes: Mapping[str, Any], **options: Any) -> Open
 
 def _is_attribute(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return len({type(item) for item in value}) == 1 and isinstance(value[0], str | bool | int | float)
+        is_short = 0 < len(value) <= arguments.ARRAY_MAX
+        return is_short and isinstance(value[0], str | bool | int | float) and len({type(one) for one in value}) == 1
     return isinstance(value, str | bool | int | float)
 
 
@@ -406,7 +412,8 @@ def _list_attributes(payload: Any) -> dict[str, Any]:
         return {}
     if isinstance(payload, Mapping):
         return dict(payload)
-    return {"payload": payload.item() if hasattr(payload, "item") else payload}
+    is_array = getattr(payload, "shape", ()) and payload.size <= arguments.ARRAY_MAX
+    return {"payload": payload.tolist() if is_array else payload}
 
 
 def add_ids(range_: Any, ids: Mapping[str, str]) -> Any:
@@ -414,18 +421,22 @@ def add_ids(range_: Any, ids: Mapping[str, str]) -> Any:
     if not ids:
         return range_
     payload = range_._arguments[4]
-    if payload is None or type(payload) is dict:
-        return range_._with_payload({**(payload or {}), **ids})
-    value = arguments.normalize_payload(payload)
-    if isinstance(value, int | float):
-        copy = range_._with_payload(value)
-        copy._add_fields(ids)
-        return copy
-    import json
+    try:
+        if payload is None or type(payload) is dict:
+            return range_._with_payload({**(payload or {}), **ids})
+        value = arguments.normalize_payload(payload)
+        if isinstance(value, int | float):
+            copy = range_._with_payload(value)
+            copy._add_fields(ids)
+            return copy
+        import json
 
-    fields = {} if value is None else json.loads(value)
-    # A range with an array reads that again at each use: this one is another range.
-    return range_._plain(*range_._arguments[:4], {**fields, **ids}, level=range_._level, otel=False)
+        fields = {} if value is None else json.loads(value)
+        # A range with an array reads that again at each use: this one is another range.
+        return range_._plain(*range_._arguments[:4], {**fields, **ids}, level=range_._level, otel=False)
+    except Exception as error:  # noqa: BLE001 - a payload that the program has changed to what is none
+        _warn_without_ids(error)
+        return range_
 
 
 class _Entry:

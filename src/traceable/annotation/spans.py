@@ -35,6 +35,7 @@ from traceable.protocol import environment
 from traceable.protocol.nvtx import SPAN_DOMAIN, unpack_instance
 
 if TYPE_CHECKING:
+    from opentelemetry import trace
     from opentelemetry.context import Context
 
 ALL = "*"
@@ -162,7 +163,7 @@ class _SpanRange:
         identity = engine.identify()
         _current.reset(outside)
         self.instance = unpack_instance(identity)
-        self._range = annotate(name, None, SPAN_DOMAIN, library, make_ids(context) or None)
+        self._range = annotate(name, None, SPAN_DOMAIN, library, make_ids(context) or None, otel=False)
         self._id: int | None = self._range._start_as(identity)
 
     def end(self) -> None:
@@ -289,11 +290,61 @@ def _watch_api() -> None:
             start_span.__wrapped__ = original  # type: ignore[attr-defined]
             return start_span
 
+        needs_both = not _starts_spans_alike(trace.NoOpTracer)
         _patches.wrap(trace.NoOpTracer, "start_span", wrap_start_span)
+        if needs_both:
+            _patches.wrap(trace.NoOpTracer, "start_as_current_span", _wrap_start_as_current_span)
+        context.get_current()  # older versions choose their runtime context here
         followed = _FollowedContext(context._RUNTIME_CONTEXT, trace.get_current_span)
         _patches.replace(context, "_RUNTIME_CONTEXT", followed)
     except Exception as error:  # noqa: BLE001 - another API
         _log_failure(error)
+
+
+def _starts_spans_alike(tracer: type[trace.NoOpTracer]) -> bool:
+    """Return whether its `start_as_current_span` calls `start_span`, as it does since opentelemetry-api 1.45."""
+    calls = []
+
+    class Probe(tracer):  # type: ignore[misc, valid-type]
+        def start_span(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(args)
+            return super().start_span(*args, **kwargs)
+
+    with Probe().start_as_current_span("probe"):
+        return bool(calls)
+
+
+def _wrap_start_as_current_span(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the block of a span that is never the current one be in a range all the same."""
+    try:
+        from opentelemetry.util._decorator import _agnosticcontextmanager as make_context_manager
+    except ImportError:  # an older version
+        from contextlib import contextmanager as make_context_manager  # type: ignore[assignment]
+
+    def start_as_current_span(self: Any, name: str, context: Context | None = None, *args: Any, **kwargs: Any) -> Any:
+        with original(self, name, context, *args, **kwargs) as span:
+            range_ = None
+            try:
+                if _recordings.active and _recordings.match(name):
+                    from opentelemetry.trace import get_current_span
+
+                    of_caller = get_current_span(context).get_span_context()
+                    range_ = _SpanRange(name, None, of_caller, _find_parent(context))
+            except Exception as error:  # noqa: BLE001 - the span is the program's
+                _log_failure(error)
+            if range_ is None:
+                yield span
+                return
+            outside = _current.get()
+            _current.set(range_.instance)
+            try:
+                yield span
+            finally:
+                if _current.get() == range_.instance:
+                    _current.set(outside)
+                range_.end()
+
+    return make_context_manager(start_as_current_span)
 
 
 class _Token:

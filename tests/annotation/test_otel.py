@@ -184,6 +184,25 @@ def test_spans_need_no_profiler_and_a_disabled_process_has_none(tmp_path: Path, 
     assert ran.spans == []
 
 
+TASKS = """
+import gc
+from traceable.annotation import otel
+async def chain(left):
+    with annotate("link", otel=True):
+        return asyncio.create_task(chain(left - 1)) if left else None
+async def main():
+    task = asyncio.create_task(chain(200))
+    while task is not None: task = await task
+asyncio.run(main())
+gc.collect()
+print(sum(type(one) is otel._Entry for one in gc.get_objects()), len(otel._entries))
+"""
+
+
+def test_blocks_that_were_left_are_not_kept(tmp_path: Path) -> None:
+    assert run_recorded(tmp_path, SETUP + TASKS).lines == ["0 0"]
+
+
 LINKS = """
 first = tracer.start_span("first"); first.end()
 with annotate("linked", otel={"links": [trace.Link(first.get_span_context())]}): pass

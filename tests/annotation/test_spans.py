@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from traceable.cli.main import main
 from traceable.protocol import environment
 from traceable.protocol.nvtx import SPAN_DOMAIN
 
@@ -196,6 +197,20 @@ def test_spans_of_the_api_alone_are_ranges_and_change_no_header(tmp_path: Path, 
     assert ran.find_ranges() == [("in inner", {}, None), ("in inner", {}, "inner")]
 
 
+def test_spans_that_never_end_are_not_kept_for_ever(tmp_path: Path) -> None:
+    code = """
+from traceable.annotation import spans
+spans._OPEN_MAX = 3
+traceable.record_spans()
+left = [tracer.start_span(f"span {number}") for number in range(5)]
+left[0].end()
+with tracer.start_as_current_span("later"): pass
+"""
+    ran = run_recorded(tmp_path, SETUP + code)
+    assert ran.messages == ["spans_never_end"]
+    assert ran.list_names(SPAN_DOMAIN) == ["span 0", "span 1", "span 2", "later"]
+
+
 FORK = """
 span = tracer.start_span("parent's")
 pid = os.fork()
@@ -235,6 +250,12 @@ print("done")
     ran = run_recorded(tmp_path, code)
     assert ran.lines == ["done"]
     assert ran.messages == ["spans_not_recorded"]
+
+
+@pytest.mark.parametrize("names", ["", ",", "GET *,"])
+def test_an_empty_name_is_rejected(names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", f"--record-spans={names}", "app.py"]) == 2
+    assert capsys.readouterr().err.endswith("[span_names_invalid]\n")
 
 
 def test_without_a_profiler_nothing_is_patched(tmp_path: Path) -> None:

@@ -1316,12 +1316,14 @@ range_or_silent(PyTypeObject *type, PyObject *range, PyObject *message, PyObject
     return instead;
 }
 
-/* Return a range that is a span too, where that is requested; the reference to `range` is taken. `otel`: the argument. */
+/* Return a range that is a span too, where that is requested; the reference to `range` is taken. `otel`: the argument.
+ * Only the public type can be one. */
 static inline PyObject *
 range_with_spans(State *state, PyObject *range, PyObject *otel)
 {
     PyObject *requested = otel == Py_None && state->makes_spans ? Py_True : otel;
-    if (__builtin_expect(requested == Py_None, 1) || range == NULL || !PyObject_TypeCheck(range, state->range_type)) {
+    if (__builtin_expect(requested == Py_None, 1) || range == NULL || state->public_type == NULL
+        || !PyObject_TypeCheck(range, state->public_type)) {
         return range;
     }
     PyObject *spanned = PyObject_CallMethod(range, "_with_spans", "(O)", requested);

@@ -50,7 +50,8 @@ def make_spans() -> None:
     new = NullRange.__new__
 
     def make(cls: type[NullRange], *args: Any, otel: Any = None, **named: Any) -> NullRange:
-        return new(cls, *args, otel=True if otel is None else otel, **named)
+        is_default = otel is None and hasattr(cls, "_with_spans")  # only the public class can be one
+        return new(cls, *args, otel=True if is_default else otel, **named)
 
     NullRange.__new__ = make  # type: ignore[assignment,method-assign]
 

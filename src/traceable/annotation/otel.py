@@ -453,7 +453,7 @@ class _Entry:
 
     def __init__(self, owner: Any, as_block: bool) -> None:
         self.owner = owner
-        self.outer = _innermost.get()
+        self.outer = _find_open(_innermost.get())
         self.span = start_range_span(owner)
         self.opened: Any = None
         if _can_emit:
@@ -487,6 +487,13 @@ _entries: dict[int, _Entry] = {}
 """The blocks that are open, in their order, by their `id`."""
 
 
+def _find_open(entry: _Entry | None) -> _Entry | None:
+    """Return the innermost block that is open, from `entry` outwards: a task may have begun in one that was left."""
+    while entry is not None and id(entry) not in _entries:
+        entry = entry.outer
+    return entry
+
+
 def _enter(range_: Any, as_block: bool) -> None:
     entry = _Entry(range_, as_block)
     _entries[id(entry)] = entry
@@ -494,9 +501,9 @@ def _enter(range_: Any, as_block: bool) -> None:
 
 def _leave(range_: Any, error: BaseException | None) -> None:
     """Close the block of this range that this context entered last, else the last one that any has entered."""
-    entry = _innermost.get()
-    while entry is not None and (entry.owner is not range_ or id(entry) not in _entries):
-        entry = entry.outer
+    entry = _find_open(_innermost.get())
+    while entry is not None and entry.owner is not range_:
+        entry = _find_open(entry.outer)
     if entry is None:
         entry = next((one for one in reversed([*_entries.values()]) if one.owner is range_), None)
     if entry is not None and _entries.pop(id(entry), None) is not None:

@@ -51,6 +51,8 @@ is_recorded = can_emit or engine.otel
 TRACEPARENT = "traceparent"
 """The header by which a request continues a trace of OpenTelemetry."""
 
+_TRACEPARENT_LENGTH = 55
+
 TRACE_HEADERS = (TRACEPARENT, "tracestate", "baggage")
 """The headers that OpenTelemetry reads by default."""
 
@@ -79,7 +81,8 @@ def request(request_id: Any = None, /, **fields: Any) -> Request:
     # A field of that name is the id too: headers, marks and the range have to agree.
     named = fields.pop(REQUEST_ID, None)
     given = named if request_id is None else request_id
-    return Request(clean_id(given) or make_id(), fields, {TRACEPARENT: given} if isinstance(given, str) else None)
+    headers = {TRACEPARENT: given} if isinstance(given, str) and len(given) >= _TRACEPARENT_LENGTH else None
+    return Request(clean_id(given) or make_id(), fields, headers)
 
 
 class Request:
@@ -204,7 +207,7 @@ def clean_id(value: Any) -> str:
         message = f"an id of a request is replaced by a new one: {type(error).__name__}: {error}"
         environment.warn_once("request_id_replaced", message)
         return ""
-    if len(text) == 55 and is_traceparent(text):
+    if len(text) == _TRACEPARENT_LENGTH and is_traceparent(text):
         return text[3:52]
     if not (text.isascii() and text.isprintable()):
         text = "".join(c if " " <= c <= "~" else "_" for c in text)

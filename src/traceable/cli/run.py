@@ -139,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         nargs="?",
         const=ALL_SPANS,
+        type=_parse_span_names,
         help="record OpenTelemetry spans of the program as ranges: all, or =NAMES, globs separated by commas",
     )
     add_gpu_arguments(parser)
@@ -201,6 +202,12 @@ def _parse_milliseconds(word: str) -> float:
         error = Message("milliseconds_invalid", f"{word!r} is not a number of milliseconds (0 to 1e9)")
         raise argparse.ArgumentTypeError(error)
     return number
+
+
+def _parse_span_names(word: str) -> str:
+    if not all(name.strip() for name in word.split(",")):
+        raise argparse.ArgumentTypeError(Message("span_names_invalid", f"{word!r} has an empty name of a span"))
+    return word
 
 
 def _is_controlled(arguments: argparse.Namespace) -> bool:

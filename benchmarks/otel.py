@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Case]] = {
         "off, under the recorder": ("span", "traceable sdk", True, {}),
         "record_spans, no profiler": ("span", "traceable sdk", False, SPANS),
         "record_spans, recorded": ("span", "traceable sdk", True, SPANS),
-        "record_spans, its name not among those recorded": (
+        "record_spans of other names, recorded": (
             "span",
             "traceable sdk",
             True,

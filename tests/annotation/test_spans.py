@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
+from tests.skips import skip_unless_ci
 
 from traceable.cli.main import main
 from traceable.protocol import environment
@@ -195,6 +197,63 @@ def test_spans_of_the_api_alone_are_ranges_and_change_no_header(tmp_path: Path, 
     assert [fields for _, fields, _ in rows[:4]] == [{}, {}, of_caller, {}]
     assert rows[4][1].keys() == of_caller.keys()
     assert ran.find_ranges() == [("in inner", {}, None), ("in inner", {}, "inner")]
+
+
+GREENLETS = """
+import gevent
+@annotate("call", otel=True)
+def call(): gevent.sleep(0)
+def work(number):
+    with annotate(f"outer {number}", otel=True):
+        gevent.sleep(0)
+        with tracer.start_as_current_span(f"span {number}"):
+            with annotate(f"in span {number}"): gevent.sleep(0)
+            call()
+traceable.record_spans()
+gevent.joinall([gevent.spawn(work, number) for number in range(3)])
+print_spans()
+"""
+
+
+def test_the_spans_of_greenlets_are_their_own(tmp_path: Path, backend: str) -> None:
+    if importlib.util.find_spec("gevent") is None:
+        skip_unless_ci("gevent is not installed")
+    ran = run_recorded(tmp_path, f"{SETUP}{GREENLETS}", backend)
+    assert ran.stderr == ""
+    pairs = [(("call", f"span {n}"), (f"span {n}", f"outer {n}"), (f"outer {n}", None)) for n in range(3)]
+    assert sorted((one["name"], str(one["parent"])) for one in ran.spans) == sorted(
+        (name, str(parent)) for rows in pairs for name, parent in rows
+    )
+    parents = {(name, parent) for name, _, parent in [*ran.find_ranges(SPAN_DOMAIN), *ran.find_ranges()]}
+    inside = {(f"in span {n}", f"span {n}") for n in range(3)}
+    assert parents == {row for rows in pairs for row in rows} | inside
+
+
+def test_a_span_that_is_reported_twice_has_one_range(tmp_path: Path) -> None:
+    code = """
+from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SynchronousMultiSpanProcessor
+traceable.record_spans()
+shared = SynchronousMultiSpanProcessor()
+tracers = [TracerProvider(active_span_processor=shared).get_tracer("t") for _ in range(2)]
+with tracers[0].start_as_current_span("shared"): pass
+concurrent = TracerProvider(active_span_processor=ConcurrentMultiSpanProcessor())
+trace.get_tracer = lambda *_: concurrent.get_tracer("traceable")
+with annotate("range", otel=True): pass
+with concurrent.get_tracer("t").start_as_current_span("concurrent"): pass
+"""
+    ran = run_recorded(tmp_path, SETUP + code)
+    assert ran.list_names(SPAN_DOMAIN) == ["shared", "concurrent"]
+    assert ran.list_names() == ["range"]
+    assert ran.trace is not None
+    assert not ran.trace.ranges.clipped.any()
+
+
+@pytest.mark.parametrize("value", [",", " , "])
+def test_a_variable_without_a_name_is_reported_and_ignored(tmp_path: Path, value: str) -> None:
+    code = SETUP + "with tracer.start_as_current_span('span'): pass"
+    ran = run_recorded(tmp_path, code, **{environment.SPANS: value})
+    assert ran.messages == ["variable_invalid"]
+    assert ran.trace is None or not ran.list_names(SPAN_DOMAIN)
 
 
 def test_spans_that_never_end_are_not_kept_for_ever(tmp_path: Path) -> None:

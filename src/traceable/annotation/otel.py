@@ -36,6 +36,9 @@ _OPTIONS = ("kind", "attributes", "links")
 _KINDS = ("internal", "server", "client", "producer", "consumer")
 """OpenTelemetry's kinds of spans; each may be given as text or as its `SpanKind`."""
 
+TRACER = "traceable"
+"""The name of the tracer that makes spans of ranges."""
+
 _max_level = min(engine.level, environment.read_digit(environment.OTEL_LEVEL, arguments.LEVEL_MAX))
 _can_emit = engine.can_emit()
 
@@ -65,7 +68,7 @@ def load_api() -> Api | None:
         try:
             from opentelemetry import context, trace
 
-            _api = Api(trace, context, trace.get_tracer("traceable"))
+            _api = Api(trace, context, trace.get_tracer(TRACER))
         except Exception as error:  # noqa: BLE001 - not installed, too old, broken: ranges are ranges alone
             _has_failed = True
             _warn(error)

@@ -20,6 +20,7 @@ made of ranges (`otel`) get no second range.
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from traceable.annotation import engine
 from traceable.annotation.external.import_hook import call_after_import
 from traceable.annotation.external.patcher import Patches
 from traceable.annotation.handle import Handle
-from traceable.annotation.otel import make_ids, making
+from traceable.annotation.otel import TRACER, make_ids, making
 from traceable.annotation.ranges import annotate
 from traceable.annotation.resumable import patch_executors_once
 from traceable.protocol import environment
@@ -100,7 +101,7 @@ class _Recordings:
 
     def match(self, name: str) -> bool:
         """Return whether a span of this name, which begins now, is recorded."""
-        return any(one.is_for(name) for one in self.active) and not getattr(making, "span", False)
+        return any(one.is_for(name) for one in self.active)
 
 
 _recordings = _Recordings()
@@ -134,8 +135,12 @@ def record_spans(*names: str) -> SpanRecording:
 def record_from_environment() -> None:
     """Record the spans that `TRACEABLE_SPANS` requests. Called once, at `import traceable`."""
     value = os.environ.get(environment.SPANS, "").strip()
-    names = [name.strip() for name in value.split(",")]
-    record_spans(*(ALL if name == "1" else name for name in names if name))
+    names = [ALL if name.strip() == "1" else name.strip() for name in value.split(",") if name.strip()]
+    if names:
+        record_spans(*names)
+    else:
+        message = f"{environment.SPANS}={value!r} is ignored: no name of a span"
+        environment.warn_once("variable_invalid", message, key=environment.SPANS)
 
 
 def _log_failure(error: Exception) -> None:
@@ -195,12 +200,14 @@ os.register_at_fork(after_in_child=_open.clear)
 def _start_range(span: Any, parent_context: Context | None) -> None:
     try:
         context = span.get_span_context()
-        if not _recordings.active or not context.trace_flags.sampled or not _recordings.match(span.name):
+        library = getattr(getattr(span, "instrumentation_scope", None), "name", None)
+        is_recorded = context.trace_flags.sampled and library != TRACER and _recordings.match(span.name)
+        # Providers that share their processors report a span twice.
+        if not is_recorded or context.span_id in _open:
             return
         if len(_open) >= _OPEN_MAX:
             environment.warn_once("spans_never_end", f"{_OPEN_MAX} spans are open: later ones are not recorded")
             return
-        library = getattr(getattr(span, "instrumentation_scope", None), "name", None)
         range_ = _SpanRange(span.name, library, context, _find_parent(parent_context))
         _open[context.span_id] = range_
         setattr(span, _INSTANCE, range_.instance)
@@ -241,8 +248,7 @@ def _watch_sdk() -> None:
                 except Exception as error:  # noqa: BLE001 - the provider is the program's
                     _log_failure(error)
 
-            __init__.__wrapped__ = original  # type: ignore[attr-defined]
-            return __init__
+            return functools.update_wrapper(__init__, original)
 
         _patches.wrap(TracerProvider, "__init__", wrap_init)
         # Not `get_tracer_provider()`, which would set one.
@@ -280,15 +286,14 @@ def _watch_api() -> None:
             ) -> trace.Span:
                 span = original(self, name, context, *args, **kwargs)
                 try:
-                    if _recordings.active and _recordings.match(name):
+                    if _recordings.match(name) and not getattr(making, "span", False):
                         of_caller = span.get_span_context()
                         return RangeSpan(of_caller, _SpanRange(name, None, of_caller, _find_parent(context)))
                 except Exception as error:  # noqa: BLE001 - the span is the program's
                     _log_failure(error)
                 return span
 
-            start_span.__wrapped__ = original  # type: ignore[attr-defined]
-            return start_span
+            return functools.update_wrapper(start_span, original)
 
         needs_both = not _starts_spans_alike(trace.NoOpTracer)
         _patches.wrap(trace.NoOpTracer, "start_span", wrap_start_span)
@@ -325,7 +330,7 @@ def _wrap_start_as_current_span(original: Callable[..., Any]) -> Callable[..., A
         with original(self, name, context, *args, **kwargs) as span:
             range_ = None
             try:
-                if _recordings.active and _recordings.match(name):
+                if _recordings.match(name):
                     from opentelemetry.trace import get_current_span
 
                     of_caller = get_current_span(context).get_span_context()

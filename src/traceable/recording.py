@@ -570,11 +570,15 @@ class Recording:
             UsageError: there is another file at `path`.
             TraceableError: it can't be written there.
         """
-        from traceable.conditions import read_conditions
         from traceable.report.html.recording_page import write_recording_page
 
-        conditions = read_conditions(self, self.paths[0] if len(self.paths) == 1 else Path(self.trace.source.path))
-        write_recording_page(self, Path(path), conditions, verdicts)
+        write_recording_page(self, Path(path), verdicts)
+
+    def read_conditions(self) -> dict[str, Any]:
+        """Read what it was made with, by the conditions of docs/conditions.md: plain values, None where unknown."""
+        from traceable.conditions import read_conditions
+
+        return read_conditions(self, self.paths[0] if len(self.paths) == 1 else Path(self.trace.source.path))
 
     def query(self, question: str, **options: Any) -> Table:
         """Compute a view by its name, with the function `analysis.<view>.<view>`.

@@ -31,6 +31,7 @@ RULE = PerformanceRule(
     "more ranges than someone can read",
     (Threshold("count", 5, "count", "fewest ranges"), make_share_threshold(0.0)),
     find_many_ranges,
+    view="ranges",
     needs_gpu=False,
 )
 """

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 from tests.launch.sample_ncu import DEFAULT_DOMAIN, STAND_IN, Profiled, real_ncu, write_report
 from tests.printed_messages import message
 
+from traceable.report.schema import DOCUMENTS, build_schema
 from traceable.trace.ncu_csv import COMPUTE, DURATION, MEMORY
 
 CSV = f""""ID","Process ID","Kernel Name","Block Size","Grid Size","Device","CC","{DURATION}","{COMPUTE}","{MEMORY}"
@@ -89,7 +91,7 @@ def test_a_program_is_profiled_and_the_table_says_what_holds_its_kernels_back(
     again = ncu("--read", "out", "--json", env=stand_in())
     assert again.returncode == 0, again.stderr
     document = json.loads(again.stdout)
-    assert document["schema"] == "traceable.ncu/1"
+    jsonschema.validate(document, build_schema(DOCUMENTS["ncu"]))
     assert [(row["name"], row["bound"]) for row in document["rows"]] == [
         *[("rms_norm_kernel(float *)", "memory"), ("gemm", "compute")]
     ]
@@ -124,6 +126,7 @@ def test_requested_metrics_are_collected_and_shown_with_their_units(
     assert re.split("  +", gemm)[-3:] == ["20000", "2000000", "Prefer [bold]"]
     assert message(shown.stderr, "metrics_not_measured").endswith(": absent.sum")
     document = json.loads(ncu("--read", "out", "--metrics", "dram__bytes.sum", "--json", env=env).stdout)
+    jsonschema.validate(document, build_schema(DOCUMENTS["ncu"]))
     assert [row["dram__bytes.sum"] for row in document["rows"]] == [2_000_000, None]
     assert document["others"]["metrics"] == [{"metric": "dram__bytes.sum", "unit": "byte"}]
     assert [row["dram__bytes.sum"] for row in document["others"]["launches"]] == [1e6, 3e6, None]

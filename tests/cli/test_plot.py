@@ -215,7 +215,7 @@ def test_the_overlap_adds_up_to_the_classes_of_the_table(plot: Plot, file: Path)
 def compare(*paths: Path) -> list[dict[str, Any]]:
     """Return the rows of ranges of a comparison."""
     words = ["compare", *map(str, paths)]
-    arguments = _build_parser(words).parse_args(words)
+    arguments = _build_parser(words)[0].parse_args(words)
     baseline, candidate = load_sides(resolve_sides(arguments), [None, None], arguments)
     from traceable.report.row_filter import RowFilter
 
@@ -279,7 +279,7 @@ def test_another_process_with_other_settings_makes_the_same_svg(plot: Plot, tmp_
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 30\nsvg.fonttype: path\n")
     command = [sys.executable, "-m", "traceable", "plot", str(file), "--what", "gaps", "-o", "two.svg"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stderr == "traceable: saved two.svg\n" and done.stdout == ""
+    assert done.stderr == "traceable: wrote two.svg\n" and done.stdout == ""
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
@@ -366,7 +366,7 @@ def test_hostile_names_stay_text(plot: Plot, tmp_path: Path, name: str) -> None:
     assert len(labels) == 1
     if name.isprintable() and len(name) < 40:
         assert labels[0].strip("\N{NO-BREAK SPACE}") == name
-    assert plot(file, "--what", "ranges", "--raw-names", "-o", "figure.png").err == "traceable: saved figure.png\n"
+    assert plot(file, "--what", "ranges", "--raw-names", "-o", "figure.png").err == "traceable: wrote figure.png\n"
 
 
 def test_matplotlib_is_loaded_by_plot_alone() -> None:

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from tests.printed_messages import message
 
 from traceable import collectors
 from traceable.protocol import run_dir
+from traceable.report.schema import DOCUMENTS, build_schema
 
 TIMEOUT_S = 120
 PROGRAM = """
@@ -122,6 +124,7 @@ def top(launched: Launched, *options: str, code: int = 0) -> str:
 def document(launched: Launched, *options: str) -> dict[str, Any]:
     text = top(launched, str(launched.directory), "--json", "--count", "1", "--window", "3600", *options)
     content: dict[str, Any] = json.loads(text)
+    jsonschema.validate(content, build_schema(DOCUMENTS["top"]))
     return content
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.analysis.sample_models import LAYER, NORM, write_model
+from tests.html.conftest import PageOf
 from tests.report.html_blocks import read_blocks
 from tests.report.sample_export import export
 from tests.skips import skip_unless_ci
@@ -18,11 +18,10 @@ from traceable.cli.main import main
 from traceable.units import format_duration
 
 try:
-    from playwright.sync_api import Browser, Page, expect, sync_playwright
+    from playwright.sync_api import Page, expect
 except ImportError:
     skip_unless_ci("playwright is not installed: scripts/install.sh test")
 
-CHROMIUM = Path("/usr/bin/chromium")
 TABS = ("overview", "ranges", "steps", "gaps", "memory", "kernels", "api", "streams", "requests", "diagnosis")
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -36,42 +35,6 @@ FOLLOW = """address => new Promise(done => {
   addEventListener("hashchange", () => done(), {once: true});
   location.hash = address;
 })"""
-
-Open = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not CHROMIUM.is_file():
-        skip_unless_ci(f"there is no {CHROMIUM}")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens a page at an address; fails on any message of the console, dialog, and request but for the page itself."""
-    problems: list[str] = []
-    contexts = []
-
-    def open_at(path: Path, hash_: str = "", width: int = 1280) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("dialog", lambda dialog: problems.append(dialog.message))
-        page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
-        page.goto(f"{path.as_uri()}#{hash_}")
-        page.locator("main h2").first.wait_for()
-        return page
-
-    yield open_at
-    for context in contexts:
-        context.close()
-    assert problems == []
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +64,8 @@ def read_rows(page: Page, table: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_every_tab_has_its_screen_and_fits_the_window(open_page: Open, page_path: Path, width: int) -> None:
-    page = open_page(page_path, width=width)
+def test_every_tab_has_its_screen_and_fits_the_window(page_of: PageOf, page_path: Path, width: int) -> None:
+    page = page_of(page_path, viewport={"width": width, "height": 900})
     for tab in TABS:
         page.get_by_role("tab", name=tab.capitalize() if tab != "api" else "API", exact=True).click()
         panel = page.get_by_role("tabpanel")
@@ -112,8 +75,8 @@ def test_every_tab_has_its_screen_and_fits_the_window(open_page: Open, page_path
     expect(panel.locator("h2").first).to_have_text("Diagnosis")
 
 
-def test_a_table_has_the_numbers_of_its_view(open_page: Open, page_path: Path) -> None:
-    page = open_page(page_path, "tab=kernels")
+def test_a_table_has_the_numbers_of_its_view(page_of: PageOf, page_path: Path) -> None:
+    page = page_of(page_path, "tab=kernels")
     page.get_by_role("table", name="kernels", exact=True).wait_for()
     values = read_meta(page_path, "view-kernels")["table"]["values"]
     rows = read_rows(page, "kernels")
@@ -123,8 +86,8 @@ def test_a_table_has_the_numbers_of_its_view(open_page: Open, page_path: Path) -
     assert sum(float(re.findall(r"([\d.]+) %", text)[0]) for text in shares) == pytest.approx(100, abs=0.2)
 
 
-def test_a_slow_instance_leads_to_its_time_and_back(open_page: Open, page_path: Path) -> None:
-    page = open_page(page_path, "tab=ranges")
+def test_a_slow_instance_leads_to_its_time_and_back(page_of: PageOf, page_path: Path) -> None:
+    page = page_of(page_path, "tab=ranges")
     page.get_by_role("link", name="step", exact=True).first.click()
     page.get_by_role("heading", name="Slowest instances").wait_for()
     (one,) = (one for one in read_meta(page_path, "range-pages")["paths"] if one["path"] == ["step"])
@@ -139,11 +102,11 @@ def test_a_slow_instance_leads_to_its_time_and_back(open_page: Open, page_path: 
     expect(page.get_by_role("tabpanel").get_by_role("heading", level=2)).to_have_text("Ranges")
 
 
-def test_hostile_names_are_text_on_the_page_of_a_range(open_page: Open, tmp_path: Path) -> None:
+def test_hostile_names_are_text_on_the_page_of_a_range(page_of: PageOf, tmp_path: Path) -> None:
     write_model(tmp_path / "hostile.sqlite", (LAYER,), step_names=HOSTILE, steps=len(HOSTILE))
     recording = traceable.load(tmp_path / "hostile.sqlite")
     recording.to_html(tmp_path / "page.html")
-    page = open_page(tmp_path / "page.html", "tab=ranges")
+    page = page_of(tmp_path / "page.html", "tab=ranges")
     table = page.get_by_role("table", name="ranges", exact=True)
     table.wait_for()
     addresses = table.get_by_role("link").evaluate_all("links => links.map(link => link.getAttribute('href'))")
@@ -157,11 +120,11 @@ def test_hostile_names_are_text_on_the_page_of_a_range(open_page: Open, tmp_path
     assert headings >= {name if len(name) < 300 else f"{name[:299]}…" for name in HOSTILE}
 
 
-def test_the_page_of_a_comparison_adds_up_for_each_candidate(open_page: Open, tmp_path: Path) -> None:
+def test_the_page_of_a_comparison_adds_up_for_each_candidate(page_of: PageOf, tmp_path: Path) -> None:
     files = [str(export(tmp_path / f"{name}.sqlite")) for name in "abc"]
     path = tmp_path / "page.html"
     assert main(["compare", *files, "--quiet", "--html", str(path), "--step-range", "step"]) == 0
-    page = open_page(path)
+    page = page_of(path)
     candidates = read_meta(path, "report")["candidates"]
     for candidate in reversed(candidates):
         page.get_by_label("Candidate").select_option(candidate["side"])
@@ -175,13 +138,13 @@ def test_the_page_of_a_comparison_adds_up_for_each_candidate(open_page: Open, tm
         assert not is_too_wide(page)
 
 
-def test_the_page_of_an_alignment_has_each_check_and_cause(open_page: Open, tmp_path: Path) -> None:
+def test_the_page_of_an_alignment_has_each_check_and_cause(page_of: PageOf, tmp_path: Path) -> None:
     write_model(tmp_path / "full.sqlite")
     write_model(tmp_path / "short.sqlite", (tuple(one for one in LAYER if one is not NORM),) * 4)
     path = tmp_path / "page.html"
     files = [str(tmp_path / f"{name}.sqlite") for name in ("full", "short")]
     assert main(["align", *files, "--quiet", "--html", str(path)]) == 1
-    page = open_page(path)
+    page = page_of(path)
     (part,) = read_meta(path, "report")["parts"]
     marks = page.locator(".checklist .check-mark").evaluate_all("marks => marks.map(one => one.ariaLabel)")
     assert marks == [row["state"] for row in part["checks"]]

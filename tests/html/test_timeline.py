@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.skips import skip_unless_ci
+from tests.html.conftest import PageOf
 
 import traceable
 from traceable.analysis.intervals import merge_intervals
@@ -21,24 +21,10 @@ from traceable.report.html.page import REPORT, render_page
 from traceable.report.html.timeline import build_timeline_blocks
 from traceable.units import format_duration
 
-try:
-    from playwright.sync_api import Browser, Locator, Page, sync_playwright
-except ImportError:
-    skip_unless_ci("playwright is not installed: scripts/install.sh test")
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
 
-CHROMIUM = Path("/usr/bin/chromium")
 GENERATOR = Path(__file__).parents[2] / "benchmarks" / "generate_trace.py"
-SIZE = {"width": 1280, "height": 900}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not CHROMIUM.is_file():
-        skip_unless_ci(f"there is no {CHROMIUM}")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -59,26 +45,15 @@ Open = Callable[..., "Screen"]
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens a page at an address; fails on any message of the console and any request but for the page itself."""
-    problems: list[str] = []
-    contexts = []
+def open_page(page_of: PageOf) -> Open:
+    """Opens a page, at the timeline unless an address is given."""
 
-    def open_at(path: Path, hash_: str = "tab=timeline", **options: Any) -> Screen:
-        context = browser.new_context(viewport=SIZE, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
-        page.goto(f"{path.as_uri()}#{hash_}")
+    def open_at(path: Path, address: str = "tab=timeline", **options: Any) -> Screen:
+        page = page_of(path, address, **options)
         page.locator("canvas.timeline-canvas").wait_for()
         return Screen(page)
 
-    yield open_at
-    for context in contexts:
-        context.close()
-    assert problems == []
+    return open_at
 
 
 class Screen:
@@ -201,6 +176,12 @@ def test_wheel_drag_and_keys_zoom_and_pan(open_page: Open, page_path: Path) -> N
     assert moved[1] - moved[0] == pytest.approx(zoomed[1] - zoomed[0], rel=1e-3) and moved[0] > zoomed[0]
     screen.press("0")
     screen.page.wait_for_url(lambda url: "&t=" not in url)
+
+
+def test_names_of_two_lines_fit_their_rows(open_page: Open, page_path: Path) -> None:
+    names = open_page(page_path, viewport={"width": 390, "height": 900}).page.locator(".timeline-name")
+    names.first.wait_for()
+    assert names.evaluate_all("names => names.filter(one => one.scrollHeight > one.clientHeight).length") == 0
 
 
 def test_two_fingers_zoom(open_page: Open, page_path: Path, recording: traceable.Recording) -> None:
@@ -336,8 +317,10 @@ def test_what_lies_between_windows_is_a_gap_and_requests_have_a_track(open_page:
     totals = screen.panel.locator("table").first.locator("tbody tr")
     rows = {cells[0]: cells for cells in (row.locator("th,td").all_inner_texts() for row in totals.all())}
     assert rows["Requests"][-3] == "12" and rows["Steps"][-3] == "4"
-    # Of the recorded time, without the gap: nearly all of it is in steps.
-    assert float(rows["Steps"][-1].removesuffix(" %")) > 50
+    start, end = build_timeline(recording.context, recording.client_records).extent_ns
+    not_recorded = sum(until - since for since, until in np.stack(recording.context.trace.windows.find_gaps(), axis=1))
+    in_steps = recording.steps().values["wall_ns"].sum() / (end - start - not_recorded)
+    assert float(rows["Steps"][-1].removesuffix(" %")) == pytest.approx(100 * in_steps, abs=1)
     # By the program's own numbers.
     titles = set()
     screen.search("step")

@@ -22,12 +22,12 @@ from traceable.protocol.run_dir import SCHEMA
 from traceable.recording import Recording
 from traceable.report.columns import Column, find_marks, format_column, format_heading
 from traceable.report.document import MAX_ROWS
+from traceable.report.facts import load_diagnoses
 from traceable.report.html.pages import (
     MAX_RANGES,
     MAX_ROWS_OF_RANGE,
     QUERIES,
     SLOWEST,
-    load_diagnoses,
     pack_table,
     thin_usage,
 )

@@ -20,6 +20,28 @@ export const KINDS = [
   { kind: "unknown", title: "unknown", hint: "nothing that was recorded explains it" },
 ];
 
+const KIND_OF_SEGMENT = /** @type {Record<string, string>} */ ({
+  kernel: "compute",
+  graph: "compute",
+  nccl: "nccl",
+  copy: "copy",
+  memset: "copy",
+  launch: "launch",
+  launch_latency: "launch",
+  api: "launch",
+  wait_overhead: "sync",
+  gpu_gap: "idle",
+  cpu: "cpu",
+});
+
+/**
+ * Returns the kind of time of a segment of a critical path.
+ * @param {string} segment its kind there
+ */
+export function findKind(segment) {
+  return KIND_OF_SEGMENT[segment] ?? "unknown";
+}
+
 /**
  * Makes rows of a label, a bar, a time and its share of the whole.
  * @param {Bar[]} bars

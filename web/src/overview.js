@@ -1,8 +1,10 @@
 /** The first screen: what was run, what costs most, where a step's time goes, the steps, and all ranges. */
-import { KINDS, createBars, createLegend } from "./bars.js";
+import { KINDS, createBars, createLegend, findKind } from "./bars.js";
 import { hasBlock, loadBlock } from "./blocks.js";
 import { createElement, createNotes } from "./dom.js";
 import { formatCount, formatDuration, formatPercent, joinNumbers, truncateText } from "./format.js";
+import { formatCell } from "./pages/values.js";
+import { createLegend as createMarkLegend, createMark } from "./pages/view.js";
 import { formatHash, formatPathKey, formatSpan } from "./router.js";
 import { mountSteps } from "./steps.js";
 import { createTable } from "./table.js";
@@ -14,25 +16,6 @@ const COLORS = 10;
 
 /** Of a command line, a sentence: what is longer was made of data. */
 const MAX_TEXT = 1000;
-
-/** Below this number of instances a p99 is close to the maximum. */
-const FEW = 100;
-
-/** Kinds of a critical path as kinds of the bars. */
-const KIND_OF_SEGMENT = /** @type {Record<string, string>} */ ({
-  kernel: "compute",
-  graph: "compute",
-  nccl: "nccl",
-  copy: "copy",
-  memset: "copy",
-  launch: "launch",
-  launch_latency: "launch",
-  api: "launch",
-  wait_overhead: "sync",
-  gpu_gap: "idle",
-  cpu: "cpu",
-  unknown: "unknown",
-});
 
 /**
  * @param {HTMLElement} container
@@ -89,14 +72,14 @@ function createFindings({ report, hasTab }) {
   }
   const items = findings.slice(0, TOP_FINDINGS).map((finding) => {
     const saving = finding.potential_saving_ns;
-    const share = finding.potential_saving_share === null ? "" : `, ${formatPercent(finding.potential_saving_share)}`;
+    const share = finding.potential_saving_share === null ? "" : ` (${formatPercent(finding.potential_saving_share)})`;
     return createElement(
       "li",
       {},
       createElement(
         "p",
         {},
-        saving === null ? null : createElement("strong", {}, `at most ${formatDuration(saving)}${share}: `),
+        saving === null ? null : createElement("strong", {}, `saves at most ${joinNumbers(formatDuration(saving) + share)}: `),
         joinNumbers(truncateText(finding.message, MAX_TEXT)),
       ),
       createElement("p", { class: "fix" }, "To do: ", finding.fix),
@@ -216,7 +199,7 @@ function addTime(times, kind, ns) {
 function sumByKind(rows) {
   /** @type {Map<string, number>} */
   const times = new Map();
-  rows.forEach((row) => addTime(times, KIND_OF_SEGMENT[row.kind] ?? "unknown", row.step_mean_ns));
+  rows.forEach((row) => addTime(times, findKind(row.kind), row.step_mean_ns));
   return times;
 }
 
@@ -270,39 +253,39 @@ function createRangeTable(container, { report, hasTab }, getHistogram) {
     index,
     spread: row.cpu_mean_ns > 0 ? row.cpu_stddev_ns / row.cpu_mean_ns : null,
   }));
+  /** @param {string} key */
+  const write = (key) => ({
+    format: (/** @type {unknown} */ value) => formatCell(key, value),
+    mark: createMark(report.range_columns, key, ranges),
+  });
   /** @type {import("./table.js").TableColumn[]} */
   const columns = [
     {
       key: "name",
-      title: "Range",
+      title: "range",
       align: "left",
       link: (row) => (hasTab("ranges") ? formatHash({ tab: "ranges", range: formatPathKey(row.path) }) : null),
     },
-    { key: "domain", title: "Domain", hint: "NVTX domain" },
-    { key: "count", title: "Count", format: (value) => formatCount(value), hint: "all instances" },
-    { key: "cpu_total_ns", title: "CPU total", format: formatDuration, hint: "wall time on the CPU, all instances" },
-    { key: "cpu_share", title: "Share", format: formatPercent, hint: "of the time of the outermost ranges" },
-    { key: "cpu_self_total_ns", title: "Self", format: formatDuration, hint: "less the ranges inside it" },
+    { key: "domain", title: "domain", hint: "NVTX domain" },
+    { key: "count", title: "count", ...write("count"), hint: "all instances" },
+    { key: "cpu_total_ns", title: "total", ...write("cpu_total_ns"), hint: "wall time on the CPU, all instances" },
+    { key: "cpu_share", title: "share", ...write("cpu_share"), hint: "of the time of the outermost ranges" },
+    { key: "cpu_self_total_ns", title: "self", ...write("cpu_self_total_ns"), hint: "less the ranges inside it" },
     {
       key: "spread",
-      title: "Distribution",
+      title: "distribution",
       align: "right",
       sparkline: (row) => (row.cpu_p50_ns === null ? null : getHistogram(row.index)),
       hint: "wall times of the instances, from the least to the largest, on a logarithmic axis; sorts by standard deviation over mean",
     },
-    { key: "cpu_p50_ns", title: "p50", format: formatDuration },
-    { key: "cpu_p90_ns", title: "p90", format: formatDuration },
-    {
-      key: "cpu_p99_ns",
-      title: "p99",
-      format: (value, row) => (row.count - row.clipped < FEW ? "~" : "") + formatDuration(value),
-      hint: "with ~ of fewer than 100 instances: close to the maximum",
-    },
-    { key: "cpu_max_ns", title: "Max", format: formatDuration },
-    { key: "kernels", title: "Kernels", format: (value) => formatCount(value) },
-    { key: "gpu_busy_total_ns", title: "GPU busy", format: formatDuration, hint: "union of its GPU operations" },
-    { key: "gpu_idle_total_ns", title: "GPU idle", format: formatDuration, hint: "GPU span less busy" },
-    { key: "sync_wait_total_ns", title: "Sync wait", format: formatDuration, hint: "blocked in synchronizing calls" },
+    { key: "cpu_p50_ns", title: "p50", ...write("cpu_p50_ns") },
+    { key: "cpu_p90_ns", title: "p90", ...write("cpu_p90_ns") },
+    { key: "cpu_p99_ns", title: "p99", ...write("cpu_p99_ns") },
+    { key: "cpu_max_ns", title: "max", ...write("cpu_max_ns") },
+    { key: "kernels", title: "kernels", ...write("kernels") },
+    { key: "gpu_busy_total_ns", title: "GPU busy", ...write("gpu_busy_total_ns"), hint: "union of its GPU operations" },
+    { key: "gpu_idle_total_ns", title: "GPU idle", ...write("gpu_idle_total_ns"), hint: "GPU span less busy" },
+    { key: "sync_wait_total_ns", title: "sync wait", ...write("sync_wait_total_ns"), hint: "blocked in synchronizing calls" },
   ];
   createTable(container, {
     title: "ranges",
@@ -310,6 +293,7 @@ function createRangeTable(container, { report, hasTab }, getHistogram) {
     tree: { pathKey: "path" },
     columns: columns.filter(({ key }) => ranges.some((row) => row[key] !== null && row[key] !== 0)),
   });
+  container.append(createMarkLegend(report.range_columns) ?? "");
   const omitted = report.omitted.ranges;
   if (omitted) {
     const text = `${formatCount(omitted, "more range path")} with less time: report --csv has all`;

@@ -5,6 +5,7 @@ import "uplot/dist/uPlot.min.css";
 import { loadBlock } from "./blocks.js";
 import { createElement, createNotes } from "./dom.js";
 import { formatCount, formatDuration, formatPercent } from "./format.js";
+import { ENOUGH } from "./pages/values.js";
 import { formatHash, formatSpan } from "./router.js";
 import { createTable } from "./table.js";
 
@@ -103,21 +104,27 @@ function nameLane({ process, pid, device }) {
 function createSummary(container, rows) {
   /** @type {import("./table.js").TableColumn[]} */
   const columns = [
-    { key: "lane", title: "Process" },
-    { key: "steps", title: "Steps", format: (value) => formatCount(value) },
-    { key: "steady", title: "Steady", format: (value) => formatCount(value), hint: "without warm-up and edges: what the rest is of" },
-    { key: "steps_per_s", title: "Rate", format: (value) => (value === null ? "" : `${value.toPrecision(4)}/s`) },
+    { key: "lane", title: "process" },
+    { key: "steps", title: "steps", format: String },
+    { key: "steady", title: "steady", format: String, hint: "without warm-up and edges: what the rest is of" },
+    { key: "steps_per_s", title: "rate", format: (value) => (value === null ? "" : `${value.toPrecision(4)}/s`) },
     { key: "wall_p50_ns", title: "p50", format: formatDuration },
     { key: "wall_p90_ns", title: "p90", format: formatDuration },
-    { key: "wall_p99_ns", title: "p99", format: formatDuration },
-    { key: "wall_max_ns", title: "Max", format: formatDuration },
+    {
+      key: "wall_p99_ns",
+      title: "p99",
+      format: formatDuration,
+      mark: ({ steady }) => (steady < ENOUGH ? "~" : ""),
+      hint: "with ~ of fewer than 100 steps: close to the maximum",
+    },
+    { key: "wall_max_ns", title: "max", format: formatDuration },
     { key: "utilization_share", title: "GPU busy", format: formatPercent, hint: "share of the time of steady steps" },
-    { key: "copy_mean_ns", title: "Copies", format: formatDuration, hint: "mean of a step" },
+    { key: "copy_mean_ns", title: "copies", format: formatDuration, hint: "mean of a step" },
     { key: "nccl_mean_ns", title: "NCCL", format: formatDuration, hint: "mean of a step" },
     { key: "idle_mean_ns", title: "GPU idle", format: formatDuration, hint: "mean of a step" },
-    { key: "launch_mean_ns", title: "Launch calls", format: formatDuration, hint: "mean of a step, on any thread of its process" },
-    { key: "sync_mean_ns", title: "Sync waits", format: formatDuration, hint: "mean of a step, on any thread of its process" },
-    { key: "wait_share", title: "Data wait", format: formatPercent, hint: "share of the time spent waiting for the next item" },
+    { key: "launch_mean_ns", title: "launch calls", format: formatDuration, hint: "mean of a step, on any thread of its process" },
+    { key: "sync_mean_ns", title: "sync waits", format: formatDuration, hint: "mean of a step, on any thread of its process" },
+    { key: "wait_share", title: "data wait", format: formatPercent, hint: "share of the time spent waiting for the next item" },
   ];
   createTable(container, {
     title: "step summaries",
@@ -138,16 +145,16 @@ function createSlowest(container, rows, number, isLinked) {
   const columns = [
     {
       key: number,
-      title: "Step",
+      title: "step",
       format: (value) => formatCount(value),
       link: (row) =>
         isLinked ? formatHash({ tab: "timeline", t: formatSpan(row.start_ns, row.start_ns + row.wall_ns) }) : null,
     },
-    { key: "lane", title: "Process" },
-    { key: "wall_ns", title: "Time", format: formatDuration },
-    { key: "wall_delta_ns", title: "More", format: (value) => `+${formatDuration(value)}` },
-    { key: "cause", title: "Cause" },
-    { key: "range", title: "Most in range" },
+    { key: "lane", title: "process" },
+    { key: "wall_ns", title: "time", format: formatDuration },
+    { key: "wall_delta_ns", title: "more", format: (value) => `+${formatDuration(value)}` },
+    { key: "cause", title: "cause" },
+    { key: "range", title: "most in range" },
   ];
   createTable(container, {
     title: "slowest steps",
@@ -333,7 +340,7 @@ class StepChart {
     /** @param {Step} step */
     const distance = (step) => Math.abs(plot.valToPos(step.wall, "y") - (top ?? 0));
     const nearest = here.reduce(
-      (/** @type {Step | null} */ best, step) => (best === null || distance(step) < distance(best)  ? step : best),
+      (/** @type {Step | null} */ best, step) => (best === null || distance(step) < distance(best) ? step : best),
       null,
     );
     this.isNear =

@@ -9,6 +9,7 @@
  * @property {string} [hint] explains the column
  * @property {"left" | "right"} [align] right by default for what has a format
  * @property {(value: any, row: Row) => string} [format] the text of a value; without it, the value itself
+ * @property {(row: Row) => string} [mark] qualifies the value, and hangs behind it, so that numbers align
  * @property {(row: Row) => string | null} [link] address that a click on the cell leads to
  * @property {(row: Row) => ArrayLike<number> | null} [sparkline] heights of bars, drawn in place of a text
  * @property {(row: Row) => Node | null} [draw] any other drawing in place of a text
@@ -21,6 +22,7 @@
  * @property {{key: string, descending: boolean}} [sort] the initial order; without it, that of the rows
  * @property {string} [filter] the initial text of the search
  * @property {boolean} [plain] a few rows, which need no search
+ * @property {boolean} [wrap] texts have as many lines as they need
  *
  * @typedef {{setRows: (rows: Row[]) => void}} TableHandle
  * @typedef {{row: Row, text: string, children: TreeNode[], parent: TreeNode | null, depth: number, isOpen: boolean}} TreeNode
@@ -78,7 +80,7 @@ class Table {
     this.body = createElement("tbody");
     this.table = createElement(
       "table",
-      { class: "data" },
+      { class: `data${options.wrap ? " wrapped" : ""}${options.columns.some(({ mark }) => mark) ? " marked" : ""}` },
       createElement("caption", { class: "hidden" }, options.title),
       createElement("thead", {}, createElement("tr", { "aria-rowindex": 1 }, ...this.headers)),
       this.body,
@@ -90,6 +92,12 @@ class Table {
     );
     const tools = createElement("div", { class: "table-tools" }, this.search, ...this.#createModeButtons(), this.count);
     container.replaceChildren(...(options.plain ? [] : [tools]), this.scroller);
+    const resized = new ResizeObserver(() => {
+      const { scrollWidth, clientWidth, scrollHeight, clientHeight } = this.scroller;
+      this.scroller.classList.toggle("overflows", scrollWidth > clientWidth || scrollHeight > clientHeight);
+    });
+    resized.observe(this.scroller);
+    resized.observe(this.table);
     addEventListener("beforeprint", () => this.#print(true));
     addEventListener("afterprint", () => this.#print(false));
     this.body.addEventListener("keydown", (event) => this.#moveFocus(event));
@@ -252,10 +260,12 @@ class Table {
   #createRow(node, index) {
     const cells = this.options.columns.map((column, place) => {
       const content = createContent(column, node.row);
-      const classes = `${alignOf(column)}${content === ABSENT ? " absent" : ""}`;
+      const isLong = typeof content === "string" && content.length > LONG_TEXT;
+      const classes = `${alignOf(column)}${content === ABSENT ? " absent" : ""}${isLong ? " long" : ""}`;
       if (place > 0) {
-        const title = typeof content === "string" && content.length > LONG_TEXT ? content : null;
-        return createElement("td", { class: classes, title }, content);
+        const title = isLong ? content : null;
+        const mark = column.mark?.(node.row);
+        return createElement("td", { class: classes, title }, content, mark ? createElement("span", { class: "number-mark" }, mark) : null);
       }
       const style = this.isTree ? `--depth: ${node.depth}` : null;
       return createElement("th", { scope: "row", class: classes, style }, this.#createToggle(node), content);

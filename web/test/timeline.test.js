@@ -50,7 +50,7 @@ test("marks of a ruler are round, and differ in their texts", () => {
     ["0", "1 s", "2 s", "3 s", "4 s"],
   );
   assert.equal(formatTick(1.25e9, 5e7), "1.25 s");
-  assert.equal(formatTick(1_000_250_000, 50_000), "+250 µs");
+  assert.equal(formatTick(1_000_250_000, 50_000), "+250 us");
   assert.equal(formatTick(1_001_000_000, 50_000), "1.001 s");
   assert.equal(formatTick(1_000_250_020, 20), "+20 ns");
   assert.equal(formatTime(1_306_223_934), "1.306 223 934 s");

@@ -296,28 +296,25 @@ def _group_by_range(context: Context, range_name: str | None) -> Table:
             f"no CUDA API call {context.describe_selection(range_name)}",
             "list the calls of each range with `--view ranges`",
         )
-    by_name = by_path.remap_ranges(name[first_of_path] + 1).deduplicate()
-    paths = _make_range_table(context, selected, by_path, path, first_of_path, paths=True)
-    return Table(
-        _make_range_table(context, selected, by_name, name, first_of_name).values,
-        {"paths": paths},
-        _make_notes(selected),
-    )
+    in_paths = _measure_ranges(selected, by_path)
+    name_of_path = np.append(name[first_of_path], OUTSIDE)
+    has_several = np.append(np.bincount(name[first_of_path]) > 1, False)[name_of_path]
+    # A name of one path has the numbers of that.
+    alone = {key: column[~has_several[in_paths["range"]]] for key, column in in_paths.items()}
+    alone["range"] = name_of_path[alone["range"]]
+    joined = by_path.select_ranges(np.append(False, has_several[:-1])).remap_ranges(name_of_path[:-1] + 1)
+    in_names = _measure_ranges(selected, joined.deduplicate())
+    in_names = {key: np.concatenate([column, in_names[key]]) for key, column in alone.items()}
+    paths = _make_range_table(context, in_paths, path, first_of_path, paths=True)
+    names = _make_range_table(context, in_names, name, first_of_name)
+    return Table(names.values, {"paths": paths}, _make_notes(selected))
 
 
-def _make_range_table(
-    context: Context,
-    selected: _SelectedCalls,
-    credited: RangeItems,
-    of_instance: Int64,
-    first: Int64,
-    paths: bool = False,
-) -> Table:
-    """Return one row a range and kind.
+def _measure_ranges(selected: _SelectedCalls, credited: RangeItems) -> dict[str, NDArray[Any]]:
+    """Return the numbers of each `range` and `kind`.
 
     Args:
         credited: the calls; a call counts once in a range, in however many of its instances it lies.
-        of_instance, first: the range of each instance, and of each range its first instance.
     """
     kind_of_call = selected.kinds[selected.function]
     inner = np.zeros(len(selected.calls), np.bool_)
@@ -327,7 +324,19 @@ def _make_range_table(
         group, row = number_groups(number, kind_of_call[call])
         columns = _measure_calls(group, selected.duration_ns[call], np.flatnonzero(inner[call]), len(row))
         parts.append({"range": number[row] - 1, "kind": kind_of_call[call[row]], **columns})
-    measured = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _make_range_table(
+    context: Context, columns: dict[str, NDArray[Any]], of_instance: Int64, first: Int64, paths: bool = False
+) -> Table:
+    """Return one row a range and kind.
+
+    Args:
+        columns: as of `_measure_ranges`.
+        of_instance, first: the range of each instance, and of each range its first instance.
+    """
+    measured = dict(columns)
     number, kind = measured.pop("range"), measured.pop("kind")
     # A replay in a CUDA graph is not a range that was entered, and makes no calls.
     entered = np.bincount(of_instance[context.instances.entered & context.selected_instances], minlength=len(first))

@@ -71,6 +71,7 @@ from traceable.trace.model import (
     Trace,
     expand_slices,
     find_distinct,
+    make_constant_column,
 )
 from traceable.units import format_duration, format_percent
 
@@ -135,7 +136,9 @@ def critical_path(
         steady = selected if selected.any() else steady
     rows = np.flatnonzero(steady)
     every = trace_paths(context, steps, rows)
-    segments = every.take(_select_segments(context, every, range_name))
+    segments = every
+    if range_name is not None or context.selection is not None:
+        segments = every.take(_select_segments(context, every, range_name))
     if not len(segments):
         raise MissingDataError(
             "not_on_critical_path",
@@ -470,11 +473,16 @@ def trace_paths(
         _make_delay_segments(links, walk.delays),
         _make_thread_segments(context, host, walk.stretches),
     ]
+    del walk, host, links
+    some = np.flatnonzero(np.concatenate([part.end_ns > part.start_ns for part in parts]))
+    step, start = (np.concatenate([getattr(part, name) for part in parts])[some] for name in ("step", "start_ns"))
+    # Two stable sorts are fast on what is in order for the most part, which lexsort is not.
+    order = np.argsort(start, kind="stable")
+    order = some[order[np.argsort(step[order], kind="stable")]]
+    # Column by column, for all of them at once are the largest part of the memory.
     segments = PathSegments(
-        **{one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(PathSegments)}
+        **{one.name: np.concatenate([getattr(part, one.name) for part in parts])[order] for one in fields(PathSegments)}
     )
-    some = np.flatnonzero(segments.end_ns > segments.start_ns)
-    segments = segments.take(some[np.lexsort((segments.start_ns[some], segments.step[some]))])
     on_gpu = np.flatnonzero(segments.operation >= 0)
     segments.instance[on_gpu] = context.innermost[segments.operation[on_gpu]]
     return segments
@@ -715,7 +723,10 @@ class _Host:
         if thread not in self._edges:
             calls = slice(*self.call_bounds[thread : thread + 2].tolist())
             times = self.call_start_ns[calls], self.call_end_ns[calls], self.list_range_edges(thread)
-            self._edges[thread] = find_distinct(np.concatenate(times))
+            edges = np.concatenate(times)
+            # Each of them is nearly in order.
+            edges.sort(kind="stable")
+            self._edges[thread] = edges[np.append(True, edges[1:] != edges[:-1])[: len(edges)]]
         return self._edges[thread]
 
     def list_range_edges(self, thread: int) -> Int64:
@@ -930,10 +941,10 @@ def _make_run_segments(links: _Links, rows: _Rows) -> PathSegments:
         start_ns=np.maximum(start, since[every]),
         end_ns=np.minimum(end, until[every]),
         kind=np.append(links.kind[place], np.full(len(inner), GPU_GAP, np.int8)),
-        instance=np.full(len(every), -1, np.int64),
+        instance=make_constant_column(-1, len(every), np.int64),
         operation=links.operation[place[every]],
-        call=np.full(len(every), -1, np.int64),
-        thread=np.full(len(every), -1, np.int64),
+        call=make_constant_column(-1, len(every), np.int64),
+        thread=make_constant_column(-1, len(every), np.int64),
         bound=links.bound[place[every]],
         inferred=inferred[every] > 0,
     )
@@ -946,10 +957,10 @@ def _make_delay_segments(links: _Links, rows: _Rows) -> PathSegments:
         start_ns=start,
         end_ns=end,
         kind=kind.astype(np.int8),
-        instance=np.full(len(step), -1, np.int64),
+        instance=make_constant_column(-1, len(step), np.int64),
         operation=np.append(links.operation, -1)[place],
-        call=np.full(len(step), -1, np.int64),
-        thread=np.full(len(step), -1, np.int64),
+        call=make_constant_column(-1, len(step), np.int64),
+        thread=make_constant_column(-1, len(step), np.int64),
         bound=bound.astype(np.int8),
         inferred=inferred > 0,
     )
@@ -995,7 +1006,7 @@ def _make_thread_segments(context: Context, host: _Host, rows: _Rows) -> PathSeg
         end_ns=until,
         kind=kind,
         instance=instance,
-        operation=np.full(len(stretch), -1, np.int64),
+        operation=make_constant_column(-1, len(stretch), np.int64),
         call=call,
         thread=thread[stretch],
         bound=np.where(begin == start[stretch], bound[stretch], PROGRAM).astype(np.int8),

@@ -138,7 +138,8 @@ def iter_pairs_in_slices(segments: Segments, events: ThreadEvents, where: Slices
     sizes = np.concatenate([[0], np.cumsum(number[useful])])[bounds]
     rank = np.empty_like(events.order)
     rank[events.order] = np.arange(events.items)
-    stride = max(1, events.items)
+    # Bits, because dividing a million numbers takes longer than all else here.
+    bits = events.items.bit_length()
     at = 0
     while at < len(bounds) - 1:
         until = max(at + 1, int(np.searchsorted(sizes, sizes[at] + _PAIRS_AT_ONCE, "right")) - 1)
@@ -149,12 +150,16 @@ def iter_pairs_in_slices(segments: Segments, events: ThreadEvents, where: Slices
         if not where.contained[here].all():
             inside = events.end_ns[event] <= np.repeat(segments.end_ns[here], number[here])
             event, instance = event[inside], instance[inside]
-        key = instance * stride + rank[events.item[event]]
+        key = instance << bits
+        key |= rank[events.item[event]]
         if not (np.diff(key) > 0).all():
-            # np.unique hashes since numpy 2.3, which takes several times as long as a sort.
-            key.sort()
+            # Nearly in order, for which a stable sort takes a tenth of the time of the default one. (np.unique hashes
+            # since numpy 2.3.)
+            key.sort(kind="stable")
             key = key[np.diff(key, prepend=-1) > 0]
-        yield key // stride, events.order[key % stride]
+        instance = key >> bits
+        key &= (1 << bits) - 1
+        yield instance, events.order[key]
 
 
 def filter_pairs(pairs: Iterator[tuple[Int64, Int64]], instances: Bool, items: Bool) -> Iterator[tuple[Int64, Int64]]:

@@ -92,6 +92,7 @@ def kernels(
     names: str = "demangled",
     range_name: str | None = None,
     families: Sequence[Family] | None = None,
+    with_nsys: bool = True,
 ) -> Table:
     """Return how long kernels took, the largest total first.
 
@@ -102,6 +103,7 @@ def kernels(
         names: which name: `demangled`, `short` or `base` (`name_kernels`).
         range_name: only kernels that belong to a range of this name, or `domain:name`; by range, only its rows.
         families: the purpose of a kernel, by its name; None for `load_families()`.
+        with_nsys: by range, whether to measure by nsys's rule as well: columns `nsys_`, and rows that only it has.
 
     Raises:
         MissingDataError: the trace holds no such kernels, no range of that name or, where they are needed, no ranges
@@ -115,7 +117,7 @@ def kernels(
     kinds = group_by_kind(context.trace.kernels)
     kernel_names = name_kernels(context.trace, kinds, names, load_families() if families is None else families)
     if by == "range":
-        table = group_by_range(context, kinds, kernel_names, range_name)
+        table = group_by_range(context, kinds, kernel_names, range_name, with_nsys)
     elif field is not None:
         table = _group_by_field(_select_kernels(context, kinds, kernel_names, range_name), field)
     else:
@@ -497,11 +499,14 @@ class _Items:
     label: Int64
 
 
-def group_by_range(context: Context, kinds: Kinds, kernel_names: KernelNames, range_name: str | None) -> Table:
+def group_by_range(
+    context: Context, kinds: Kinds, kernel_names: KernelNames, range_name: str | None, with_nsys: bool = True
+) -> Table:
     """Return one row a range (domain, name, style), launching thread and kernel; what lies outside ranges last.
 
     Args:
         range_name: only the rows of ranges of this name, or `domain:name`.
+        with_nsys: as of `kernels`.
 
     Raises:
         MissingDataError: the trace has no ranges, or none of that name, or none of that name ran a kernel.
@@ -524,7 +529,9 @@ def group_by_range(context: Context, kinds: Kinds, kernel_names: KernelNames, ra
             f"no kernel {context.describe_selection(range_name)}",
             "list the GPU work of each range with `--view ranges`",
         )
-    their_key, theirs = _measure_as_nsys(context, label, of_instance, selected_ranges)
+    their_key, theirs = key[:0], dict[str, NDArray[Any]]()
+    if with_nsys:
+        their_key, theirs = _measure_as_nsys(context, label, of_instance, selected_ranges)
     split = len(key)
     keys = np.concatenate([key, their_key]).T
     row, one = number_groups(*keys)

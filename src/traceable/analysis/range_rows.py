@@ -50,12 +50,16 @@ class RangeItems:
         np.not_equal(self.key[1:], self.key[:-1], out=differs[1:])
         return np.flatnonzero(differs)
 
+    def select_ranges(self, selected: Bool) -> RangeItems:
+        """Return the pairs of some ranges: `selected` marks those, and first the items outside all of them."""
+        return RangeItems(self.key[selected[self.key >> self.bits]], self.bits)
+
     def remap_ranges(self, to: Int64) -> RangeItems:
         """Return the pairs with other ranges: `to` gives that of each range, itself counted from 1 too."""
         key = np.append(0, to)[self.key >> self.bits].astype(self.key.dtype)
         key <<= self.key.dtype.type(self.bits)
         key |= self.key & self.key.dtype.type((1 << self.bits) - 1)
-        key.sort()
+        key.sort(kind="stable")
         return RangeItems(key, self.bits)
 
     def iter_chunks(self) -> Iterator[tuple[Int64, Int64]]:
@@ -103,7 +107,8 @@ def join_range_items(
     if outside:
         keys.append(np.flatnonzero(alone).astype(kind))
     joined = np.concatenate(keys)
-    joined.sort()
+    # In ascending runs, one an instance: a stable sort takes a third of the time of the default one.
+    joined.sort(kind="stable")
     return RangeItems(joined, bits)
 
 

@@ -67,6 +67,7 @@ _DATA_COLUMNS = {
     "count": int,
     "start_ns": int,
     "end_ns": int,
+    "view": str,
 }
 """The data of a finding, as columns of the table."""
 

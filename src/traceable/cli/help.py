@@ -37,7 +37,17 @@ SECTIONS = {
     "Analyze": ("numbers", "decode-step", "analysis", "critical-path", "rates", "ncu"),
     "Compare": ("compare", "baselines", "align", "compare-noise"),
     "Verify and fix": ("contract", "testing", "measure-overhead", "troubleshooting", "doctor", "diagnosis"),
-    "Reference": ("report", "compare-numbers", "conditions", "findings", "names", "kineto", "secrets", "messages"),
+    "Reference": (
+        "report",
+        "compare-numbers",
+        "conditions",
+        "findings",
+        "names",
+        "kineto",
+        "secrets",
+        "messages",
+        "agents",
+    ),
     "Measured costs": ("overhead", "server-load", "analysis-speed"),
     "Inside": ("architecture", "reader", "read-back", "gpu-check"),
 }

@@ -37,6 +37,7 @@ COMMANDS = {
     "ncu": "profile the most expensive kernels of a range with Nsight Compute",
     "doctor": "check this machine, with a test capture by each collector",
     "completion": "print a script that completes traceable's commands and options in a shell",
+    "schema": "print the JSON Schema of the documents of --json",
     "help": "print a page of the documentation",
 }
 """Each command, which is a module of this package, with its line in --help."""

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     compared = [f"baseline {paths[0]}", f"candidate {paths[-1]}"]
     title = compared if arguments.what == _COMPARE else [f"{arguments.what} of {', '.join(paths)}"]
     write_file(render_figure(draw, title, form), arguments.output)
-    log(f"saved {arguments.output}")
+    log(f"wrote {arguments.output}")
     return 0
 
 

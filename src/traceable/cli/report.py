@@ -202,6 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         content = Content(
             lambda: _add_answers(
+                recording,
                 build_header(recording) if ranges is None else build_report(recording, ranges, verdicts, thresholds),
                 answers,
                 arguments,
@@ -430,10 +431,13 @@ def _query_views(
 
 
 def _add_answers(
-    report: dict[str, Any], answers: Mapping[View, ViewResult], arguments: argparse.Namespace
+    recording: Recording,
+    report: dict[str, Any],
+    answers: Mapping[View, ViewResult],
+    arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     """Return the document with the results of the views."""
-    from traceable.report.document import missing_data_to_dict, table_to_dict
+    from traceable.report.document import add_next_commands, missing_data_to_dict, table_to_dict
 
     for view, result in answers.items():
         if view is FINDINGS and FINDINGS.name in report:
@@ -445,6 +449,8 @@ def _add_answers(
             report[key] = missing_data_to_dict(result)
         else:
             report[key] = table_to_dict(result, parse_row_filter(arguments).resolve(result))
+            if view is FINDINGS:
+                report[key]["rows"] = add_next_commands(recording, report[key]["rows"])
     return report
 
 

@@ -14,10 +14,10 @@ from traceable.analysis.fail_conditions import FAILED, PASSED, UNKNOWN
 from traceable.analysis.fidelity import AlignedPart
 from traceable.analysis.table import Table
 from traceable.report.columns import ABSENT, Column, format_column
+from traceable.report.facts import format_header
 from traceable.report.layout import Cells
 from traceable.report.page import Page
 from traceable.report.row_filter import Row, RowFilter
-from traceable.report.terminal import format_header
 from traceable.report.text import escape_name, format_line
 from traceable.units import format_count, format_duration, format_percent
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,7 @@ from traceable.errors import MissingDataError, TraceableError, UsageError
 from traceable.protocol import untrusted
 from traceable.report import windows
 from traceable.report.expectations import build_expectation_rows
+from traceable.report.facts import list_facts, load_diagnoses
 from traceable.report.json_output import to_json
 from traceable.report.row_filter import DEFAULT_SORT, RowFilter
 from traceable.report.text import format_command
@@ -111,8 +113,11 @@ def build_report(
         "ranges": len(choice.match_indices(profile.ranges)) - len(places),
         "names": len(choice.match_indices(profile.names)) - len(names),
     }
+    header = {**build_header(recording), "conditions": recording.read_conditions()}
     return {
-        **build_header(recording),
+        **header,
+        "facts": [{"term": term, "texts": texts} for term, texts in list_facts(recording, header, verdicts) if texts],
+        "diagnoses": load_diagnoses(recording.paths),
         "ranges": [
             row if carried is None else {**row, "fields": carried}
             for row, carried in zip(profile.ranges.take(places).rows(), fields, strict=True)
@@ -120,6 +125,7 @@ def build_report(
         "names": list(profile.names.take(names).rows()),
         "counters": list(counters.take(choice.match_indices(counters)).rows()),
         "outside_ranges": list(recording.outside_ranges().rows()),
+        "step_rates": _build_step_rates(recording),
         **_build_findings(recording, thresholds),
         "expectations": build_expectation_rows(verdicts),
         "omitted": {key: count for key, count in omitted.items() if count},
@@ -132,7 +138,8 @@ def build_bounded_report(recording: Recording, verdicts: Sequence[ExpectationRes
     Arguments as of `build_report`.
     """
     report = build_report(recording, RowFilter(top=MAX_ROWS), verdicts)
-    lists = [(report, key) for key in ("folded_names", "counters", "outside_ranges", "findings", "expectations")]
+    keys = ("folded_names", "counters", "outside_ranges", "step_rates", "findings", "expectations")
+    lists = [(report, key) for key in keys]
     lists += [(report, "flight_recorder"), (report["source"], "processes"), (report["source"], "notes")]
     for holder, key in lists:
         if (count := len(holder[key])) > MAX_ROWS:
@@ -146,8 +153,29 @@ def _build_findings(recording: Recording, thresholds: Mapping[str, float] | None
     try:
         result = recording.findings(thresholds=thresholds)
     except MissingDataError as error:
-        return {"findings": [], "finding_rules": missing_data_to_dict(error)}
-    return {"findings": list(result.rows()), "finding_rules": list(result.others["rules"].rows())}
+        return {"findings": [], "finding_rules": missing_data_to_dict(error), "finding_notes": []}
+    return {
+        "findings": add_next_commands(recording, result.rows()),
+        "finding_rules": list(result.others["rules"].rows()),
+        "finding_notes": [note.as_dict for note in result.notes],
+    }
+
+
+def add_next_commands(recording: Recording, findings: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of findings, each with the command that shows what it is about; None for a recording in memory."""
+    report = ("traceable", "report", *map(str, recording.paths)) if recording.paths else None
+    return [
+        {**row, "next_command": None if report is None else shlex.join((*report, "--view", row["view"]))}
+        for row in findings
+    ]
+
+
+def _build_step_rates(recording: Recording) -> list[dict[str, Any]]:
+    """Return throughput and jitter of the steps that a program counts itself; empty if it counts none."""
+    if recording.has_step_ranges:
+        with contextlib.suppress(MissingDataError):
+            return list(recording.steps().others["summary"].rows())
+    return []
 
 
 def table_to_dict(table: Table, choice: RowFilter) -> dict[str, Any]:

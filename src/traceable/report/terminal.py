@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from traceable.analysis.attribution import INFERRED
 from traceable.analysis.profile import OUTLIVES, RangeProfile
 from traceable.analysis.table import Table
 from traceable.errors import Message, MissingDataError
@@ -21,10 +20,11 @@ from traceable.protocol.nvtx import LOOP_DOMAIN
 from traceable.report import flight, overhead, windows
 from traceable.report.columns import Column, format_column, is_worth_showing
 from traceable.report.document import build_header
+from traceable.report.facts import format_header
 from traceable.report.layout import Cells
 from traceable.report.page import Page
 from traceable.report.row_filter import DEFAULT_SORT, Row, RowFilter
-from traceable.report.text import escape_name, format_line, message_from_dict, shorten_command
+from traceable.report.text import escape_name, format_line, message_from_dict
 from traceable.report.views import (
     COUNTER_COLUMNS,
     FINDINGS,
@@ -34,7 +34,7 @@ from traceable.report.views import (
     View,
     ViewTable,
 )
-from traceable.units import format_count, format_duration, format_percent, format_timestamp
+from traceable.units import format_count, format_duration, format_percent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,20 +55,6 @@ NO_RANGES = Message(
 )
 NO_RANGE_MATCHES = Message("no_range_matches", "no range matches")
 _NO_ROW_MATCHES = Message("no_row_matches", "no row matches")
-_REASONS = {
-    "before_recording": "operations launched before the recording began",
-    "no_launch_call": "operations without a recorded launch call",
-    "outside_ranges": "operations launched by threads that had no range open",
-    "several_threads": "operations that several threads with an open range may have caused",
-}
-
-
-_UNCERTAINTIES = {
-    "requests": ", measured with requests",
-    "windows": ", measured with windows",
-    "collector": ", typical of the collectors",
-}
-"""Where the uncertainty of a clock is from."""
 
 
 def write_profile(
@@ -313,97 +299,6 @@ def _select_longest(rows: Sequence[Row]) -> list[Row]:
             selected.add(one)
             one = parents.get(one)
     return [row for row in rows if row["instance"] in selected]
-
-
-def format_header(report: Mapping[str, Any]) -> list[str]:
-    """Return what was read, and how much of the GPU's work the ranges explain."""
-    source, window, coverage = report["source"], report["window"], report["coverage"]
-    collector = " ".join(filter(None, (source["collector"], source["collector_version"]))) or "unknown collector"
-    processes = ", ".join(f"{process['name'] or 'process'} {process['pid']}" for process in source["processes"][:4])
-    more = len(source["processes"]) - 4
-    processes += f" and {more} more" if more > 0 else ""
-    parts = [
-        source["path"],
-        collector,
-        f"{format_duration(window['recorded_ns'])} recorded" if window["recorded_ns"] is not None else "no events",
-        processes,
-        f"{format_count(source['range_instances'])} ranges",
-    ]
-    lines = [" | ".join(filter(None, parts)), *map(format_side, report["sides"])]
-    if coverage["gpu_operations"] is not None:
-        lines.append(format_coverage(coverage))
-    if report["selection"] is not None:
-        lines.append(format_selection(report["selection"]))
-    if source["command"] is not None:
-        lines.append(f"run by: {shorten_command(source['command'])}")
-    return lines
-
-
-def format_side(side: Mapping[str, Any]) -> str:
-    """Return one side and its clock: `client: recorder, 1 process; the clock of server, +-310 us (typical)`."""
-    what = ", ".join(
-        filter(None, (side["collector"], side["host"], format_count(side["processes"], "process", "processes")))
-    )
-    if side["clock"] is None:
-        return f"{side['name']}: {what}; its clock is that of the recording"
-    unknown = "uncertainty unknown"
-    uncertainty = unknown if side["uncertainty_ns"] is None else f"±{format_duration(side['uncertainty_ns'])}"
-    source = _UNCERTAINTIES.get(side["uncertainty_source"], "")
-    pairs = format_count(side["pairs"], "request")
-    clock = {
-        "same_host": "same clock",
-        "request_pairs": f"clock moved by {side['offset_ns'] / 1e6:+.6g} ms, from {pairs}",
-        "given": f"clock moved by {side['offset_ns'] / 1e6:+.6g} ms, as given",
-    }[side["clock"]]
-    return f"{side['name']}: {what}; {clock}, {uncertainty}{source}"
-
-
-def format_selection(selection: Mapping[str, Any]) -> str:
-    """Return the selected part of a recording: `only GPU 0, from 1.306224 s`."""
-    first, last = selection["start_ns"], selection["end_ns"]
-    parts = [
-        *(f"side {one}" for one in selection["sides"] or ()),
-        *(f"process {one}" for one in selection["processes"] or ()),
-        *([f"ranks {selection['ranks']}"] if selection["ranks"] else ()),
-        *(f"GPU {one}" for one in selection["devices"] or ()),
-        *(selection["where"] or ()),
-        *([f"from {format_timestamp(first)}"] if first is not None else []),
-        *([f"until {format_timestamp(last)}"] if last is not None else []),
-    ]
-    line = f"only {', '.join(parts)}" if parts else "all of it"
-    return line + (f" (steady: {message_from_dict(selection['steady'][0]).printed})" if selection["steady"] else "")
-
-
-def format_coverage(coverage: Mapping[str, Any]) -> str:
-    """Return how much of the GPU's work the ranges explain."""
-    reasons = [
-        f"{format_count(part['operations'])} {_REASONS[reason]}"
-        for reason, part in coverage["unattributed"].items()
-        if part["operations"]
-    ]
-    total = max(1, coverage["gpu_ns"])
-    inferred = {label: coverage["attributed"][label] for label in INFERRED}
-    parts = [
-        f"GPU: {format_count(coverage['gpu_operations'])} operations, {format_duration(coverage['gpu_ns'])}",
-        ", ".join(
-            [
-                f"{format_percent(coverage['by_launch']['gpu_ns'] / total)} of GPU time attributed by launch",
-                *(
-                    f"{format_percent(part['gpu_ns'] / total)} {label}"
-                    for label, part in inferred.items()
-                    if part["operations"]
-                ),
-            ]
-        ),
-    ]
-    kernels, by_launch = coverage["kernels"], coverage["kernels_by_launch"]["gpu_ns"]
-    if kernels["gpu_ns"] and kernels["operations"] != coverage["gpu_operations"]:
-        inferred_ns = coverage["attributed_kernels"]["gpu_ns"] - by_launch
-        rest = f", {format_percent(inferred_ns / kernels['gpu_ns'])} inferred" if inferred_ns else ""
-        parts.append(f"of kernel time {format_percent(by_launch / kernels['gpu_ns'])} by launch{rest}")
-    if reasons:
-        parts.append(f"unattributed: {', '.join(reasons)}")
-    return "; ".join(parts)
 
 
 def _write_table(page: Page, table: Table, columns: Sequence[Column], choice: RowFilter, more: str) -> None:

@@ -234,7 +234,7 @@ function createKernels(rows) {
     title: "kernels",
     rows: rows.map((row) => ({ ...row, word: MATCHES[/** @type {keyof typeof MATCHES} */ (String(row.match))] })),
     columns: [
-      { key: "kernel", title: "Kernel", format: formatValue, align: "left" },
+      { key: "kernel", title: "kernel", format: formatValue, align: "left" },
       { key: "family", title: "family", format: formatValue, align: "left" },
       { key: "candidate_ns", title: "mock layer", format: formatDuration },
       { key: "reference_ns", title: "full model", format: formatDuration },

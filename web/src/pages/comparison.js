@@ -58,8 +58,8 @@ export function mountComparison(container, page) {
     createElement("h2", {}, "Comparison"),
     createSides(page),
     hasOverview(page.report) ? createOverview(page.report) : null,
-    createConditions(candidate.conditions, "baseline"),
     createVerdict(candidate),
+    createConditions(candidate.conditions, "baseline"),
     createExplanation(candidate, page.report.per),
     createRanges(candidate),
     createNotes(candidate.notes),
@@ -188,14 +188,20 @@ function createOverview(report) {
 export function createConditions(conditions, reference) {
   if (!conditions.length) return null;
   const order = ["confounds", "lowers_confidence", "note"];
-  const rows = [...conditions].sort((one, other) => order.indexOf(one.effect) - order.indexOf(other.effect));
+  const unknown = conditions.filter((row) => row[reference] === null && row.candidate === null);
+  const rows = conditions.filter((row) => !unknown.includes(row));
+  rows.sort((one, other) => order.indexOf(one.effect) - order.indexOf(other.effect));
+  const remark = unknown.length
+    ? createRemark(`Not known of either: ${unknown.map(({ condition }) => formatHeading(condition)).join(", ")}.`)
+    : null;
+  if (!rows.length) return createSection("Conditions", createRemark("None is known to differ."), remark);
   const table = createElement("div");
   createTable(table, {
     title: "conditions",
     rows,
     plain: rows.length <= FEW_ROWS,
     columns: [
-      { key: "condition", title: "condition", format: formatWords, align: "left" },
+      { key: "condition", title: "condition", format: formatHeading, align: "left" },
       { key: reference, title: reference, format: formatCondition, align: "left" },
       { key: "candidate", title: "candidate", format: formatCondition, align: "left" },
       { key: "effect", title: "effect", format: formatWords, align: "left" },
@@ -211,6 +217,7 @@ export function createConditions(conditions, reference) {
         : "None of them is known to affect times.",
     ),
     table,
+    remark,
   );
 }
 
@@ -269,7 +276,7 @@ function createRanges(candidate) {
     tree: { pathKey: "path" },
     sort: { key: "rank", descending: false },
     columns: [
-      { key: "name", title: "Range", align: "left", format: formatValue },
+      { key: "name", title: "range", align: "left", format: formatValue },
       { key: "state", title: "in", format: formatState, align: "left" },
       ...metrics.flatMap((metric) => createMetricColumns(metric, limit, candidate.side)),
     ],

@@ -27,7 +27,7 @@ export function mountDiagnosis(container, { report }) {
     report.overhead ? createSection("Overhead of recording", createFacts(listFacts(report.overhead))) : null,
     createRows("Time in no range", report.outside_ranges),
     createRules(report.finding_rules),
-    createSection("Source", createFacts(listFacts({ ...report.source, processes: report.source.processes.length, notes: null }))),
+    createSection("Source", createFacts(listFacts({ ...report.source, processes: report.source.processes.length, notes: null }), "texts")),
   ];
   container.replaceChildren(
     createElement("h2", {}, "Diagnosis"),
@@ -60,10 +60,10 @@ function createDiagnosis({ run, findings }) {
 /** @param {Row} completeness */
 function createCompleteness({ state, reason, processes }) {
   const kind = /** @type {const} */ ({ complete: "good", incomplete: "bad" })[/** @type {"complete"} */ (state)] ?? "unknown";
-  const why = reason ? ` (${formatValue(reason)})` : "";
+  const why = reason ?? (state === "unknown" ? "the program did not count its ranges" : null);
   return createSection(
     "Are all ranges of the program in the recording?",
-    createElement("p", {}, createBadge(state, kind), why),
+    createElement("p", {}, createBadge(state, kind), why === null ? null : ` ${formatValue(why)}`),
     processes.length ? createRowTable("processes", processes) : null,
   );
 }
@@ -108,7 +108,15 @@ function createCoverage(coverage) {
 
 /** @param {Row[] | {missing_data: {code: string, text: string}}} rules */
 function createRules(rules) {
-  const content = Array.isArray(rules) ? createRowTable("rules", rules) : createNotes([rules.missing_data]);
+  const content = Array.isArray(rules)
+    ? createRowTable(
+        "rules",
+        rules.map(({ rule, description, state, findings, reason, remedy, thresholds }) => {
+          const why = [reason, remedy].filter(Boolean).join("; ");
+          return { rule, description, state, findings, reason: why || null, thresholds };
+        }),
+      )
+    : createNotes([rules.missing_data]);
   return createSection("Rules of the findings", content);
 }
 
@@ -131,6 +139,7 @@ function createRowTable(title, rows) {
   createTable(container, {
     title,
     rows,
+    wrap: true,
     plain: rows.length <= FEW_ROWS,
     columns: keys.map((key) => ({
       key,

@@ -48,11 +48,12 @@ export function createNotes(notes) {
 /**
  * Returns pairs of a term and its value.
  * @param {[string, Node | string][]} pairs
+ * @param {"numbers" | "texts"} [kind] of the values, by which they are aligned
  */
-export function createFacts(pairs) {
+export function createFacts(pairs, kind = "numbers") {
   return createElement(
     "dl",
-    { class: "pairs" },
+    { class: `pairs pairs-${kind}` },
     ...pairs.map(([term, value]) => createElement("div", {}, createElement("dt", {}, term), createElement("dd", {}, value))),
   );
 }

@@ -6,13 +6,13 @@ import { formatHash, formatPathKey, parsePathKey } from "../router.js";
 import { createTable } from "../table.js";
 import { drawBars, drawHistogram, getColor } from "./charts.js";
 import { createFacts, createName, createRemark, createSection } from "./elements.js";
-import { formatHeading, formatValue } from "./values.js";
-import { createFormat, createLegend, createPackedTable, formatMomentLink, formatRangeLink } from "./view.js";
+import { ENOUGH, formatCell, formatHeading, formatValue } from "./values.js";
+import { createFormat, createLegend, createMark, createPackedTable, formatMomentLink, formatRangeLink } from "./view.js";
 
 /** @typedef {import("./view.js").Page} Page */
 /** @typedef {import("./view.js").Row} Row */
 /** @typedef {import("./view.js").PackedTable} PackedTable */
-/** @typedef {{pages: {paths: Row[], names: Row[], ranges: import("./view.js").ColumnsOf}, distributions: import("../blocks.js").Block}} Data */
+/** @typedef {{pages: {paths: Row[], names: Row[]}, distributions: import("../blocks.js").Block}} Data */
 
 const WAYS = ["h2d", "d2h", "d2d", "p2p"];
 
@@ -59,9 +59,6 @@ const TERMS = {
   ),
 };
 
-/** Of fewer values a p99 is close to the maximum. */
-const ENOUGH = 100;
-
 /** How many of the ranges directly inside are drawn. */
 const CHILDREN = 10;
 
@@ -80,7 +77,7 @@ export async function mountRanges(container, page) {
     const path = range === undefined ? [] : findPath(page.report.ranges, parsePathKey(range));
     const rows = page.report.ranges.filter((/** @type {Row} */ row) => isSamePath(row.path, path));
     container.replaceChildren(
-      ...(range === undefined ? createList(page, pages.ranges) : createRangePage(path, rows, { pages, distributions }, page)),
+      ...(range === undefined ? createList(page) : createRangePage(path, rows, { pages, distributions }, page)),
     );
   };
   page.router.addEventListener("route", show);
@@ -102,23 +99,23 @@ function findPath(ranges, path) {
   return named.find((row) => (row.cpu_total_ns ?? 0) === largest)?.path ?? path;
 }
 
-/**
- * @param {Page} page
- * @param {import("./view.js").ColumnsOf} described how to show the ranges
- */
-function createList(page, described) {
+/** @param {Page} page */
+function createList(page) {
+  /** @type {import("./view.js").ColumnsOf} */
+  const described = page.report.range_columns;
   const container = createElement("div");
   createTable(container, {
     title: "ranges",
     rows: page.report.ranges,
     tree: { pathKey: "path" },
     columns: [
-      { key: "name", title: "Range", align: "left", format: formatValue, link: (row) => formatRangeLink(row.path) },
+      { key: "name", title: "range", align: "left", format: formatValue, link: (row) => formatRangeLink(row.path) },
       ...described.columns.map(({ key, title }) => ({
         key,
         title,
         align: key === "attribution" ? /** @type {const} */ ("left") : /** @type {const} */ ("right"),
-        format: createFormat(described, key, page.report.ranges),
+        format: (/** @type {unknown} */ value) => formatCell(key, value),
+        mark: createMark(described, key, page.report.ranges),
       })),
     ],
   });
@@ -181,12 +178,14 @@ function createRangeParts(row, { pages, distributions }, page) {
   const add = (key, heading, title) =>
     ofName?.[key] ? createSection(`${heading}${wide}`, createPackedTable(ofName[key], { title, page })) : null;
   const index = page.report.ranges.indexOf(row);
-  const marks = new Set(Object.values(pages.ranges.marks).map((found) => found[index]));
+  /** @type {import("./view.js").ColumnsOf} */
+  const described = page.report.range_columns;
+  const marks = new Set(Object.values(described.marks).map((found) => found[index]));
   /** @param {string} key */
-  const format = (key) => createFormat(pages.ranges, key, page.report.ranges)(row[key], row);
+  const format = (key) => createFormat(described, key, page.report.ranges)(row[key], row);
   return [
     createFactGroups(row, format),
-    createLegend({ ...pages.ranges, legend: pages.ranges.legend.filter((one) => marks.has(one.charAt(0))) }),
+    createLegend({ ...described, legend: described.legend.filter((one) => marks.has(one.charAt(0))) }),
     createDistribution(row, index, format, distributions),
     createChildren(row, page),
     ofPath?.slowest ? createSlowest(ofPath.slowest, row, page) : null,
@@ -276,7 +275,7 @@ function createChildren(row, page) {
   const parts = [...inside]
     .sort((one, other) => other.cpu_total_ns - one.cpu_total_ns)
     .slice(0, CHILDREN)
-    .map((one, index) => ({ ...makePart(one.name, one.cpu_total_ns, row), color: getColor(index) }));
+    .map((one) => ({ ...makePart(one.name, one.cpu_total_ns, row), color: getColor(0) }));
   if (row.cpu_self_total_ns !== null) {
     parts.push({ ...makePart("in none of them", row.cpu_self_total_ns, row), color: "var(--kind-cpu)" });
   }

@@ -1,4 +1,5 @@
 /** The tabs of the views: a chart of what matters most, then the tables. */
+import { findKind } from "../bars.js";
 import { createElement } from "../dom.js";
 import { formatBytes, formatCount, formatDuration, formatPercent } from "../format.js";
 import { drawBars, drawStack, drawSteps, getColor } from "./charts.js";
@@ -199,6 +200,7 @@ export async function mountSteps(container, page) {
           time: "total_ns",
           share: "path_share",
           label: "Critical path by kind",
+          colorOf: (row) => `var(--kind-${findKind(row.kind)})`,
         }),
       ),
     );
@@ -231,16 +233,17 @@ function startScreen(container, heading, about, view) {
 /**
  * Draws the largest times of a table as bars.
  * @param {Row[]} rows
- * @param {{name: string, time: string, share?: string, label: string}} columns the names of its columns
+ * @param {{name: string, time: string, share?: string, label: string, colorOf?: (row: Row) => string}} columns the names
+ *   of its columns, and the color of a row where that means something
  */
-function drawTimes(rows, { name, time, share, label }) {
+function drawTimes(rows, { name, time, share, label, colorOf = () => getColor(0) }) {
   const largest = [...rows].sort((one, other) => (other[time] ?? 0) - (one[time] ?? 0)).slice(0, BARS);
   return drawBars(
-    largest.map((row, index) => ({
+    largest.map((row) => ({
       label: formatValue(row[name]).replaceAll("_", " "),
       value: row[time] ?? 0,
       text: `${formatDuration(row[time])}${share && row[share] !== null ? ` · ${formatPercent(row[share])}` : ""}`,
-      color: getColor(index),
+      color: colorOf(row),
     })),
     label,
   );

@@ -6,6 +6,9 @@
 
 import { ABSENT, formatBytes, formatDuration, formatPercent } from "../format.js";
 
+/** Of fewer values a p99 is close to the maximum. */
+export const ENOUGH = 100;
+
 /** @type {[string, (value: number) => string][]} */
 const UNITS = [
   ["_ns", formatDuration],

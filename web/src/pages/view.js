@@ -57,11 +57,23 @@ export function unpackRows({ values }) {
  * @param {Row[]} rows in the order of the marks
  * @returns {(value: any, row: Row) => string}
  */
-export function createFormat({ marks }, key, rows) {
+export function createFormat(described, key, rows) {
+  const findMark = createMark(described, key, rows);
+  return (value, row) => formatCell(key, value) + (findMark?.(row) ?? "");
+}
+
+/**
+ * Returns what finds the mark behind a column's cell.
+ * @param {Pick<ColumnsOf, "marks">} described
+ * @param {string} key of the column
+ * @param {Row[]} rows in the order of the marks
+ * @returns {((row: Row) => string) | undefined} undefined: the column has none
+ */
+export function createMark({ marks }, key, rows) {
   const found = marks[key];
-  if (found === undefined) return (value) => formatCell(key, value);
+  if (found === undefined) return undefined;
   const ofRow = new Map(rows.map((row, index) => [row, found[index] ?? ""]));
-  return (value, row) => formatCell(key, value) + (ofRow.get(row) ?? "");
+  return (row) => ofRow.get(row) ?? "";
 }
 
 /**
@@ -89,7 +101,8 @@ export function createPackedTable(table, { title, page, links = {} }) {
       key,
       title: heading,
       align: rows.some((row) => isText(row[key])) ? "left" : "right",
-      format: createFormat(table, key, rows),
+      format: (value) => formatCell(key, value),
+      mark: createMark(table, key, rows),
       link: links[key] ?? findLink(key, page),
     })),
   });

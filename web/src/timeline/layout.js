@@ -20,6 +20,9 @@ const PADDING = 3;
 const COUNTER = 40;
 const MOST = 420;
 
+/** What a name of two lines takes, as `timeline.css` has it for narrow windows. */
+const TWO_LINES = 26;
+
 /** Height of a lane where there are few, by kind. */
 const LANE_HEIGHT = /** @type {Record<string, number>} */ ({ calls: 15, marks: 13, copies: 16, os_calls: 13, runs: 10, gil: 12, samples: 12 });
 
@@ -58,9 +61,10 @@ export function isBackground(item) {
  * Returns the rows that are shown, and their height together.
  * @param {TimelineModel} model
  * @param {ReadonlySet<string>} collapsed keys of groups
+ * @param {boolean} [isNarrow] whether the name of a track has two lines
  * @returns {{rows: Row[], height: number}}
  */
-export function makeLayout(model, collapsed) {
+export function makeLayout(model, collapsed, isNarrow = false) {
   /** @type {Row[]} */
   const rows = [];
   let top = 0;
@@ -73,7 +77,7 @@ export function makeLayout(model, collapsed) {
     add({ group: group.key, item: null, title: group.title, detail: "", height: HEADING, laneHeight: 0 });
     for (const item of collapsed.has(group.key) ? [] : group.items) {
       const { height, laneHeight } = measureItem(item);
-      add({ group: group.key, item, ...describeItem(model, item), height, laneHeight });
+      add({ group: group.key, item, ...describeItem(model, item), height: Math.max(height, isNarrow ? TWO_LINES : 0), laneHeight });
     }
   }
   return { rows, height: top };

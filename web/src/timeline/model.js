@@ -376,7 +376,7 @@ export class TimelineModel {
     /** @type {(name: number, count: number, total: number) => void} */
     const add = (name, count, total) => {
       const key = `${track.kind} ${name}`;
-      const sum = names.get(key) ?? { text: this.getName(name), count: 0, total: 0, kind: track.kind };
+      const sum = names.get(key) ?? { text: track.kind === "calls" ? this.getLabel(name) : this.getName(name), count: 0, total: 0, kind: track.kind };
       names.set(key, { ...sum, count: sum.count + count, total: sum.total + total });
       slices += count;
     };

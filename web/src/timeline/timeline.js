@@ -18,6 +18,9 @@ import { clampSpan, fitSpan, formatTime, panSpan, zoomSpan } from "./view.js";
  * @typedef {import("./layout.js").Row} Row
  */
 
+/** Where the name of a track has two lines, as in `timeline.css`. */
+const NARROW = matchMedia("(max-width: 600px)");
+
 const MOUSE_HELP =
   "Wheel zooms, Shift+wheel and drag pan, Shift+drag selects a span. Keys: W S or + − zoom, A D or ← → pan, ↑ ↓ scroll, " +
   "Shift+arrows move to the next event, Enter follows a launch, F fits the selection, 0 shows all, / searches, N next match, Esc clears.";
@@ -208,6 +211,7 @@ class Timeline {
       this.palette = new Palette(this.container);
       this.#invalidate();
     });
+    NARROW.addEventListener("change", () => this.#arrange());
     // Also when the tab is shown again, whose canvases had no size meanwhile.
     new ResizeObserver(() => this.#invalidate()).observe(this.scroller);
   }
@@ -215,7 +219,7 @@ class Timeline {
   // ---- what is shown
 
   #arrange() {
-    const { rows, height } = makeLayout(this.model, this.#collapsed);
+    const { rows, height } = makeLayout(this.model, this.#collapsed, NARROW.matches);
     this.#rows = rows;
     this.height = height;
     this.space.style.height = `${height}px`;

@@ -169,7 +169,7 @@ export function chooseStep(least) {
 
 /**
  * Writes a time with as many digits as neighboring marks differ in: `1.25 s`, and where these are many, what follows the
- * last whole millisecond or microsecond: `+250 µs`.
+ * last whole millisecond or microsecond: `+250 us`.
  * @param {number} time in ns
  * @param {number} step
  */
@@ -177,7 +177,7 @@ export function formatTick(time, step) {
   const large = step >= 1e6 ? 0 : step >= 1e3 ? 1e6 : 1e3;
   const rest = large === 0 ? 0 : ((time % large) + large) % large;
   if (rest > 0) {
-    return large === 1e6 ? `+${trimZeros(rest / 1e3, step / 1e3)} µs` : `+${rest.toFixed(0)} ns`;
+    return large === 1e6 ? `+${trimZeros(rest / 1e3, step / 1e3)} us` : `+${rest.toFixed(0)} ns`;
   }
   return time === 0 ? "0" : `${trimZeros(time / 1e9, Math.max(step, large) / 1e9)} s`;
 }

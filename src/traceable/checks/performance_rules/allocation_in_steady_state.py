@@ -97,4 +97,5 @@ ALLOCATION_IN_STEADY_STATE = PerformanceRule(
         make_share_threshold(0.001),
     ),
     find_steady_state_allocations,
+    view="api",
 )

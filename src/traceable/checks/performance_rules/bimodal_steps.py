@@ -115,5 +115,6 @@ BIMODAL_STEPS = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_bimodal_steps,
+    view="steps",
     needs_gpu=False,
 )

@@ -147,5 +147,6 @@ BLOCKED_EVENT_LOOP = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_blocked_event_loops,
+    view="ranges",
     needs_gpu=False,
 )

@@ -98,4 +98,5 @@ DEVICE_IMBALANCE = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_device_imbalance,
+    view="streams",
 )

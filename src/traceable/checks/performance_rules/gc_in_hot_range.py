@@ -83,5 +83,6 @@ GC_IN_HOT_RANGE = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_gc_in_hot_ranges,
+    view="ranges",
     needs_gpu=False,
 )

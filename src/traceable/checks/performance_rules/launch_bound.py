@@ -181,4 +181,5 @@ LAUNCH_BOUND = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_launch_bound_ranges,
+    view="gaps",
 )

@@ -99,4 +99,5 @@ LAUNCH_QUEUE_FULL = PerformanceRule(
         ),
     ),
     find_full_launch_queues,
+    view="api",
 )

@@ -79,5 +79,6 @@ LOADER_WAIT = PerformanceRule(
     "loops that wait for their next item",
     (Threshold("wait", 0.1, "share", "minimum share of the time spent waiting"), make_share_threshold(0.005)),
     find_loader_waits,
+    view="steps",
     needs_gpu=False,
 )

@@ -105,5 +105,6 @@ LOCK_WAIT = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_lock_waits,
+    view="ranges",
     needs_gpu=False,
 )

@@ -105,4 +105,5 @@ LOW_UTILIZATION = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_low_utilization,
+    view="gaps",
 )

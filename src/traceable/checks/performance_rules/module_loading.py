@@ -83,4 +83,5 @@ MODULE_LOADING = PerformanceRule(
     "code of kernels that is loaded while the GPU waits",
     (make_share_threshold(0.005),),
     find_module_loading,
+    view="gaps",
 )

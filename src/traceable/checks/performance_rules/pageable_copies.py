@@ -103,4 +103,5 @@ PAGEABLE_COPIES = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_pageable_copies,
+    view="memory",
 )

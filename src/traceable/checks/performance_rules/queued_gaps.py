@@ -53,4 +53,5 @@ QUEUED_GAPS = PerformanceRule(
     "GPUs that run nothing although operations had been launched",
     (make_share_threshold(0.005),),
     find_queued_gaps,
+    view="gaps",
 )

@@ -42,6 +42,7 @@ class PerformanceRule:
         thresholds: decide whether it reports a finding. Each rule has `share` too: see `make_share_threshold`.
         find: returns its findings, made by `make_finding`, in any order; those with a bound under `share` are dropped
             later. Raises MissingDataError if the trace can't support it.
+        view: the view of a report that shows what its findings are about.
         needs_gpu: whether it uses GPU operations; without any it is not run.
     """
 
@@ -49,6 +50,7 @@ class PerformanceRule:
     description: str
     thresholds: tuple[Threshold, ...]
     find: Callable[[Evidence, Values], list[Finding]]
+    view: str
     needs_gpu: bool = True
 
     def run(self, evidence: Evidence, values: Values) -> list[Finding]:
@@ -59,7 +61,10 @@ class PerformanceRule:
         """
         if self.needs_gpu:
             _ = evidence.active_gpus
-        return [replace(finding, code=self.name, check=self.name) for finding in self.find(evidence, values)]
+        return [
+            replace(finding, code=self.name, check=self.name, data={**finding.data, "view": self.view})
+            for finding in self.find(evidence, values)
+        ]
 
 
 def make_finding(

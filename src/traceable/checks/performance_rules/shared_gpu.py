@@ -95,4 +95,5 @@ SHARED_GPU = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_shared_gpus,
+    view="gaps",
 )

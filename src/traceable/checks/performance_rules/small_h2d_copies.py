@@ -135,4 +135,5 @@ SMALL_H2D_COPIES = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_small_h2d_copies,
+    view="memory",
 )

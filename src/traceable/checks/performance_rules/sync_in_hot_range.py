@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from traceable.analysis.grouping import number_groups, sum_groups
-from traceable.analysis.labels import get_operation_name, label_operations, strip_call_version
+from traceable.analysis.labels import extract_base_name, get_operation_name, label_operations, strip_call_version
 from traceable.analysis.name_patterns import COPY_CALLS
 from traceable.analysis.sync import Waits, attribute_waits, find_waiting_calls
 from traceable.checks.performance_rules.copies import OneOffCopies
@@ -67,7 +67,7 @@ def _build_finding(evidence: Evidence, label: int, waits: Waits, waited: int, cp
     if operation is None:
         purpose = "none of the operations that they wait for ran meanwhile"
     else:
-        purpose = f"mostly for {format_range_name(operation)}" + (
+        purpose = f"mostly for {format_range_name(extract_base_name(operation))}" + (
             f" of {format_range_name(of_range)}" if of_range is not None else ""
         )
     return make_finding(
@@ -128,4 +128,5 @@ SYNC_IN_HOT_RANGE = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_sync_in_hot_ranges,
+    view="sync",
 )

@@ -93,5 +93,6 @@ TIME_OUTSIDE_RANGES = PerformanceRule(
         Threshold("share", 0.005, "share", "minimum such time, as a share of the steady part or the recording"),
     ),
     find_time_outside_ranges,
+    view="ranges",
     needs_gpu=False,
 )

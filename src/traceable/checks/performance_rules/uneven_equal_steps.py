@@ -12,7 +12,7 @@ import numpy as np
 
 from traceable.analysis.context import Context, find_nccl_kernels
 from traceable.analysis.grouping import number_groups
-from traceable.analysis.labels import get_operation_name, label_operations
+from traceable.analysis.labels import extract_base_name, get_operation_name, label_operations
 from traceable.analysis.steps import infer_steps
 from traceable.checks.performance_rules.evidence import Evidence
 from traceable.checks.performance_rules.places import format_range_name
@@ -60,7 +60,7 @@ def find_uneven_equal_steps(evidence: Evidence, values: Values) -> list[Finding]
             continue
         timed, longer = int((times > 0).any(axis=0).sum()), int((times[slow] > _SLOWER * times[fast]).sum())
         most = int(operation[slow, int((times[slow] - times[fast]).argmax())])
-        name = get_operation_name(context.trace, int(label_operations(context, np.array([most]))[0]))
+        name = extract_base_name(get_operation_name(context.trace, int(label_operations(context, np.array([most]))[0])))
         findings.append(
             make_finding(
                 message=(
@@ -110,4 +110,5 @@ UNEVEN_EQUAL_STEPS = PerformanceRule(
         make_share_threshold(0.005),
     ),
     find_uneven_equal_steps,
+    view="steps",
 )

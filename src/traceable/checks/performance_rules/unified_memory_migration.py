@@ -99,4 +99,5 @@ UNIFIED_MEMORY_MIGRATION = PerformanceRule(
     "unified memory that the driver moves while the program runs",
     (Threshold("share", 0.005, "share", "minimum time of migrations, as a share of the steady part or the recording"),),
     find_unified_memory_migrations,
+    view="memory",
 )

@@ -5,17 +5,14 @@ Nothing is computed but which rows come first. Every list is bounded, and says h
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from traceable.analysis.ranges import list_slowest_of_paths
 from traceable.analysis.table import Table
-from traceable.errors import MissingDataError, TraceError
-from traceable.protocol.run_dir import DIAGNOSIS_KEY, list_runs, load_manifest
+from traceable.errors import MissingDataError
 from traceable.report.columns import MARKS, Column, find_marks, format_heading, is_worth_showing
 from traceable.report.document import MAX_ROWS, missing_data_to_dict
 from traceable.report.html.blocks import pack_block
@@ -38,7 +35,7 @@ SLOWEST = 10
 QUERIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{name: (name, {}) for name in VIEWS if name not in ("ranges", "findings")},
     "kernels-by-family": ("kernels", {"by": "family"}),
-    "kernels-by-range": ("kernels", {"by": "range"}),
+    "kernels-by-range": ("kernels", {"by": "range", "with_nsys": False}),
     "api-by-kind": ("api", {"by": "kind"}),
     "api-by-range": ("api", {"by": "range"}),
     "memory-by-range": ("memory", {"by": "range"}),
@@ -50,8 +47,6 @@ _OF_RANGE = ("kernels-by-range", "api-by-range", "memory-by-range")
 
 _LINKED = ("start_ns", "end_ns", "duration_ns", "wall_ns", "peak_at_ns", "path", "range", "domain", "style")
 """Columns that links to the timeline, and to the page of a range, are made of, whether they are shown or not."""
-
-_OF_FINDING = ("severity", "certainty", "code", "message", "fix", "evidence")
 
 _PATH_KEYS, _NAME_KEYS = ("path", "domain", "style"), ("range", "domain")
 """What identifies a row of the ranges, and what a range in the rows of other views."""
@@ -70,24 +65,6 @@ def build_screen_blocks(recording: Recording, results: Mapping[str, Table | Miss
         if name not in _OF_RANGE
     ]
     return [*blocks, pack_block("range-pages", _build_range_pages(recording, results))]
-
-
-def load_diagnoses(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """Return what `run` found missing, and why, of each run at some paths: `run`, its name, and `findings`.
-
-    Args:
-        paths: of a recording; of anything but run directories there is none.
-    """
-    diagnoses = []
-    for path in filter(Path.is_dir, paths):
-        # Whoever reads the recording has been told of what can't be read of its run.
-        with contextlib.suppress(TraceError):
-            for run in list_runs(path):
-                diagnosis = load_manifest(run).get(DIAGNOSIS_KEY)
-                if isinstance(diagnosis, dict) and isinstance(found := diagnosis.get("findings"), list):
-                    findings = [{key: one.get(key) for key in _OF_FINDING} for one in found if isinstance(one, dict)]
-                    diagnoses.append({"run": run.name, "findings": findings})
-    return diagnoses
 
 
 def pack_table(table: Table, columns: Sequence[Column], *, most: int = MAX_ROWS) -> dict[str, Any]:
@@ -125,6 +102,12 @@ def describe_columns(part: Table, columns: Sequence[Column], table: Table) -> di
         "marks": marks,
         "legend": [f"{mark} {MARKS[mark]}" for mark in used],
     }
+
+
+def describe_ranges(ranges: Table) -> dict[str, Any]:
+    """Return how to show the ranges that a report has, as `describe_columns` does."""
+    listed = RowFilter(top=MAX_ROWS).select_indices(ranges, DEFAULT_SORT)
+    return describe_columns(ranges.take(listed), RANGE_COLUMNS, ranges)
 
 
 def _build_view(view: View, result: Table | MissingDataError) -> dict[str, Any]:
@@ -171,11 +154,11 @@ def thin_usage(table: Table) -> Table:
 def _build_range_pages(recording: Recording, results: Mapping[str, Table | MissingDataError]) -> dict[str, Any]:
     """Return what the pages of ranges show besides their rows in the report.
 
-    That is how to show these rows; of each path the slowest instances and the API calls; and of each name, over all its
-    paths, the kernels, copies and waits.
+    That is of each path the slowest instances and the API calls; and of each name, over all its paths, the kernels,
+    copies and waits.
     """
     ranges = recording.profile.ranges
-    listed, places = (RowFilter(top=top).select_indices(ranges, DEFAULT_SORT) for top in (MAX_ROWS, MAX_RANGES))
+    places = RowFilter(top=MAX_RANGES).select_indices(ranges, DEFAULT_SORT)
     slowest = _RowsByKey(list_slowest_of_paths(recording.context, SLOWEST), ("row",))
     calls = results["api-by-range"]
     api = _RowsByKey(calls if isinstance(calls, MissingDataError) else calls.others["paths"], _PATH_KEYS)
@@ -195,11 +178,7 @@ def _build_range_pages(recording: Recording, results: Mapping[str, Table | Missi
         if name not in names:
             parts = {kind: rows.pack(name, _COLUMNS_OF[kind]) for kind, rows in by_name.items()}
             names[name] = {"name": row["name"], "domain": row["domain"], **_drop_absent(parts)}
-    return {
-        "paths": paths,
-        "names": list(names.values()),
-        "ranges": describe_columns(ranges.take(listed), RANGE_COLUMNS, ranges),
-    }
+    return {"paths": paths, "names": list(names.values())}
 
 
 class _RowsByKey:
@@ -239,7 +218,7 @@ def _drop(columns: Sequence[Column], *sources: str) -> tuple[Column, ...]:
 _COLUMNS_OF = {
     "api": _drop(VIEWS["api"].others["paths"].columns, "path"),
     "kernels": (
-        *_drop(VIEWS["kernels"].columns, "range", "nsys_total_ns"),
+        *_drop(VIEWS["kernels"].columns, "range"),
         Column("pid", only_if_several=True),
         Column("tid", only_if_several=True),
     ),

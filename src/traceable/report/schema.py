@@ -1,0 +1,598 @@
+"""The JSON Schema of each document that a command prints with `--json`, made of the pages that describe it.
+
+A table in docs/ whose first heading is `column`, `key` or `key of ...` defines an object: its first cells have the
+names, its second ones what they mean. What a name is, its end says, as in `report.columns`. So a key that no page
+explains is in no schema, and tests that validate real documents fail.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from traceable.analysis.columns import RANGE_COLUMNS
+from traceable.finding import CERTAINTIES, SEVERITIES
+from traceable.report.views import FINDINGS, RANGES, VIEWS, View
+
+Schema: TypeAlias = dict[str, Any]
+Keys: TypeAlias = Mapping[str, str]
+"""What each key of an object means."""
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_PAGES = Path(__file__).parents[1] / "docs"
+_SPREAD = ("mean", "min", "p50", "p90", "p99", "max", "stddev")
+_TABLE = re.compile(r"^\|(?P<label>[^|]+)\|[^\n]*\n\|(?: *-+ *\|)+\n(?P<rows>(?:\|.*\n)+)", re.MULTILINE)
+_VERSION = re.compile(r'"(traceable\.[a-z]+/\d+)"')
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+
+_TEXTS = frozenset(
+    (
+        *("after", "api", "attribution", "before", "block", "bound", "bucket", "by", "call"),
+        *("cause", "certainty", "check", "client", "clock", "code", "collector", "command", "condition"),
+        *("conditions", "description", "detail", "dir", "directory", "domain", "dtype", "effect", "end"),
+        *("error", "family", "file", "fix", "for", "geometry", "gpu", "grid", "hint"),
+        *("host", "id", "kernel", "kind", "label", "memory", "message", "metric", "mode"),
+        *("name", "note", "of", "operation", "outcome", "part", "per", "phase", "process"),
+        *("range", "reason", "remedy", "requested", "role", "rule", "scope", "severity", "side"),
+        *("size", "source", "state", "status", "style", "subject", "term", "text", "thread", "type", "view"),
+        *("unit", "verdict", "version"),
+    )
+)
+"""The last words of names of texts."""
+
+_LISTS_OF_TEXTS = frozenset(
+    ("blocking_path", "evidence", "files", "not_applicable", "path", "reasons", "skipped", "suggestions", "thresholds")
+)
+_FLAGS = frozenset(("from_start", "match", "ok", "replay", "significant"))
+_OF_ANY_TYPE = frozenset(("baseline", "candidate", "data", "facts", "reference", "value"))
+_COUNTS_OR_FLAGS = frozenset(("clipped", "steady", "warm_up"))
+"""How many, or, where a row is about one, whether it is one."""
+
+_FRACTIONS = frozenset(("concurrency", "mean", "p50", "p90", "p99", "ratio", "score", "share", "stddev"))
+"""Words of names of numbers that need not be whole."""
+
+_PER = re.compile(r"_per_(s|instance|unit)(_|$)|_s$")
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer"}
+_NUMBER: Schema = {"type": "number"}
+_FLAG: Schema = {"type": "boolean"}
+_ANYTHING: Schema = {}
+_NOTHING: Schema = {"type": "null"}
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document that a command prints.
+
+    Attributes:
+        name: what `traceable schema` calls it.
+        commands: those that print it.
+        page: the page that describes it.
+        section: the section there with the table of its keys.
+        build: returns its schema, given what each of its keys means.
+        of: what the heading of that table has behind `key of`; "" for nothing.
+    """
+
+    name: str
+    commands: tuple[str, ...]
+    page: str
+    section: str
+    build: Callable[[Keys], Schema]
+    of: str = ""
+
+    @property
+    def version(self) -> str:
+        """The value of its key `schema`."""
+        return _read_version(self.keys)
+
+    @property
+    def keys(self) -> Keys:
+        """What each of its keys means."""
+        return _load_keys(self.page, self.section, self.of)
+
+
+def build_schema(document: Document) -> Schema:
+    """Return the JSON Schema of a document."""
+    root = document.build(document.keys)
+    definitions: dict[str, Schema] = {}
+    _collect_definitions(root, definitions)
+    return {
+        "$schema": DIALECT,
+        "$id": f"urn:{document.version.replace('.', ':').replace('/', ':')}",
+        "title": document.version,
+        "description": f"{', '.join(document.commands)}; see traceable help {document.page}",
+        **root,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def infer_type(name: str) -> Schema:
+    """Return the schema of a value by the name of its key.
+
+    Examples:
+        >>> infer_type("cpu_total_ns"), infer_type("cpu_p99_ns"), infer_type("domain")
+        ({'type': 'integer'}, {'type': 'number'}, {'type': 'string'})
+    """
+    if name in _OF_ANY_TYPE:
+        return _ANYTHING
+    if name in _FLAGS:
+        return _FLAG
+    if name in _COUNTS_OR_FLAGS:
+        return {"type": ["integer", "boolean"]}
+    if name in _LISTS_OF_TEXTS:
+        return _make_list(_TEXT)
+    if name.rpartition("_")[2] in _TEXTS and "_per_" not in name:
+        return _TEXT
+    return _NUMBER if _FRACTIONS & set(name.split("_")) or _PER.search(name) else _COUNT
+
+
+# ---- pages
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table that defines keys: what they are of, as in "key of `source`", empty if it does not say; and the keys."""
+
+    of: str
+    keys: Keys
+
+
+@cache
+def _load_tables(page: str, section: str) -> tuple[_Table, ...]:
+    """Return the tables of keys and columns in a section of a page; in all of it for an empty section."""
+    text = (_PAGES / f"{page}.md").read_text(encoding="utf-8")
+    if section:
+        match = re.search(rf"^## {re.escape(section)}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        assert match, f"docs/{page}.md has no section {section}"
+        text = match[1]
+    tables = []
+    for match in _TABLE.finditer(text):
+        label = re.fullmatch(r"(?:key|column|condition)(?: of (?:an? )?(.+))?", match["label"].replace("`", "").strip())
+        if label:
+            keys: dict[str, str] = {}
+            for line in match["rows"].splitlines():
+                names, meaning, *_ = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:])
+                keys.update(dict.fromkeys(_expand_names(names), _LINK.sub(r"\1", meaning)))
+            tables.append(_Table(label[1] or "", keys))
+    return tuple(tables)
+
+
+def _expand_names(cell: str) -> Iterator[str]:
+    """Yield the names in the first cell of a row; `*` stands for each number of a distribution."""
+    for name in re.findall(r"`([\w*]+)`", cell):
+        yield from (name.replace("*", word) for word in _SPREAD) if "*" in name else (name,)
+
+
+def _load_keys(page: str, section: str, of: str | None = "") -> Keys:
+    """Return what each key of an object means.
+
+    Args:
+        page, section: where its tables are.
+        of: what the headings of its tables have behind `key of`; None for all tables of the section.
+    """
+    keys: dict[str, str] = {}
+    for table in _load_tables(page, section):
+        if of is None or table.of == of:
+            keys = {**table.keys, **keys}
+    assert keys, f"docs/{page}.md has no keys of {of or section}"
+    return keys
+
+
+def _read_version(keys: Keys) -> str:
+    """Return the version of a document, which its page has in what the key `schema` means."""
+    match = _VERSION.search(keys["schema"])
+    assert match, "a page does not have the version of its document"
+    return match[1]
+
+
+# ---- schemas
+
+
+def _build_object(
+    keys: Keys, nested: Mapping[str, Schema] | None = None, *, optional: Iterable[str] = (), is_row: bool = False
+) -> Schema:
+    """Return the schema of an object.
+
+    Args:
+        keys: what each of its keys means; one whose meaning names `null` or `absent` may be null.
+        nested: the schemas of keys whose type their name does not tell.
+        optional: keys that it need not have.
+        is_row: it is the row of a table, which has some of the columns, each of which may be absent.
+    """
+    nested = nested or {}
+    properties = {}
+    for name, meaning in keys.items():
+        schema = {"const": _read_version(keys)} if name == "schema" else nested.get(name, infer_type(name))
+        if is_row or "null" in meaning or "absent" in meaning.lower():
+            schema = _allow_null(schema)
+        properties[name] = {**schema, "description": meaning}
+    required = [] if is_row else [name for name in keys if name not in optional]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _allow_null(schema: Schema) -> Schema:
+    kind = schema.get("type")
+    if not schema:
+        return schema
+    if kind is not None and set(schema) == {"type"}:
+        return {"type": [*([kind] if isinstance(kind, str) else kind), "null"]}
+    return {"anyOf": [schema, _NOTHING]}
+
+
+def _make_list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _make_map(values: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": values}
+
+
+def _refer(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _collect_definitions(schema: Any, definitions: dict[str, Schema]) -> None:
+    """Add the definitions that a schema refers to, and those that these refer to."""
+    if isinstance(schema, dict):
+        name = str(schema.get("$ref", "")).rpartition("/")[2]
+        if name and name not in definitions:
+            definitions[name] = _DEFINITIONS[name]()
+            _collect_definitions(definitions[name], definitions)
+        for value in schema.values():
+            _collect_definitions(value, definitions)
+    elif isinstance(schema, list):
+        for value in schema:
+            _collect_definitions(value, definitions)
+
+
+_MESSAGES = _make_list(_refer("message"))
+
+
+# ---- the report
+
+_REPORT = ("report", "report.json")
+
+
+def _build_message() -> Schema:
+    return _build_object(_load_keys(*_REPORT, "message"))
+
+
+def _build_missing_data() -> Schema:
+    return _build_object({"missing_data": "why the recording does not support it"}, {"missing_data": _refer("message")})
+
+
+def _build_header() -> dict[str, Schema]:
+    """Return the schemas of the values that each report, and each side of an alignment, begins with."""
+
+    def make_object(of: str, nested: Mapping[str, Schema] | None = None) -> Schema:
+        return _build_object(_load_keys(*_REPORT, of), nested)
+
+    share = _refer("share")
+    coverage = _load_keys("report", "Which range a GPU operation belongs to", "coverage")
+    shares = {name: share for name in coverage if name not in ("gpu_operations", "gpu_ns")}
+    step_ranges = _build_object(_load_keys("measure-overhead", "Files and keys", "recorded_steps and other_steps"))
+    overhead = {"recorded_steps": step_ranges, "other_steps": step_ranges}
+    process = make_object("source.processes")
+    return {
+        "source": make_object("source", {"path": _TEXT, "processes": _make_list(process), "notes": _MESSAGES}),
+        "sides": _make_list(make_object("sides")),
+        "window": make_object("window"),
+        "folded_names": _make_list(make_object("folded_names", {"fields": _make_list(_TEXT)})),
+        "coverage": _build_object(
+            coverage, {**shares, "attributed": _make_map(share), "unattributed": _make_map(share)}
+        ),
+        "selection": make_object(
+            "selection",
+            {
+                **dict.fromkeys(("sides", "processes", "where"), _make_list(_TEXT)),
+                "ranks": _TEXT,
+                "devices": _make_list(_COUNT),
+                "steady": _MESSAGES,
+            },
+        ),
+        "capture": _refer("capture"),
+        "flight_recorder": _make_list(make_object("flight_recorder")),
+        "overhead": _build_object(_load_keys("measure-overhead", "Files and keys"), overhead),
+        "completeness": make_object(
+            "completeness",
+            {"processes": _make_list(make_object("completeness.processes", {"losses": _make_map(_COUNT)}))},
+        ),
+    }
+
+
+def _build_capture() -> Schema:
+    window = _build_object(_load_keys("windows", "Verification", "capture.windows"), {"reason": _refer("message")})
+    messages = dict.fromkeys(("problems", "non_participating"), _MESSAGES)
+    return _build_object(_load_keys("windows", "Verification", "capture"), {**messages, "windows": _make_list(window)})
+
+
+def _build_range_row() -> Schema:
+    """Return the schema of a row of `ranges`; one of `names` is the same without its path."""
+    keys = _load_keys("report", "ranges", None)
+    fields = _make_map(
+        _build_object(
+            _load_keys("report", "Named fields"),
+            {
+                **dict.fromkeys(("min", "max"), _NUMBER),
+                "values": _make_list(
+                    _build_object({"value": "a value", "count": "how many instances had it"}),
+                ),
+            },
+            optional=("min", "max", "mean", "distinct", "values"),
+        )
+    )
+    row = _build_object({name: keys[name] for name in RANGE_COLUMNS}, is_row=True)
+    row["properties"]["fields"] = {**fields, "description": keys["fields"]}
+    return {**row, "required": list(RANGE_COLUMNS)}
+
+
+def _build_name_row() -> Schema:
+    keys = _load_keys("report", "ranges")
+    return _build_object({name: keys[name] for name in keys if name != "path"}, is_row=True)
+
+
+def _build_counter_row() -> Schema:
+    keys = {**_load_keys("report", "Counters", "counters")}
+    return _build_object(keys, dict.fromkeys(("first", "last", "min", "max"), _NUMBER), is_row=True)
+
+
+def _build_view_row(view: View) -> Schema:
+    """Return the schema of a row of any table of a view."""
+    nested: dict[str, Schema] = {"fields": _make_map(_ANYTHING)}
+    if view.name == "gaps":
+        nested["processes"] = _make_list(_COUNT)
+    if view is FINDINGS:
+        nested |= {"severity": {"enum": list(SEVERITIES)}, "certainty": {"enum": list(CERTAINTIES)}}
+    return _build_object(_load_keys("report", view.name, None), nested, is_row=True)
+
+
+def _build_result(view: View) -> Schema:
+    """Return the schema of the result of a view: its rows, its further tables and its notes, or why there is none."""
+    rows = _make_list(_refer(f"{view.name}_row"))
+    others = {name: {**rows, "description": other.heading} for name, other in view.others.items()}
+    keys = _load_keys(*_REPORT, "view")
+    tables = {"type": "object", "properties": others, "additionalProperties": False}
+    result = _build_object(keys, {"rows": rows, "others": tables, "notes": _MESSAGES})
+    return {"anyOf": [result, _refer("missing_data")]}
+
+
+def _build_report(keys: Keys) -> Schema:
+    row = _refer("findings_row")
+    results = [view for view in VIEWS.values() if view not in (RANGES, FINDINGS)]
+    header = _build_header()
+    nested = {
+        **header,
+        "ranges": _make_list(_refer("range")),
+        "names": _make_list(_refer("name")),
+        "counters": _make_list(_refer("counter")),
+        "outside_ranges": _make_list(_build_object(_load_keys("report", "Time in no range"), is_row=True)),
+        "findings": {"anyOf": [_make_list(row), _refer("findings_result")]},
+        "finding_rules": {"anyOf": [_make_list(row), _refer("missing_data")]},
+        "expectations": _make_list(_build_object(_load_keys("contract", "Later"))),
+        "conditions": _refer("conditions"),
+        "facts": _make_list(_build_object(_load_keys(*_REPORT, "facts"), {"texts": _make_list(_TEXT)})),
+        "step_rates": _make_list(_refer("steps_row")),
+        "finding_notes": _MESSAGES,
+        "omitted": _make_map(_COUNT),
+        "diagnoses": _make_list(_build_diagnosed_run()),
+        "diagnosis": _refer("diagnosis"),
+        **{view.name: _refer(f"{view.name}_result") for view in results},
+    }
+    every = {**keys, **{view.name: view.help for view in results}}
+    schema = _build_object(every, nested, optional=set(every) - {"schema", *header})
+    return {**schema, "patternProperties": {"^ranges_by_": _refer("ranges_result")}}
+
+
+def _build_diagnosed_run() -> Schema:
+    nested = {"run": _TEXT, "findings": _make_list(_build_finding(without=("check", "data")))}
+    return _build_object(_load_keys(*_REPORT, "diagnoses"), nested)
+
+
+def _build_conditions() -> Schema:
+    """Return the schema of what a recording was made with; a value is a list where the runs in it differ."""
+    keys = _load_keys("conditions", "The list")
+    return _build_object(keys, dict.fromkeys(keys, _ANYTHING))
+
+
+# ---- findings
+
+
+def _build_finding(without: Collection[str] = ()) -> Schema:
+    keys = _load_keys("doctor", "For programs", "finding")
+    enums = {"severity": {"enum": list(SEVERITIES)}, "certainty": {"enum": list(CERTAINTIES)}}
+    return _build_object(
+        {name: meaning for name, meaning in keys.items() if name not in without},
+        {**enums, "data": _make_map(_ANYTHING)},
+    )
+
+
+def _build_doctor(keys: Keys) -> Schema:
+    return _build_object(keys, {"severity": {"enum": list(SEVERITIES)}, "findings": _make_list(_refer("finding"))})
+
+
+def _build_diagnosis(keys: Keys) -> Schema:
+    """Return the schema of a diagnosis, which `run.json` has without what was diagnosed."""
+    lists = dict.fromkeys(("findings", "ruled_out", "failed_rules", "leaks"), _make_list(_refer("finding")))
+    return _build_object(keys, {"path": _TEXT, **lists}, optional=("path", "leaks"))
+
+
+# ---- a comparison
+
+_VERDICT: Mapping[str, Schema] = {
+    "verdict": _TEXT,
+    **dict.fromkeys(("low_share", "high_share", "p_value", "detectable_share", "bound_share"), _NUMBER),
+}
+"""What a quantile that is tested has."""
+
+_COMPARED_TABLES = (
+    *("ranges", "explanation", "kernels", "range_kernels", "families"),
+    *("api", "copies", "gaps", "steps", "findings"),
+)
+
+
+def _build_compared_row(table: str) -> Schema:
+    """Return the schema of a row about two sides."""
+
+    def load_if_any(of: str) -> Keys:
+        return next((one.keys for one in _load_tables("compare-numbers", table) if one.of == of), {})
+
+    of_both, tested = load_if_any("both sides"), load_if_any("both sides, with a verdict")
+    keys = dict(_load_keys("compare-numbers", table))
+    nested: dict[str, Schema] = {}
+    for name, meaning in {**of_both, **tested}.items():
+        stem = name.removesuffix("_ns")
+        columns = (f"baseline_{name}", f"candidate_{name}", name.replace(stem, f"{stem}_difference"), f"{stem}_ratio")
+        keys |= dict.fromkeys(columns, meaning)
+        nested |= dict.fromkeys(columns, _NUMBER)  # of several runs it is a mean
+        if name in tested:
+            verdict = {f"{stem}_{word}": schema for word, schema in _VERDICT.items()}
+            keys |= dict.fromkeys(verdict, "the verdict on it")
+            nested |= verdict
+    if table == "explanation":
+        nested |= {name: _NUMBER for name in keys if name.endswith(("_ns", "_count"))}
+    return _build_object(keys, nested, is_row=True)
+
+
+def _build_overview_row() -> Schema:
+    keys = _load_keys("compare-numbers", "overview")
+    return _build_object(keys, {name: _NUMBER for name in keys if infer_type(name) == _COUNT}, is_row=True)
+
+
+def _build_comparison(keys: Keys) -> Schema:
+    def make_list(of: str, nested: Mapping[str, Schema] | None = None) -> Schema:
+        return _make_list(_build_object(_load_keys("compare", "JSON", of), nested))
+
+    rows = {name: {**_make_list(_refer(f"compared_{name}")), "description": name} for name in _COMPARED_TABLES}
+    candidate = {
+        "fail_on": make_list("fail_on", {"cases": make_list("cases")}),
+        "conditions": make_list("conditions"),
+        "tables": {"type": "object", "properties": rows, "additionalProperties": False},
+        "notes": _MESSAGES,
+    }
+    recordings = make_list("recordings", {"facts": _make_map(_ANYTHING)})
+    return _build_object(
+        keys,
+        {
+            "match_kernels": _TEXT,
+            "sides": make_list("sides", {"recordings": recordings}),
+            "overview": _make_list(_build_overview_row()),
+            "candidates": make_list("candidate", candidate),
+        },
+    )
+
+
+# ---- an alignment
+
+_ALIGN = ("align", "Output")
+
+
+def _build_alignment(keys: Keys) -> Schema:
+    def make_rows(of: str, nested: Mapping[str, Schema] | None = None) -> Schema:
+        return _make_list(_build_object(_load_keys(*_ALIGN, of), nested, is_row=True))
+
+    report = _load_keys(*_REPORT)
+    header = _build_header()
+    head = _build_object({name: report[name] for name in header}, header)
+    devices = _make_list(_build_object(_load_keys(*_ALIGN, "devices"), {"gpu": _COUNT}))
+    excerpt = _build_object(_load_keys(*_ALIGN, "excerpt"), {"devices": devices, "notes": _MESSAGES})
+    tables = {name: make_rows(name) for name in ("residual", "alignment", "hints", "shares", "layers")}
+    numbers = dict.fromkeys(("value", "limit"), _NUMBER)
+    part = _build_object(
+        _load_keys(*_ALIGN, "parts"),
+        {
+            **dict.fromkeys(("reference", "candidate"), excerpt),
+            **tables,
+            "kernels": make_rows("kernels"),
+            "checks": make_rows("checks", numbers),
+            "notes": _MESSAGES,
+        },
+        optional=("shares", "layers"),
+    )
+    request = _build_object(_load_keys(*_ALIGN, "request"), {"match_kernels": _TEXT})
+    conditions = _make_list(_build_object(_load_keys(*_ALIGN, "conditions")))
+    return _build_object(
+        keys,
+        {
+            **dict.fromkeys(("reference", "candidate"), head),
+            "request": request,
+            "conditions": conditions,
+            "parts": _make_list(part),
+        },
+    )
+
+
+# ---- a live view
+
+_TOP = ("top", "`--json`")
+
+
+def _build_live_view(keys: Keys) -> Schema:
+    def make_object(of: str, nested: Mapping[str, Schema] | None = None) -> Schema:
+        return _build_object(_load_keys(*_TOP, of), nested)
+
+    lists = {name: _make_list(make_object(name)) for name in ("processes", "ranges", "open")}
+    steps = make_object("steps", {"last": _make_list(make_object("last"))})
+    nested = {"window": make_object("window"), "steps": steps, "omitted": _make_map(_COUNT), "notes": _MESSAGES}
+    return _build_object(keys, {**lists, **nested})
+
+
+# ---- measurements of Nsight Compute
+
+_NCU = ("ncu", "What the columns mean")
+
+
+def _build_kernel_row(times: Keys) -> Schema:
+    """Return the schema of a row about launches of a kernel; a requested metric has its own name, as ncu writes it."""
+    keys = {name: meaning for name, meaning in _load_keys(*_NCU).items() if not name.startswith("duration_")}
+    nested: dict[str, Schema] = {**dict.fromkeys(times, _NUMBER), "waves": _NUMBER, "device": _ANYTHING}
+    row = _build_object({**keys, **times}, nested, is_row=True)
+    return {**row, "patternProperties": {"__": {"type": ["number", "string", "null"]}}}
+
+
+def _build_kernel_report(keys: Keys) -> Schema:
+    times = {name: meaning for name, meaning in _load_keys(*_NCU).items() if name.startswith("duration_")}
+    tables = {
+        "launches": _make_list(_build_kernel_row(_load_keys(*_NCU, "launches"))),
+        "metrics": _make_list(_build_object(_load_keys(*_NCU, "metrics"), is_row=True)),
+    }
+    others = _build_object({"launches": "each launch", "metrics": "units of the requested metrics"}, tables)
+    nested = {"rows": _make_list(_build_kernel_row(times)), "others": others, "notes": _MESSAGES}
+    return _build_object(keys, nested)
+
+
+_DEFINITIONS: dict[str, Callable[[], Schema]] = {
+    "message": _build_message,
+    "missing_data": _build_missing_data,
+    "share": lambda: _build_object(_load_keys("report", "Which range a GPU operation belongs to", "share of coverage")),
+    "capture": _build_capture,
+    "range": _build_range_row,
+    "name": _build_name_row,
+    "counter": _build_counter_row,
+    "finding": _build_finding,
+    "conditions": _build_conditions,
+    "diagnosis": lambda: _build_diagnosis(_load_keys("diagnosis", "For programs")),
+    **{f"{view.name}_row": partial(_build_view_row, view) for view in VIEWS.values()},
+    **{f"compared_{name}": partial(_build_compared_row, name) for name in _COMPARED_TABLES},
+    **{f"{view.name}_result": partial(_build_result, view) for view in VIEWS.values()},
+}
+"""What several places of the schemas refer to, by name."""
+
+DOCUMENTS = {
+    document.name: document
+    for document in (
+        Document("report", ("report --json", "run --json", "report.json of a run"), *_REPORT, _build_report),
+        Document("compare", ("compare --json",), "compare", "JSON", _build_comparison),
+        Document("align", ("align --json",), *_ALIGN, _build_alignment),
+        Document("ncu", ("ncu --json",), *_NCU, _build_kernel_report, "JSON"),
+        Document("top", ("top --json",), *_TOP, _build_live_view),
+        Document("doctor", ("doctor --json",), "doctor", "For programs", _build_doctor),
+        Document("diagnosis", ("doctor --report PATH --json",), "diagnosis", "For programs", _build_diagnosis),
+    )
+}
+"""The documents by name."""

@@ -10,7 +10,7 @@ from tests.skips import skip_unless_ci
 
 from traceable.cli.main import main
 from traceable.protocol import environment
-from traceable.protocol.nvtx import SPAN_DOMAIN
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, SPAN_DOMAIN
 
 from .otel_program import SETUP, Recorded, run_recorded
 
@@ -82,6 +82,45 @@ def test_every_span_is_a_range_in_which_ranges_begin(tmp_path: Path, backend: st
     ]
     expected = [(f"{kind} {n}", f"task {n}") for n in (0, 1) for kind in (*["in task"] * 3, "block", "executor")]
     assert sorted(parents[6:]) == sorted((name, parent) for name, parent in expected)
+
+
+SEGMENTS = """
+traceable.record_spans()
+with tracer.start_as_current_span("sync"):
+    with tracer.start_as_current_span("inner"): pass
+def generate():
+    with tracer.start_as_current_span("generator"): yield
+crossing = generate(); next(crossing)
+with tracer.start_as_current_span("consumer"): crossing.close()
+async def main():
+    with tracer.start_as_current_span("async"): await asyncio.sleep(0)
+asyncio.run(main())
+left = tracer.start_span("never left")
+context.attach(trace.set_span_in_context(left))
+left.end()
+ended_elsewhere = tracer.start_span("ended elsewhere")
+context.attach(trace.set_span_in_context(ended_elsewhere))
+thread = threading.Thread(target=ended_elsewhere.end); thread.start(); thread.join()
+with tracer.start_as_current_span("last"): pass
+"""
+
+
+def test_code_that_runs_in_a_span_is_an_active_segment_where_nothing_can_interleave(
+    tmp_path: Path, backend: str
+) -> None:
+    ran = run_recorded(tmp_path, SETUP + SEGMENTS, backend)
+    assert ran.stderr == ""
+    assert ran.trace is not None
+    assert not ran.trace.ranges.clipped.any()
+    # The generator's segment ends in the consumer's, which goes on.
+    assert ran.list_names(ACTIVE_DOMAIN) == [
+        *("sync", "inner", "generator", "consumer", "consumer", "never left", "ended elsewhere", "last")
+    ]
+    ranges = ran.trace.ranges
+    rows = ranges.domain == ran.trace.name_index(ACTIVE_DOMAIN)
+    starts, ends = ranges.start_ns[rows], ranges.end_ns[rows]
+    assert starts[4] >= ends[2] >= ends[3]
+    assert (starts[5:] >= ends[4:-1]).all()
 
 
 NAMES = """

@@ -3,7 +3,8 @@
 A span may end on another thread than it began on, and out of order. So its range is a start/end range, an instance in
 the sense of `protocol.nvtx`, with the ids of trace and span as fields. OpenTelemetry's context says which span is
 current in which code; it is followed, so that ranges that begin while a span is current begin in its range, in whatever
-task or thread that is.
+task or thread that is. Where no event loop and no greenlet can interleave other code, what runs while the span is the
+current one is an active segment of it too, so that the GPU work launched in it directly is its own.
 
 Three things of OpenTelemetry are watched, from its import on:
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 import _thread
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ from traceable.annotation.otel import TRACER, make_ids, making
 from traceable.annotation.ranges import annotate
 from traceable.annotation.resumable import patch_executors_once
 from traceable.protocol import environment
-from traceable.protocol.nvtx import SPAN_DOMAIN, unpack_instance
+from traceable.protocol.nvtx import ACTIVE_DOMAIN, SPAN_DOMAIN, unpack_instance
 
 if TYPE_CHECKING:
     from opentelemetry import trace
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
 ALL = "*"
 """The pattern that every span matches."""
 
-_INSTANCE = "_traceable_instance"
-"""The attribute of a span with the number of its range's instance."""
+_RANGE = "_traceable_range"
+"""The attribute of a span with its range."""
 
 _NAMES_MAX = 4096
 """Names of spans whose match is remembered; others are matched at each use."""
@@ -158,24 +160,87 @@ class _SpanRange:
         library: that made it; None if not known.
         context: its span context, with its ids.
         parent: the number of the instance that it begins in.
+
+    Attributes:
+        instance: the number of its instance.
     """
 
-    __slots__ = ("_id", "_range", "instance")
+    __slots__ = ("_id", "_name", "_payload", "_range", "instance")
 
     def __init__(self, name: str, library: str | None, context: Any, parent: int) -> None:
         patch_executors_once()
         outside = _current.set(parent)
         identity = engine.identify()
         _current.reset(outside)
-        self.instance = unpack_instance(identity)
+        self._name = name
+        self._payload = identity
+        self.instance: int = unpack_instance(identity)
         self._range = annotate(name, None, SPAN_DOMAIN, library, make_ids(context) or None, otel=False)
         self._id: int | None = self._range._start_as(identity)
+
+    def enter(self) -> None:
+        """Open an active segment of it on this thread, unless code of another context may run in that too."""
+        segments = _get_segments()
+        while segments and segments[-1]._id is None:  # it was never left on this thread, and ended on another
+            segments[-1].leave()
+        if self._id is not None and not _may_interleave():
+            segments.append(self)
+            self._push_segment()
+
+    def leave(self) -> None:
+        """Close the segment of it that was opened last on this thread, if any; those that were opened in it go on."""
+        segments = _get_segments()
+        if self not in segments:
+            return
+        place = len(segments) - 1 - segments[::-1].index(self)
+        above = segments[place + 1 :]
+        del segments[place]
+        for one in (*above, self):
+            one._make_segment()._pop()
+        for one in above:
+            one._push_segment()
+
+    def _push_segment(self) -> None:
+        outside = _current.set(0)  # it carries the identity of the span and begins in no other instance
+        self._make_segment()._push()
+        _current.reset(outside)
+
+    def _make_segment(self) -> annotate:
+        return annotate(self._name, None, ACTIVE_DOMAIN, None, self._payload, otel=False)
 
     def end(self) -> None:
         """Close it, if it is open."""
         number, self._id = self._id, None
         if number is not None:
+            while self in _get_segments():
+                self.leave()
             self._range._end(number)
+
+
+_thread_segments = _thread._local()
+"""`open`: the ranges with an active segment that is open on this thread, the outermost first."""
+
+
+def _get_segments() -> list[_SpanRange]:
+    segments: list[_SpanRange] | None = getattr(_thread_segments, "open", None)
+    if segments is None:
+        segments = _thread_segments.open = []
+    return segments
+
+
+def _may_interleave() -> bool:
+    """Whether code of another context may run on this thread before this code goes on: in event loops and greenlets."""
+    asyncio, trio, greenlet = (sys.modules.get(name) for name in ("asyncio", "trio", "greenlet"))
+    if asyncio is not None and asyncio._get_running_loop() is not None:
+        return True
+    if trio is not None:
+        try:
+            trio.lowlevel.current_task()
+        except RuntimeError:  # not called from trio
+            pass
+        else:
+            return True
+    return greenlet is not None and (engine.track_switches is not None or greenlet.getcurrent().parent is not None)
 
 
 def _find_parent(context: Context | None) -> int:
@@ -183,9 +248,9 @@ def _find_parent(context: Context | None) -> int:
     if context is not None:
         from opentelemetry.trace import get_current_span
 
-        instance: int = getattr(get_current_span(context), _INSTANCE, 0)
-        if instance:
-            return instance
+        range_: _SpanRange | None = getattr(get_current_span(context), _RANGE, None)
+        if range_ is not None:
+            return range_.instance
     return _current.get()
 
 
@@ -210,7 +275,7 @@ def _start_range(span: Any, parent_context: Context | None) -> None:
             return
         range_ = _SpanRange(span.name, library, context, _find_parent(parent_context))
         _open[context.span_id] = range_
-        setattr(span, _INSTANCE, range_.instance)
+        setattr(span, _RANGE, range_)
     except Exception as error:  # noqa: BLE001 - the span is the program's
         _log_failure(error)
 
@@ -274,11 +339,10 @@ def _watch_api() -> None:
 
             def __init__(self, context: trace.SpanContext, range_: _SpanRange) -> None:
                 super().__init__(context)
-                self._range = range_
-                setattr(self, _INSTANCE, range_.instance)
+                setattr(self, _RANGE, range_)
 
             def end(self, end_time: int | None = None) -> None:  # noqa: ARG002
-                self._range.end()
+                getattr(self, _RANGE).end()
 
         def wrap_start_span(original: Callable[..., trace.Span]) -> Callable[..., trace.Span]:
             def start_span(
@@ -341,6 +405,7 @@ def _wrap_start_as_current_span(original: Callable[..., Any]) -> Callable[..., A
                 yield span
                 return
             outside = _current.get()
+            range_.enter()
             _current.set(range_.instance)
             try:
                 yield span
@@ -355,11 +420,11 @@ def _wrap_start_as_current_span(original: Callable[..., Any]) -> Callable[..., A
 class _Token:
     """The token of a context in which another span with a range is current."""
 
-    __slots__ = ("instance", "outside", "token")
+    __slots__ = ("outside", "range", "token")
 
-    def __init__(self, token: Any, instance: int, outside: int) -> None:
+    def __init__(self, token: Any, range_: _SpanRange, outside: int) -> None:
         self.token = token
-        self.instance = instance
+        self.range = range_
         self.outside = outside
 
 
@@ -383,26 +448,32 @@ class _FollowedContext:
         """Make a context the current one; return what `detach` takes."""
         if not _recordings.active:
             return self._inner.attach(context)
-        instance = 0
+        range_: _SpanRange | None = None
         try:
             span = self._get_span(context)
             if span is not self._get_span(self.get_current()):
-                instance = getattr(span, _INSTANCE, 0)
+                range_ = getattr(span, _RANGE, None)
+                if range_ is not None:
+                    range_.enter()
         except Exception as error:  # noqa: BLE001 - the context is the program's
             _log_failure(error)
         token = self._inner.attach(context)
-        if not instance:
+        if range_ is None:
             return token
         outside = _current.get()
-        _current.set(instance)
-        return _Token(token, instance, outside)
+        _current.set(range_.instance)
+        return _Token(token, range_, outside)
 
     def detach(self, token: Any) -> None:
         """Undo `attach`."""
         if type(token) is not _Token:
             self._inner.detach(token)
             return
+        try:
+            token.range.leave()
+        except Exception as error:  # noqa: BLE001 - as above
+            _log_failure(error)
         # It raises in another context than that of `attach`, in which our variable is not that one's either.
         self._inner.detach(token.token)
-        if _current.get() == token.instance:
+        if _current.get() == token.range.instance:
             _current.set(token.outside)

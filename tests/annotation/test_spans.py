@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.skips import skip_unless_ci
 from traceable.cli.main import main
 from traceable.protocol import environment
 from traceable.protocol.nvtx import ACTIVE_DOMAIN, SPAN_DOMAIN
+from traceable.recording import load
 
 from .otel_program import SETUP, Recorded, run_recorded
 
@@ -365,3 +368,33 @@ traceable.record_spans()
 print(before == (context._RUNTIME_CONTEXT, trace.NoOpTracer.start_span))
 """
     assert run_recorded(tmp_path, code, recorded=False).lines == ["True"]
+
+
+LAUNCHES = """
+traceable.record_spans()
+with tracer.start_as_current_span("generate"):
+    with annotate("sample"): traceable.mark("launch")
+    traceable.mark("launch")
+traceable.mark("launch")
+"""
+
+
+def test_gpu_work_that_is_launched_in_a_span_counts_for_it(tmp_path: Path) -> None:
+    run_recorded(tmp_path, SETUP + LAUNCHES)
+    # Each mark becomes a launch of a kernel that runs for 1 us.
+    (database,) = tmp_path.glob("*.sqlite")
+    with closing(sqlite3.connect(database)) as connection:
+        connection.executescript(
+            """
+            CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME AS SELECT e.start, e.start + 10 AS end, e.globalTid,
+                row_number() OVER () AS correlationId, e.textId AS nameId, 0 AS returnValue
+                FROM NVTX_EVENTS e JOIN StringIds s ON s.id = e.textId WHERE s.value = 'launch';
+            CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL AS SELECT start + 1000000 * correlationId AS start,
+                start + 1000000 * correlationId + 1000 AS end, 0 AS deviceId, 1 AS contextId, 7 AS streamId,
+                correlationId, globalTid / 16777216 * 16777216 AS globalPid, nameId AS shortName, nameId AS demangledName
+                FROM CUPTI_ACTIVITY_KIND_RUNTIME;
+            """
+        )
+    rows = load(database).ranges().rows()
+    busy = {tuple(row["path"]): row["gpu_busy_total_ns"] for row in rows}
+    assert busy == {("generate",): 2000, ("generate", "sample"): 1000}

@@ -12,7 +12,7 @@ from tests.skips import skip_unless_ci
 
 from traceable.cli.main import main
 from traceable.protocol import environment
-from traceable.protocol.nvtx import ACTIVE_DOMAIN, SPAN_DOMAIN
+from traceable.protocol.nvtx import SPAN_DOMAIN, SPAN_SEGMENT_DOMAIN
 from traceable.recording import load
 
 from .otel_program import SETUP, Recorded, run_recorded
@@ -116,11 +116,11 @@ def test_code_that_runs_in_a_span_is_an_active_segment_where_nothing_can_interle
     assert ran.trace is not None
     assert not ran.trace.ranges.clipped.any()
     # The generator's segment ends in the consumer's, which goes on.
-    assert ran.list_names(ACTIVE_DOMAIN) == [
+    assert ran.list_names(SPAN_SEGMENT_DOMAIN) == [
         *("sync", "inner", "generator", "consumer", "consumer", "never left", "ended elsewhere", "last")
     ]
     ranges = ran.trace.ranges
-    rows = ranges.domain == ran.trace.name_index(ACTIVE_DOMAIN)
+    rows = ranges.domain == ran.trace.name_index(SPAN_SEGMENT_DOMAIN)
     starts, ends = ranges.start_ns[rows], ranges.end_ns[rows]
     assert starts[4] >= ends[2] >= ends[3]
     assert (starts[5:] >= ends[4:-1]).all()
@@ -391,7 +391,8 @@ def test_gpu_work_that_is_launched_in_a_span_counts_for_it(tmp_path: Path) -> No
                 FROM NVTX_EVENTS e JOIN StringIds s ON s.id = e.textId WHERE s.value = 'launch';
             CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL AS SELECT start + 1000000 * correlationId AS start,
                 start + 1000000 * correlationId + 1000 AS end, 0 AS deviceId, 1 AS contextId, 7 AS streamId,
-                correlationId, globalTid / 16777216 * 16777216 AS globalPid, nameId AS shortName, nameId AS demangledName
+                correlationId, globalTid / 16777216 * 16777216 AS globalPid,
+                nameId AS shortName, nameId AS demangledName
                 FROM CUPTI_ACTIVITY_KIND_RUNTIME;
             """
         )

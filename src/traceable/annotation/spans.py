@@ -35,7 +35,7 @@ from traceable.annotation.otel import TRACER, make_ids, making
 from traceable.annotation.ranges import annotate
 from traceable.annotation.resumable import patch_executors_once
 from traceable.protocol import environment
-from traceable.protocol.nvtx import ACTIVE_DOMAIN, SPAN_DOMAIN, unpack_instance
+from traceable.protocol.nvtx import SPAN_DOMAIN, SPAN_SEGMENT_DOMAIN, unpack_instance
 
 if TYPE_CHECKING:
     from opentelemetry import trace
@@ -206,7 +206,7 @@ class _SpanRange:
         _current.reset(outside)
 
     def _make_segment(self) -> annotate:
-        return annotate(self._name, None, ACTIVE_DOMAIN, None, self._payload, otel=False)
+        return annotate(self._name, None, SPAN_SEGMENT_DOMAIN, None, self._payload, otel=False)
 
     def end(self) -> None:
         """Close it, if it is open."""

@@ -30,7 +30,7 @@ SECTIONS = {
         "from-system-wide",
         "from-kubectl-script",
     ),
-    "Annotate": ("annotate-from-outside", "torch", "pauses"),
+    "Annotate": ("annotate-from-outside", "torch", "otel", "pauses"),
     "Record": ("nsys", "torch-collector", "recorder-gpu", "ranks", "remote", "control", "top", "flight-recorder"),
     "Servers and load": ("requests", "sides", "jobs", "load"),
     "Look and share": ("html-report", "timeline", "notebooks", "plot", "export", "otlp"),

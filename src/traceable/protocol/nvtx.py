@@ -35,7 +35,8 @@ double, the category the domain that the user gave, by name (none: the default d
 
 **Spans.** A range that is the form of an OpenTelemetry span, or a request's or step's that began while a span was
 current, has the fields `trace_id` (32 hex digits) and `span_id` (16): what it did on the GPU was caused by that span.
-Of ranges in one another the innermost with these fields counts. Ranges of spans are start/end ranges in `SPAN_DOMAIN`.
+Of ranges in one another the innermost with these fields counts. Ranges of spans are start/end ranges in `SPAN_DOMAIN`,
+and have active segments in `SPAN_SEGMENT_DOMAIN` on threads on which no other code can run meanwhile.
 
 **Windows.** A window of steps emits its capture range, for which nsys waits, and in it a range with the window's id;
 both are in `WINDOW_DOMAIN`.
@@ -54,6 +55,11 @@ ACTIVE_DOMAIN = "traceable.active"
 
 GENERATOR_DOMAIN = "traceable.generator"
 """The same for plain generators, which no event loop drives."""
+
+SPAN_SEGMENT_DOMAIN = "traceable.span"
+"""The same for spans, where no event loop drives what runs in them."""
+
+SEGMENT_DOMAINS = (ACTIVE_DOMAIN, GENERATOR_DOMAIN, SPAN_SEGMENT_DOMAIN)
 
 PAYLOAD_DOMAIN = "traceable.payload"
 """The domain of the marks that carry a range's fields or identity."""

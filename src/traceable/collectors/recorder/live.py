@@ -41,7 +41,7 @@ _LONGEST_TEXT = 1 << 20
 
 _INTERNAL_DOMAINS = frozenset(
     {
-        *(nvtx.ACTIVE_DOMAIN, nvtx.GENERATOR_DOMAIN, nvtx.PAYLOAD_DOMAIN),
+        *(*nvtx.SEGMENT_DOMAINS, nvtx.PAYLOAD_DOMAIN),
         *(nvtx.COUNTER_DOMAIN, nvtx.WINDOW_DOMAIN, nvtx.LOOP_DOMAIN),
     }
 )

@@ -289,17 +289,18 @@ def test_without_gpu_work_the_steps_are_shown(run: Run, tmp_path: Path) -> None:
 
 
 PROGRAM = """
-import traceable
-from contextlib import ExitStack
+import contextvars, traceable
 for batch in range(3):
-    with ExitStack() as stack:
-        ids = [f"{16 * batch + number + 1:032x}-{number + 1:016x}" for number in range(4)]
-        # As a header of HTTP has it, but for one request without.
-        headers = [f"00-{one}-01" for one in ids[:3]] + ["plain"]
-        requests = [stack.enter_context(traceable.request(one)) for one in headers]
-        with traceable.step(payload={"requests": [one.id for one in requests]}):
-            with traceable.annotate("forward"):
-                pass
+    ids = [f"{16 * batch + number + 1:032x}-{number + 1:016x}" for number in range(4)]
+    # As a header of HTTP has it, but for one request without. Each is of a context of its own, as in a server.
+    requests = [traceable.request(one) for one in [*(f"00-{one}-01" for one in ids[:3]), "plain"]]
+    for one in requests:
+        contextvars.Context().run(one.__enter__)
+    with traceable.step(payload={"requests": [one.id for one in requests]}):
+        with traceable.annotate("forward"):
+            pass
+    for one in requests:
+        one.__exit__(None, None, None)
 """
 
 

@@ -60,6 +60,12 @@ def fields():
     with annotate("fields", payload={"a": [1, "\u00e9", None], "b": 1.5}): pass
     with annotate("array", payload=[1, 2]): pass
 
+def spans():
+    with annotate("span", otel=True): pass
+    @annotate("call", otel={"kind": "client"})
+    def call(): return 1
+    assert call() == 1
+
 def by_hand():
     mark("mark", payload=1)
     push_range("pushed"); pop_range()
@@ -94,6 +100,7 @@ def stepping():
 def outside():
     with traceable.annotate_targets("tomllib:loads", "base64:*") as handle: handle.matches, handle.problems
     traceable.record_gc().remove()
+    traceable.record_spans("GET *").remove()
     with traceable.record_loop_pauses(1): pass
     profile = traceable.Profile(); profile.enable(); profile.disable()
 
@@ -104,7 +111,7 @@ def others():
     assert traceable.__version__
     hasattr(traceable, "colors")
 
-CALLS = (decorated, blocks, fields, by_hand, domains, counters, stepping, outside, others)
+CALLS = (decorated, blocks, fields, spans, by_hand, domains, counters, stepping, outside, others)
 
 def call_all(write=os.write):
     for call in CALLS:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from traceable.analysis.fleet import Fleet
     from traceable.annotation.external.patching import annotate_targets
     from traceable.annotation.pauses import record_gc, record_loop_pauses
+    from traceable.annotation.spans import record_spans
     from traceable.annotation.torch.copies import instrument_copies
     from traceable.annotation.torch.modules import instrument
     from traceable.capture.requests import request
@@ -60,6 +61,7 @@ __all__ = [
     "push_range",
     "record_gc",
     "record_loop_pauses",
+    "record_spans",
     "request",
     "start_range",
     "step",
@@ -80,6 +82,7 @@ _LATER = {
     "load_ipython_extension": "traceable.notebook",
     "record_gc": "traceable.annotation.pauses",
     "record_loop_pauses": "traceable.annotation.pauses",
+    "record_spans": "traceable.annotation.spans",
     "request": "traceable.capture.requests",
     "step": "traceable.capture.steps",
     "step_boundary": "traceable.capture.steps",
@@ -180,6 +183,8 @@ def _is_set(*names: str) -> bool:
 _support_libraries()
 if _is_set(_environment.GC, _environment.LOOP_PAUSES):
     _begin("traceable.annotation.pauses", "record_from_environment")
+if _is_set(_environment.SPANS):
+    _begin("traceable.annotation.spans", "record_from_environment")
 if _is_set(_environment.RUN_DIR):
     _begin("traceable.capture.process", "record_process")
 if _is_set(*_environment.CONDITIONS):

@@ -150,7 +150,10 @@ def test_each_request_is_a_range_with_the_id_of_its_headers(serve: Callable[...,
     assert server.get("/", x_request_id="x" * 5000)[1] == "x" * 128
     trace = server.stop()
     ids = [{"request_id": one} for one in ("mine", TRACE_AND_SPAN, new, "mine", "x" * 128)]
-    assert fields_of(trace, "request") == parents_of(trace, "work") == ids
+    trace_id, span_id = TRACE_AND_SPAN.split("-")
+    of_caller = {"trace_id": trace_id, "span_id": span_id}
+    ranges = [{**ids[0], **of_caller}, {**ids[1], **of_caller}, *ids[2:]]
+    assert fields_of(trace, "request") == parents_of(trace, "work") == ranges
     marks = trace.marks.fields[trace.marks.name == trace.name_index("first_byte")]
     assert [json.loads(trace.names[text]) for text in marks.tolist()] == ids
 

@@ -39,11 +39,12 @@
  * a request id must not grow the process without a limit. */
 #define INTERNED_MAX 4096
 
-/* message, color, domain, category, payload; then the level and the work, by keyword alone */
+/* message, color, domain, category, payload; then the level, the work and the spans, by keyword alone */
 #define ARGUMENTS 5
 #define LEVEL 5
 #define WORK 6
-#define ALL_ARGUMENTS 7
+#define OTEL 7
+#define ALL_ARGUMENTS 8
 
 /* What a range does when it is entered: emit; nothing (disabled, or its level is not recorded); emit with fields. */
 enum { PLAIN, SILENT, FIELDS };
@@ -133,6 +134,7 @@ typedef struct {
     PyObject *names[ALL_ARGUMENTS];
     int silent;
     int level; /* ranges of a higher one are silent */
+    int makes_spans; /* whether every range is a span too, if its own argument does not decide */
 } State;
 
 static struct PyModuleDef core_module;
@@ -1314,17 +1316,32 @@ range_or_silent(PyTypeObject *type, PyObject *range, PyObject *message, PyObject
     return instead;
 }
 
+/* Return a range that is a span too, where that is requested; the reference to `range` is taken. `otel`: the argument.
+ * Only the public type can be one. */
+static inline PyObject *
+range_with_spans(State *state, PyObject *range, PyObject *otel)
+{
+    PyObject *requested = otel == Py_None && state->makes_spans ? Py_True : otel;
+    if (__builtin_expect(requested == Py_None, 1) || range == NULL || state->public_type == NULL
+        || !PyObject_TypeCheck(range, state->public_type)) {
+        return range;
+    }
+    PyObject *spanned = PyObject_CallMethod(range, "_with_spans", "(O)", requested);
+    Py_DECREF(range);
+    return spanned;
+}
+
 static PyObject *
 range_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"message", "color", "domain", "category", "payload", "level", "work", NULL};
-    PyObject *values[ALL_ARGUMENTS] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
+    static char *names[] = {"message", "color", "domain", "category", "payload", "level", "work", "otel", NULL};
+    PyObject *values[ALL_ARGUMENTS] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
     State *state = state_of(type);
     if (state == NULL) {
         return range_or_silent(type, NULL, Py_None, NULL);
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOO$OO:annotate", names, &values[0], &values[1], &values[2],
-                                     &values[3], &values[4], &values[LEVEL], &values[WORK])) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOO$OOO:annotate", names, &values[0], &values[1], &values[2],
+                                     &values[3], &values[4], &values[LEVEL], &values[WORK], &values[OTEL])) {
         return NULL;
     }
     PyObject *payload = NULL;
@@ -1332,6 +1349,7 @@ range_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (values[WORK] == Py_None || (values[4] = payload = payload_with_work(values[4], values[WORK])) != NULL) {
         range = range_make(state, type, values, kwargs == NULL && PyTuple_GET_SIZE(args) == 1);
     }
+    range = range_with_spans(state, range, values[OTEL]);
     Py_XDECREF(payload);
     return range_or_silent(type, range, values[0], type == state->public_type ? state->spare : NULL);
 }
@@ -1341,7 +1359,7 @@ static PyObject *
 range_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *keywords)
 {
     PyTypeObject *type = (PyTypeObject *)object;
-    PyObject *values[ALL_ARGUMENTS] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
+    PyObject *values[ALL_ARGUMENTS] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
     Py_ssize_t count = PyVectorcall_NARGS(nargsf);
     Py_ssize_t named = keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords);
     State *state = state_of(type);
@@ -1380,6 +1398,7 @@ range_vectorcall(PyObject *object, PyObject *const *args, size_t nargsf, PyObjec
         || (values[4] = payload = payload_with_work(values[4], values[WORK])) != NULL) {
         range = range_make(state, type, values, count == 1 && named == 0);
     }
+    range = range_with_spans(state, range, values[OTEL]);
     Py_XDECREF(payload);
     return __builtin_expect(range != NULL, 1) ? range : range_or_silent(type, NULL, values[0], state->spare);
 }
@@ -1599,7 +1618,7 @@ static PyMemberDef range_members[] = {
 };
 
 static PyType_Slot range_slots[] = {
-    {Py_tp_doc, "Range(message=None, color=None, domain=None, category=None, payload=None, *, level=None, work=None)\n--\n\n"
+    {Py_tp_doc, "Range(message=None, color=None, domain=None, category=None, payload=None, *, level=None, work=None, otel=None)\n--\n\n"
                 "One message, color, domain, category and payload, ready to be emitted."},
     {Py_tp_new, range_new},
     {Py_tp_traverse, range_traverse},
@@ -2158,6 +2177,13 @@ core_set_public_class(PyObject *module, PyObject *type)
 }
 
 static PyObject *
+core_make_spans(PyObject *module, PyObject *Py_UNUSED(ignored))
+{
+    module_state(module)->makes_spans = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 core_disable_ranges(PyObject *module, PyObject *Py_UNUSED(ignored))
 {
     module_state(module)->silent = 1;
@@ -2192,6 +2218,7 @@ core_list_interned_ranges(PyObject *module, PyObject *Py_UNUSED(ignored))
 static PyMethodDef core_methods[] = {
     {"wrap", core_wrap, METH_VARARGS, "Return a callable that runs `function` inside `range`."},
     {"set_public_class", core_set_public_class, METH_O, "Set the subclass of Range that is built fastest, by message alone."},
+    {"make_spans", core_make_spans, METH_NOARGS, "Make every range that is built from now on a span too."},
     {"set_max_level", core_set_max_level, METH_O, "Make every range of a higher level that is built from now on a no-op."},
     {"identify", core_identify, METH_NOARGS, "Return the identity of a new instance, its parent in it."},
     {"list_interned_ranges", core_list_interned_ranges, METH_NOARGS, "Return the type and arguments of each interned range."},
@@ -2229,7 +2256,7 @@ core_exec(PyObject *module)
     if (state->domains == NULL || state->interned == NULL || state->by_message == NULL) {
         return -1;
     }
-    static const char *const names[] = {"message", "color", "domain", "category", "payload", "level", "work"};
+    static const char *const names[] = {"message", "color", "domain", "category", "payload", "level", "work", "otel"};
     for (int i = 0; i < ALL_ARGUMENTS; i++) {
         state->names[i] = PyUnicode_InternFromString(names[i]);
         if (state->names[i] == NULL) {

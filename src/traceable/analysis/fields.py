@@ -21,7 +21,7 @@ import numpy as np
 
 from traceable.analysis.context import Context, cache_per_context
 from traceable.analysis.grouping import number_groups
-from traceable.analysis.instances import Instances, find_innermost, select_segments
+from traceable.analysis.instances import Instances, find_innermost, find_nearest_around, select_segments
 from traceable.analysis.table import pack_objects
 from traceable.errors import MissingDataError, UsageError
 from traceable.trace.model import NULL, Bool, Int32, Int64, NDArray
@@ -62,7 +62,7 @@ def summarize_fields(names: Sequence[str], fields: Int32, group: Int64, groups: 
         group[pairs].tolist(), fields[pairs].tolist(), np.bincount(pair, minlength=len(pairs)).tolist(), strict=True
     ):
         counts = counts_by_group.setdefault(of_group, {})
-        for name, value in _parse_fields(names[text]).items():
+        for name, value in parse_fields(names[text]).items():
             if (of_field := counts.get(name)) is None:
                 of_field = counts[name] = _ValueCounts()
             of_field.add(value, times)
@@ -107,15 +107,7 @@ def inherit_field_values(context: Context, field: str) -> tuple[NDArray[Any], In
     """
     values, own = get_field_values(context, field)
     absent = len(values) - 1
-    has_field = own < absent
-    holder = np.where(has_field, np.arange(len(own)), context.instances.parent)
-    while True:
-        waiting = np.flatnonzero(holder >= 0)
-        waiting = waiting[~has_field[holder[waiting]]]
-        if not len(waiting):
-            return values, np.append(own, absent)[holder]
-        # Each time twice as far outwards.
-        holder[waiting] = holder[holder[waiting]]
+    return values, np.append(own, absent)[find_nearest_around(context.instances.parent, own < absent)]
 
 
 def get_operation_field_values(context: Context, field: str) -> tuple[NDArray[Any], Int64]:
@@ -347,7 +339,7 @@ class _FieldTexts:
         names, naming = self.context.trace.names, self.context.names
         for row in range(len(self)) if rows is None else rows:
             name, text = self.name[row], self.text[row]
-            fields = _parse_fields(names[text]) if text >= 0 else {}
+            fields = parse_fields(names[text]) if text >= 0 else {}
             extracted = naming.extract_fields(name) if naming is not None and name >= 0 else None
             yield {**extracted, **fields} if extracted else fields
 
@@ -447,7 +439,8 @@ _ENCODER = json.JSONEncoder(sort_keys=True)
 """Made once: there may be millions of texts, and these take as long to make as one of them to read."""
 
 
-def _parse_fields(text: str) -> dict[str, Any]:
+def parse_fields(text: str) -> dict[str, Any]:
+    """Return named fields from their JSON text; none where that is not an object, as in a damaged trace."""
     text = text.strip(" \t\r\n")
     try:
         # `decode` takes three times as long: it looks for whitespace by patterns.

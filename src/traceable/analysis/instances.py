@@ -513,6 +513,18 @@ def _find_crossing_parents(start: Int64, end: Int64) -> Int64:
     return np.array(parent, np.int64)
 
 
+def find_nearest_around(parent: Int64, is_marked: Bool) -> Int64:
+    """Return for each instance itself if it is marked, else the nearest marked one around it; -1 for none."""
+    nearest = np.where(is_marked, np.arange(len(parent)), parent)
+    while True:
+        waiting = np.flatnonzero(nearest >= 0)
+        waiting = waiting[~is_marked[nearest[waiting]]]
+        if not len(waiting):
+            return nearest
+        # Each time twice as far outwards.
+        nearest[waiting] = nearest[nearest[waiting]]
+
+
 def find_innermost(instances: Instances, events: ThreadEvents) -> Int64:
     """Return, for each item of the events, the innermost instance around it; -1 for none.
 

@@ -780,7 +780,7 @@ def _measure_slice_unions(links: Links, columns: _Columns, first: Int64, number:
         for some in _iter_batches(rows, length[rows]):
             place = expand_slices(begin[some], length[some])
             group = np.repeat(np.arange(len(some)), length[some])
-            busy[some] += _measure_group_unions(group, start[place], end[place], len(some))
+            busy[some] += measure_group_unions(group, start[place], end[place], len(some))
     return busy
 
 
@@ -793,7 +793,7 @@ def _measure_block_unions(bounds: Int64, start: Int64, end: Int64) -> Int64:
     for some in _iter_batches(several, number[several]):
         place = expand_slices(bounds[some], number[some])
         group = np.repeat(np.arange(len(some)), number[some])
-        unions[some] = _measure_group_unions(group, start[place], end[place], len(some))
+        unions[some] = measure_group_unions(group, start[place], end[place], len(some))
     return unions
 
 
@@ -807,7 +807,7 @@ def _iter_batches(rows: Int64, length: Int64) -> Iterator[Int64]:
         at = until
 
 
-def _measure_group_unions(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
+def measure_group_unions(group: Int64, start: Int64, end: Int64, groups: int) -> Int64:
     """Return the union of the intervals of each group, in ns. Groups come in order; in one, intervals in any order."""
     if not len(group):
         return np.zeros(groups, np.int64)
@@ -816,8 +816,8 @@ def _measure_group_unions(group: Int64, start: Int64, end: Int64, groups: int) -
     if groups > 1 and width * groups >= 1 << 62:
         # Times that far apart, or groups that many, do not fit one number: by halves.
         half = int(np.searchsorted(group, groups // 2))
-        left = _measure_group_unions(group[:half], start[:half], end[:half], groups // 2)
-        right = _measure_group_unions(group[half:] - groups // 2, start[half:], end[half:], groups - groups // 2)
+        left = measure_group_unions(group[:half], start[:half], end[:half], groups // 2)
+        right = measure_group_unions(group[half:] - groups // 2, start[half:], end[half:], groups - groups // 2)
         return np.concatenate([left, right])
     start = start - low + group * width
     end = end - low + group * width
@@ -864,5 +864,5 @@ def _add_pairs(
     who = instance[first]
     group = np.cumsum(np.diff(instance, prepend=instance[:1]) != 0)
     _add_sums(work, gpu, launched, who, operation, rule, _GroupsOf(group, len(who)))
-    work.busy_ns[who] = _measure_group_unions(group, gpu.start_ns[operation], gpu.end_ns[operation], len(who))
+    work.busy_ns[who] = measure_group_unions(group, gpu.start_ns[operation], gpu.end_ns[operation], len(who))
     work.queue_max_ns[who] = np.maximum.reduceat(launched.queue_ns[operation], first)

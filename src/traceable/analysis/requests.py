@@ -249,7 +249,7 @@ def _collect_events(trace: Trace, records: ClientRecords | None) -> _Events:
     of_range, of_mark = np.split(fields.own, [len(ranges)])
     counts = np.diff(fields.first[: len(ranges) + 1])
     lists = np.flatnonzero(counts)
-    client_threads, sides_inferred = _find_client_threads(trace, of_range, lists)
+    client_threads, is_inferred = find_client_threads(trace, ranges.thread[lists])
     steps = lists[~client_threads[ranges.thread[lists]]]
     listed = fields.listed[: int(fields.first[len(ranges)])]
     if len(steps) < len(lists):
@@ -270,25 +270,28 @@ def _collect_events(trace: Trace, records: ClientRecords | None) -> _Events:
         first_of_id=first_of_id,
         step_of_id=step_of_id,
         client_threads=client_threads,
-        sides_inferred=sides_inferred,
+        sides_inferred=is_inferred and bool((client_threads[ranges.thread] & (of_range >= 0)).any()),
     )
 
 
-def _find_client_threads(trace: Trace, of_range: Int32, lists: Int64) -> tuple[Bool, bool]:
+def find_client_threads(trace: Trace, step_threads: Int32) -> tuple[Bool, bool]:
     """Return which threads are of a client, and whether that is an inference.
 
     Where no process has a side, those that run steps are servers, and all others are clients.
+
+    Args:
+        trace: the recording.
+        step_threads: the threads of the steps that name their requests.
     """
     process = np.array([thread.process for thread in trace.threads], np.int64)
     sides = [one.side for one in trace.processes]
     if any(side is not None for side in sides):
         return np.array([side == CLIENT for side in sides], np.bool_)[process], False
-    runs_steps = np.zeros(len(sides), np.bool_)
-    runs_steps[process[trace.ranges.thread[lists]]] = True
-    if not runs_steps.any():
+    if not len(step_threads):
         return np.zeros(len(process), np.bool_), False
-    is_client: Bool = ~runs_steps[process]
-    return is_client, bool((is_client[trace.ranges.thread] & (of_range >= 0)).any())
+    runs_steps = np.zeros(len(sides), np.bool_)
+    runs_steps[process[step_threads]] = True
+    return ~runs_steps[process], True
 
 
 @dataclass(frozen=True)

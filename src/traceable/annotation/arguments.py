@@ -66,7 +66,7 @@ def _normalize_level(value: object) -> int:
     return int(value)
 
 
-def _unwrap_scalar(value: Any) -> Any:
+def unwrap_scalar(value: Any) -> Any:
     """Return the Python number of a numpy scalar, and anything else as it is."""
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
         return value.item()
@@ -74,7 +74,7 @@ def _unwrap_scalar(value: Any) -> Any:
 
 
 def _normalize_number(value: object, argument: str, accepted: str) -> int | float:
-    value = _unwrap_scalar(value)
+    value = unwrap_scalar(value)
     if isinstance(value, int):
         if not -_INT64 <= value < _INT64:
             raise ValueError(
@@ -88,7 +88,7 @@ def _normalize_number(value: object, argument: str, accepted: str) -> int | floa
 
 def _normalize_field(value: Any, argument: str) -> Any:
     """Return a field's value as JSON has it."""
-    value = _unwrap_scalar(value)
+    value = unwrap_scalar(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -209,7 +209,7 @@ def add_work(payload: Any, work: Any) -> Any:
 
 
 def _normalize_work(name: str, value: Any) -> int | float | str:
-    value = _unwrap_scalar(value)
+    value = unwrap_scalar(value)
     if name == "dtype":
         if not isinstance(value, str):
             raise TypeError(f"work[{name!r}] must be a string such as 'bf16', not {type(value).__name__}")

@@ -26,6 +26,9 @@ level = environment.read_digit(environment.LEVEL, 2)
 debug = not disabled and environment.read_flag(environment.DEBUG)
 """Whether ranges are checked for being unbalanced, crossed, or held over an `await`."""
 
+otel = not disabled and environment.read_flag(environment.OTEL)
+"""Whether ranges are OpenTelemetry spans too, where their own argument does not decide (`otel`)."""
+
 core: Any = None
 """The native core, or None where it is not built or not used."""
 
@@ -66,6 +69,9 @@ else:
         environment.warn_once(
             "nvtx_missing", "no range is emitted: neither the native core nor nvtx >= 0.2.12 is installed"
         )
+
+if otel:
+    _backend.make_spans()
 
 Range, ResumableRange = _range_class, _backend.ResumableRange  # type: ignore[misc]
 wrap, identify = _backend.wrap, _backend.identify

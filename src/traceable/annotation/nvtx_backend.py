@@ -45,6 +45,17 @@ INTERNED_MAX = 4096
 _interned: dict[tuple[Any, ...], NullRange] = {}
 
 
+def make_spans() -> None:
+    """Make every range that is built from now on a span too, if its own argument `otel` does not decide."""
+    new = NullRange.__new__
+
+    def make(cls: type[NullRange], *args: Any, otel: Any = None, **named: Any) -> NullRange:
+        is_default = otel is None and hasattr(cls, "_with_spans")  # only the public class can be one
+        return new(cls, *args, otel=True if is_default else otel, **named)
+
+    NullRange.__new__ = make  # type: ignore[assignment,method-assign]
+
+
 def _is_decorated(message: object) -> bool:
     """Whether `@annotate` is used without brackets, so that its message is the decorated thing."""
     return message is not None and not isinstance(message, str) and (callable(message) or hasattr(message, "__get__"))
@@ -70,6 +81,7 @@ class NullRange:
         *,
         level: Any = None,
         work: Any = None,
+        otel: Any = None,
     ) -> Self:
         if _interned is None:  # the interpreter has cleared this module; a finalizer of the program still runs
             return cls._make_silent()
@@ -91,7 +103,7 @@ class NullRange:
         if payload is not None:
             range_ = range_._with_payload(payload)
             range_._arguments = (message, color, domain, category, payload)
-        return range_  # type: ignore[return-value]
+        return range_ if otel is None else range_._with_spans(otel)  # type: ignore[attr-defined,return-value]
 
     @classmethod
     def _build(cls, key: tuple[Any, ...]) -> NullRange:
@@ -561,8 +573,11 @@ def wrap(function: Callable[..., _R], range_: Range, wrapper: Wrapper = _wrap_fu
         range_: what is opened around it.
         wrapper: makes the function that does so.
     """
-    if range_._silent:
-        return function
+    return function if range_._silent else bind_wrapper(function, range_, wrapper)
+
+
+def bind_wrapper(function: Callable[..., _R], range_: Any, wrapper: Wrapper) -> Callable[..., _R]:
+    """Return what `wrapper` makes of `function`, as an object that binds as a method if `function` does."""
     if isinstance(function, _function):
         return wrapper(function, range_)
     if type(function).__flags__ & _BINDS:

@@ -14,6 +14,7 @@ from types import FunctionType, MethodType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from traceable.annotation import arguments, engine, resumable
+from traceable.protocol import environment
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Category = str | int | None
     Payload = float | Mapping[str, Any] | None
     Work = Mapping[str, Any] | None
+    Otel = bool | Mapping[str, Any] | None
     RangeId = tuple[int, str | None]
 
 else:
@@ -54,6 +56,8 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
         level: 1 (stages), 2 (details), ... 9. What is higher than `TRACEABLE_LEVEL` (2) costs as if not annotated.
         work: the work it does, for rates: a mapping of `flops` and `bytes`, and `dtype` (`bf16`) for the share of the
             peak. They are recorded as fields of the payload, which is a mapping or None then.
+        otel: whether it is an OpenTelemetry span too (`traceable help otel`), or a mapping of `kind`, `attributes` and
+            `links` of its span. As `TRACEABLE_OTEL` requests, by default not.
 
     Raises:
         TypeError, ValueError: here and never at run time; the text begins with the argument's name.
@@ -84,8 +88,25 @@ class annotate(Range):  # noqa: N801 - the nvtx package's name
             *,
             level: int | None = None,
             work: Work = None,
+            otel: Otel = None,
         ) -> Self: ...
         def __new__(cls, *arguments: Any, **named: Any) -> Any: ...
+
+    _makes_spans = False
+    _options: Otel = False
+    _make_run = engine.ResumableRange
+    _wrap = staticmethod(engine.wrap)
+
+    def _with_spans(self, otel: Any) -> annotate:
+        """Return this range as one that is a span too, where `otel`, the argument, requests it."""
+        if otel is False:
+            return self
+        try:
+            from traceable.annotation.otel import make_span_range
+        except Exception as error:  # noqa: BLE001 - no descriptor is left, or the interpreter is ending
+            environment.warn_once("otel_not_usable", f"ranges are no spans: {type(error).__name__}: {error}")
+            return self
+        return make_span_range(self, otel)
 
     def __call__(self, target: _Decorated) -> _Decorated:
         try:
@@ -158,7 +179,7 @@ def decorate(range_: annotate, target: Any) -> Any:
         )
     # NVTX looks for a profiler once, at its first call. Without one the function itself is the cheapest wrapper.
     # Below the level nothing is emitted either.
-    if range_._silent or not engine.can_emit():
+    if (range_._silent or not engine.can_emit()) and not range_._makes_spans:
         engine.has_skipped_annotations = engine.has_skipped_annotations or not engine.can_emit()
         return target
     try:
@@ -192,7 +213,7 @@ def _decorate_property(range_: annotate, target: property) -> property:
 
 def _rename(range_: annotate, message: str) -> annotate:
     _message, *rest = range_._arguments
-    return type(range_)(message, *rest, level=range_._level)
+    return type(range_)(message, *rest, level=range_._level, otel=range_._options)
 
 
 def _unwrap(target: Any) -> Any:
@@ -234,7 +255,7 @@ def _decorate_callable(range_: annotate, target: Any) -> Any:
         range_ = _rename(range_, name if isinstance(name, str) else type(inner).__qualname__)
     flags = _get_code_flags(target)
     if not flags & _RESUMABLE:
-        return update_wrapper(target, engine.wrap(target, range_))
+        return update_wrapper(target, range_._wrap(target, range_))
     if flags & _COROUTINE:
         return update_wrapper(target, resumable.wrap_coroutine(target, range_))
     if flags & _ASYNC_GENERATOR:

@@ -43,7 +43,8 @@ def make_segment_range(range_: annotate, domain: str = ACTIVE_DOMAIN) -> annotat
     return type(range_)(message, color, domain, category)
 
 
-def _patch_executors_once() -> None:
+def patch_executors_once() -> None:
+    """Have the threads of executors given what a coroutine, block or span that submits to them is."""
     global _are_executors_patched
     if not _are_executors_patched:
         _are_executors_patched = True
@@ -80,22 +81,31 @@ def _drive(inner: Any, run: ResumableRange) -> Generator[Any, Any, Any]:
 _drive_awaited = types.coroutine(_drive)
 
 
+def note_error(run: Any, error: Exception) -> None:
+    """Pass an exception that ends the code on to its run, where that records it: with a span."""
+    if type(run) is not engine.ResumableRange:
+        run.note_error(error)
+
+
 async def _await(awaitable: Any) -> Any:
     return await awaitable
 
 
 def wrap_coroutine(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
     """Wrap what makes a coroutine. The wrapper is an `async def` function, as every version's inspect expects."""
-    segment = make_segment_range(range_)
+    make_run, segment = range_._make_run, make_segment_range(range_)
 
     async def run_in_range(*args: Any, **kwargs: Any) -> Any:
-        _patch_executors_once()
-        run = engine.ResumableRange(range_, segment)
+        patch_executors_once()
+        run = make_run(range_, segment)
         try:
             made = function(*args, **kwargs)
             if not hasattr(made, "send"):  # an awaitable of another kind, from a function marked as a coroutine's
                 made = _await(made)
             return await _drive_awaited(made, run)
+        except Exception as error:
+            note_error(run, error)
+            raise
         finally:
             run.end()
 
@@ -144,12 +154,16 @@ def _copy_parameters(function: types.FunctionType, wrapper: Callable[..., Any]) 
 
 def wrap_generator(function: Callable[..., Any], range_: annotate, awaitable: bool = False) -> Callable[..., Any]:
     """Wrap a generator function; `awaitable` where it was made by `types.coroutine`."""
+    make_run = range_._make_run
     segment = make_segment_range(range_, ACTIVE_DOMAIN if awaitable else GENERATOR_DOMAIN)
 
     def iterate_in_range(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        run = engine.ResumableRange(range_, segment)
+        run = make_run(range_, segment)
         try:
             return (yield from _drive(function(*args, **kwargs), run))
+        except Exception as error:
+            note_error(run, error)
+            raise
         finally:
             run.end()
 
@@ -172,11 +186,11 @@ def _start_hidden(made: Any) -> Any:
 
 def wrap_async_generator(function: Callable[..., Any], range_: annotate) -> Callable[..., Any]:
     """Wrap an async generator function. Time in which the consumer has the item is not an active segment."""
-    segment = make_segment_range(range_)
+    make_run, segment = range_._make_run, make_segment_range(range_)
 
     async def iterate_in_range(*args: Any, **kwargs: Any) -> Any:
-        _patch_executors_once()
-        run = engine.ResumableRange(range_, segment)
+        patch_executors_once()
+        run = make_run(range_, segment)
         hand: list[Any] = []
         try:
             made = function(*args, **kwargs)
@@ -192,6 +206,9 @@ def wrap_async_generator(function: Callable[..., Any], range_: annotate) -> Call
                     step = made.asend((yield hand.pop()))
                 except BaseException as error:  # noqa: BLE001 - thrown into the code it was meant for
                     step = made.athrow(error)
+        except Exception as error:
+            note_error(run, error)
+            raise
         finally:
             run.end()
 
@@ -204,7 +221,7 @@ class Block:
     __slots__ = ("id", "instance", "outer", "parent", "range")
 
     def __init__(self, range_: annotate, outer: Block | None = None) -> None:
-        _patch_executors_once()
+        patch_executors_once()
         identity = engine.identify()
         self.range = range_
         self.outer = outer

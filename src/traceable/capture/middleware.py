@@ -16,7 +16,7 @@ import os
 import sys
 
 from traceable.capture import flight
-from traceable.capture.requests import Request, can_emit, choose_id
+from traceable.capture.requests import TRACE_HEADERS, TRACEPARENT, Request, choose_id, is_recorded
 from traceable.capture.schedule import WindowRequest
 from traceable.capture.windows import publisher, windows
 from traceable.errors import Message
@@ -143,7 +143,7 @@ class ASGIMiddleware:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         is_http = scope["type"] == "http"
         if not self._token or not is_http or scope["path"] not in (START, STOP, DUMP):
-            if is_http and can_emit:
+            if is_http and is_recorded:
                 await run_asgi_request(self.app, scope, receive, send)
             else:
                 await self.app(scope, receive, send)
@@ -189,7 +189,7 @@ class WSGIMiddleware:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
         if not self._token or path not in (START, STOP, DUMP):
-            if can_emit:
+            if is_recorded:
                 return run_wsgi_request(self.app, environ, start_response)
             body: Iterable[bytes] = self.app(environ, start_response)
             return body
@@ -219,7 +219,8 @@ class WSGIMiddleware:
 async def run_asgi_request(app: Any, scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Call an ASGI application with the scope of an HTTP request, inside a range."""
     headers = {name.lower(): value.decode("latin-1") for name, value in scope.get("headers", ())}
-    request = Request(choose_id(headers.get(_HEADER_BYTES), headers.get(b"traceparent")))
+    of_trace = {name: headers[name.encode()] for name in TRACE_HEADERS if name.encode() in headers}
+    request = Request(choose_id(headers.get(_HEADER_BYTES), of_trace.get(TRACEPARENT)), headers=of_trace)
     has_body = False
 
     async def send_in_request(message: dict[str, Any]) -> None:
@@ -241,19 +242,24 @@ async def run_asgi_request(app: Any, scope: dict[str, Any], receive: Any, send: 
     request.start()
     try:
         await app(scope, receive, send_in_request)
+    except Exception as error:
+        request.note_error(error)
+        raise
     finally:
-        request.end()
         request.leave_context()
+        request.end()
 
 
 def run_wsgi_request(app: Any, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Call a WSGI application inside a range, which the body that is returned ends."""
-    request = Request(choose_id(environ.get("HTTP_X_REQUEST_ID"), environ.get("HTTP_TRACEPARENT")))
+    of_trace = {name: environ[f"HTTP_{name.upper()}"] for name in TRACE_HEADERS if f"HTTP_{name.upper()}" in environ}
+    request = Request(choose_id(environ.get("HTTP_X_REQUEST_ID"), of_trace.get(TRACEPARENT)), headers=of_trace)
     response = _WSGIResponse(request, start_response)
     request.start()
     try:
         body = app(environ, response.start)
-    except BaseException:
+    except BaseException as error:
+        request.note_error(error)
         request.end()
         raise
     finally:
@@ -313,7 +319,9 @@ class _Body:
         request.enter_context()
         try:
             chunk = next(self._chunks)
-        except BaseException:  # the end of the body too
+        except BaseException as error:  # the end of the body too
+            if not isinstance(error, StopIteration):
+                request.note_error(error)
             request.end()
             raise
         finally:

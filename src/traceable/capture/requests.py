@@ -11,15 +11,17 @@ import os
 from contextvars import ContextVar
 from itertools import count
 
-from traceable.annotation import engine
+from traceable.annotation import engine, otel
 from traceable.annotation.ranges import annotate, mark
 from traceable.annotation.resumable import Block
 from traceable.errors import UsageError
 from traceable.protocol import environment
+from traceable.protocol.nvtx import SPAN_ID, TRACE_ID
 from traceable.protocol.start_conditions import parse_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
     from typing import Any
 
@@ -43,6 +45,17 @@ COUNT_FILE = "warmup.count"
 can_emit = engine.can_emit()
 """NVTX looks for a profiler once, so whether requests can be recorded is known from the start."""
 
+is_recorded = can_emit or engine.otel
+"""Whether a request is recorded at all, as a range or as a span."""
+
+TRACEPARENT = "traceparent"
+"""The header by which a request continues a trace of OpenTelemetry."""
+
+_TRACEPARENT_LENGTH = 55
+
+TRACE_HEADERS = (TRACEPARENT, "tracestate", "baggage")
+"""The headers that OpenTelemetry reads by default."""
+
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -54,8 +67,9 @@ def request(request_id: Any = None, /, **fields: Any) -> Request:
 
     Args:
         request_id: the id under which the other side knows the request: a string, a number, a UUID, or the value of a
-            `traceparent` header, of which the ids of trace and span are the id. A new id if it is None or empty. It is
-            the attribute `id` of the request, as text, of at most 128 printable ASCII characters.
+            `traceparent` header, of which the ids of trace and span are the id, and whose trace the request continues
+            (`traceable help otel`). A new id if it is None or empty. It is the attribute `id` of the request, as text,
+            of at most 128 printable ASCII characters.
         **fields: named fields of its range, as in the payload of `annotate`.
 
     Example:
@@ -66,7 +80,9 @@ def request(request_id: Any = None, /, **fields: Any) -> Request:
     """
     # A field of that name is the id too: headers, marks and the range have to agree.
     named = fields.pop(REQUEST_ID, None)
-    return Request(clean_id(named if request_id is None else request_id) or make_id(), fields)
+    given = named if request_id is None else request_id
+    headers = {TRACEPARENT: given} if isinstance(given, str) and len(given) >= _TRACEPARENT_LENGTH else None
+    return Request(clean_id(given) or make_id(), fields, headers)
 
 
 class Request:
@@ -76,11 +92,15 @@ class Request:
         id: of the request.
     """
 
-    __slots__ = ("_block", "_counted", "_fields", "id")
+    __slots__ = ("_block", "_counted", "_fields", "_headers", "_span", "id")
 
-    def __init__(self, request_id: str, fields: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, request_id: str, fields: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.id = request_id
         self._fields = fields
+        self._headers = headers if headers is not None and is_traceparent(headers.get(TRACEPARENT, "").strip()) else {}
+        self._span: otel.OpenSpan | None = None
         self._block: Block | None = None
         self._counted: _OpenRequest | None = None
 
@@ -93,8 +113,9 @@ class Request:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end()
         self.leave_context()
+        self.note_error(error)
+        self.end()
         if self._counted is not None and _warmup is not None:
             _warmup.end_request(self._counted)
 
@@ -108,21 +129,36 @@ class Request:
 
     def start(self) -> None:
         """Open its range, in which other ranges of this context begin from here on."""
+        if engine.otel:
+            self._span = otel.start_request_span(self.id, self._fields, self._headers)
         if can_emit:
             self._block = Block(self._make_range())
+        if self._span is not None:
+            self._span.resume()
+
+    def note_error(self, error: BaseException | None) -> None:
+        """Record an exception by which it ends in its span."""
+        if self._span is not None:
+            self._span.note_error(error)
 
     def end(self) -> None:
         """Close its range, if it is open, from any context."""
         if self._block is not None:
             self._block.end()
+        if self._span is not None:
+            otel.end_request_span(self.id, self._span)
 
     def enter_context(self) -> None:
         """Have ranges that begin in this context from here on begin in the request."""
         if self._block is not None:
             self._block.enter_context()
+        if self._span is not None:
+            self._span.resume()
 
     def leave_context(self) -> None:
         """Have ranges that begin in this context from here on begin where the request began."""
+        if self._span is not None:
+            self._span.suspend()
         if self._block is not None:
             self._block.leave_context()
 
@@ -131,12 +167,21 @@ class Request:
         mark(FIRST_BYTE, payload={REQUEST_ID: self.id})
 
     def _make_range(self) -> annotate:
+        own, ids = {REQUEST_ID: self.id}, self._make_span_ids()
         try:
-            return annotate(REQUEST, payload={REQUEST_ID: self.id, **(self._fields or {})})
+            return annotate(REQUEST, payload={**own, **(self._fields or {}), **ids})
         except Exception as error:  # noqa: BLE001 - a field that is not one of JSON: the id is recorded
             message = f"the fields of a request are not recorded: {type(error).__name__}: {error}"
             environment.warn_once("request_fields_not_recorded", message)
-            return annotate(REQUEST, payload={REQUEST_ID: self.id})
+            return annotate(REQUEST, payload={**own, **ids})
+
+    def _make_span_ids(self) -> dict[str, str]:
+        """Return the ids of its span, else of the current one, else of the one that its header names."""
+        ids = self._span.ids if self._span is not None else otel.get_current_ids()
+        if not ids and self._headers:
+            _, trace_id, span_id, _ = self._headers[TRACEPARENT].strip().split("-")
+            ids = {TRACE_ID: trace_id, SPAN_ID: span_id}
+        return ids
 
 
 def make_id() -> str:
@@ -162,7 +207,7 @@ def clean_id(value: Any) -> str:
         message = f"an id of a request is replaced by a new one: {type(error).__name__}: {error}"
         environment.warn_once("request_id_replaced", message)
         return ""
-    if len(text) == 55 and is_traceparent(text):
+    if len(text) == _TRACEPARENT_LENGTH and is_traceparent(text):
         return text[3:52]
     if not (text.isascii() and text.isprintable()):
         text = "".join(c if " " <= c <= "~" else "_" for c in text)

@@ -23,7 +23,7 @@ import time
 from _collections_abc import Mapping
 from _thread import _local, get_ident
 
-from traceable.annotation import engine, resumable
+from traceable.annotation import engine, otel, resumable
 from traceable.annotation.ranges import annotate
 from traceable.capture.windows import publisher, windows
 from traceable.errors import UsageError
@@ -198,7 +198,7 @@ class OneStep:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        counter.end(self._step)
+        counter.end(self._step, error)
 
     async def __aenter__(self) -> Self:
         _unentered.exists = False
@@ -208,7 +208,7 @@ class OneStep:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        counter.end(self._step)
+        counter.end(self._step, error)
 
 
 def step_boundary(*, payload: Any = None) -> None:
@@ -257,29 +257,38 @@ def window(start: int, stop: int, *, synchronize: bool = False) -> None:
 class Step:
     """One open step."""
 
-    __slots__ = ("as_block", "at_boundary", "begun_ns", "index", "range", "thread")
+    __slots__ = ("as_block", "at_boundary", "begun_ns", "index", "range", "span", "thread")
 
-    def __init__(self, index: int, as_block: bool, at_boundary: bool, payload: Any) -> None:
+    def __init__(self, index: int, as_block: bool, at_boundary: bool) -> None:
         self.index = index
         self.begun_ns = 0
         self.as_block = as_block
         self.at_boundary = at_boundary
         self.thread = get_ident()
+        self.span: otel.OpenSpan | None = None
         self.range = annotate(STEP, None, None, None, index) if can_emit else None
-        if payload is not None and self.range is not None:
-            self._add_fields(payload)
 
-    def _add_fields(self, payload: Any) -> None:
-        """Record a payload that is a mapping as the fields of its range."""
+    def _add_fields(self, payload: Any, ids: dict[str, str]) -> None:
+        """Record a payload that is a mapping as the fields of its range, and the ids of a span."""
         try:
             if isinstance(payload, dict) or (hasattr(payload, "keys") and isinstance(payload, Mapping)):
-                self.range._add_fields(payload)  # type: ignore[union-attr]
+                ids = {**payload, **ids}
+            if ids:
+                self.range._add_fields(ids)  # type: ignore[union-attr]
         except Exception as error:  # noqa: BLE001 - a value that is not one of JSON, a mapping that fails
             message = f"the payload of a step is not recorded: {type(error).__name__}: {error}"
             environment.warn_once("step_payload_not_recorded", message)
 
-    def open(self) -> None:
-        """Open its range."""
+    def open(self, payload: Any) -> None:
+        """Open its range, with its payload, and make its span the current one."""
+        if engine.otel:
+            self.span = otel.start_step_span(self.index, payload)
+        if self.range is not None:
+            ids = self.span.ids if self.span is not None else otel.get_current_ids()
+            if payload is not None or ids:
+                self._add_fields(payload, ids)
+        if self.span is not None:
+            self.span.resume()
         if self.range is None:
             return
         if self.as_block:
@@ -287,8 +296,12 @@ class Step:
         else:
             self.range._push()
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None) -> None:
         """Close its range: a push/pop range only on its own thread; elsewhere the pop would close another range."""
+        if self.span is not None:
+            self.span.suspend()
+            self.span.note_error(error)
+            self.span.end()
         if self.range is None:
             return
         if self.as_block:
@@ -391,7 +404,7 @@ class StepCounter:
                 )
                 return None
             # From here on a step of another thread is a nested one, also while a window opens.
-            step = self._current = Step(self._next, as_block, at_boundary, payload)
+            step = self._current = Step(self._next, as_block, at_boundary)
             self._windows.in_step = True
         try:
             trigger_set = self._windows.trigger_set
@@ -401,19 +414,19 @@ class StepCounter:
             self._publisher.count(step.index + 1, step.index)
             if trigger_set is not None or self._times is not None:
                 step.begun_ns = time.perf_counter_ns()
-            step.open()
+            step.open(payload)
         except BaseException:  # Ctrl+C too, while a window opens
             self._current = None
             self._windows.in_step = False
             raise
         return step
 
-    def end(self, step: Step | None) -> None:
-        """End what `begin` returned."""
+    def end(self, step: Step | None, error: BaseException | None = None) -> None:
+        """End what `begin` returned, with the exception by which it ends."""
         if step is None or step is not self._current:
             return
         try:
-            step.close()
+            step.close(error)
             if self._times is not None:
                 self._times.add(step.index, step.begun_ns, time.perf_counter_ns())
             # A step that a profiler slows down is not compared with steps without it.

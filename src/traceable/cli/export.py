@@ -1,7 +1,8 @@
 """Write a recording for another tool: `traceable export PATH --to perfetto`.
 
-A timeline for Perfetto or Chrome, the events as Parquet, or a view of the report as CSV or Markdown. The output is new:
-nothing is replaced, and an export that fails leaves nothing. See `traceable help export`.
+A timeline for Perfetto or Chrome, the events as Parquet, a view of the report as CSV or Markdown, or GPU time as spans
+of OpenTelemetry. The output is new: nothing is replaced, and an export that fails leaves nothing. See `traceable help
+export`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from traceable.cli import report
 from traceable.cli.console import log
+from traceable.cli.options import parse_positive_int
 from traceable.cli.selection import (
     add_filter_arguments,
     add_name_arguments,
@@ -31,8 +33,22 @@ _VIEW_FORMATS = {
 """The formats that are outputs of `report`: the end of the names of their files, and what they are."""
 
 
-COMMON = ("--to", "--output", "--view", "--step-range", "--process", "--ranks", "--time", "--steady", "--where")
+COMMON = (
+    "--to",
+    "--output",
+    "--endpoint",
+    "--view",
+    "--step-range",
+    "--process",
+    "--ranks",
+    "--time",
+    "--steady",
+    "--where",
+)
 """The options that --help shows."""
+
+DEFAULT_SPANS_PER_S = 5000
+"""A rate that a collector on one core takes beside what it has to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         help="the new file, or with --to parquet the new directory (default: PATH's name, in the current directory)",
+    )
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="with --to otlp: send the spans to this collector instead, as http://localhost:4318 (traceable help otlp)",
+    )
+    parser.add_argument(
+        "--spans-per-s",
+        metavar="N",
+        type=parse_positive_int,
+        help=f"with --endpoint: send at most so many spans in a second (default: {DEFAULT_SPANS_PER_S})",
     )
     add_path_arguments(parser)
     group = parser.add_argument_group("content")
@@ -74,8 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
         from traceable.protocol.run_dir import find_latest_run
 
         arguments.paths = [find_latest_run()]
-    output = _resolve_output(arguments)
-    if arguments.to in _VIEW_FORMATS:
+    _check_endpoint_options(arguments)
+    output = None if arguments.endpoint is not None else _resolve_output(arguments)
+    if output is not None and arguments.to in _VIEW_FORMATS:
         return _write_view(arguments, output)
     _check_event_options(arguments)
     from traceable.launch.memory import check_memory_limit, keep_freed_memory, use_one_blas_thread
@@ -100,13 +128,40 @@ def run(arguments: argparse.Namespace) -> int:
         if rules is not None:
             normalize_names([whole], rules, arguments.expand or ())
         recording = select_requested_part(whole, arguments)
-        progress(f"writing {output}")
-        notes = load_exporter(arguments.to).export(recording, output)
+        if output is None:
+            from traceable.report.export.otlp_endpoint import send
+
+            notes = send(recording, arguments.endpoint, arguments.spans_per_s or DEFAULT_SPANS_PER_S, progress)
+        else:
+            progress(f"writing {output}")
+            notes = load_exporter(arguments.to).export(recording, output)
     for note in notes:
         log(note)
+    if output is None:
+        return 0
     size = sum(file.stat().st_size for file in (output.iterdir() if output.is_dir() else [output]))
     log(f"wrote {output} ({format_bytes(size)})")
     return 0
+
+
+def _check_endpoint_options(arguments: argparse.Namespace) -> None:
+    """Reject an endpoint that is invalid or has no effect.
+
+    Raises:
+        UsageError: it is, or has none.
+    """
+    if arguments.endpoint is None:
+        if arguments.spans_per_s is not None:
+            raise UsageError("option_not_supported", "--spans-per-s has no effect on a file", "add --endpoint")
+        return
+    if arguments.to != "otlp":
+        problem = f"--to {arguments.to} does not support --endpoint"
+        raise UsageError("option_not_supported", problem, "leave it out, or write --to otlp")
+    if arguments.output is not None:
+        raise UsageError("output_conflict", "spans are sent to --endpoint or written to -o", "leave one of them out")
+    from traceable.report.export.otlp_endpoint import choose_protocol
+
+    choose_protocol(arguments.endpoint)
 
 
 def _check_event_options(arguments: argparse.Namespace) -> None:

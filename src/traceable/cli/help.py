@@ -30,7 +30,7 @@ SECTIONS = {
         "from-system-wide",
         "from-kubectl-script",
     ),
-    "Annotate": ("annotate-from-outside", "torch", "pauses"),
+    "Annotate": ("annotate-from-outside", "torch", "otel", "pauses"),
     "Record": (
         "nsys",
         "torch-collector",
@@ -43,7 +43,7 @@ SECTIONS = {
         "flight-recorder",
     ),
     "Servers and load": ("requests", "sides", "jobs", "load"),
-    "Look and share": ("html-report", "timeline", "notebooks", "plot", "export"),
+    "Look and share": ("html-report", "timeline", "notebooks", "plot", "export", "otlp"),
     "Analyze": ("numbers", "decode-step", "analysis", "critical-path", "collectives", "rates", "ncu"),
     "Compare": ("compare", "baselines", "align", "compare-noise"),
     "Verify and fix": ("contract", "testing", "measure-overhead", "troubleshooting", "doctor", "diagnosis"),

@@ -29,7 +29,7 @@ _PLAIN_DIRECTORY = "plain"
 """Subdirectory of the run directory for the run without a collector."""
 
 _RECORDING_VARIABLES = (
-    *(environment.ANNOTATE, environment.ANNOTATE_REPORTER, environment.GC, environment.LOOP_PAUSES),
+    *(environment.ANNOTATE, environment.ANNOTATE_REPORTER, environment.GC, environment.LOOP_PAUSES, environment.SPANS),
     *(environment.STEPS, *environment.CONDITIONS, environment.FLIGHT_RECORDER),
 )
 """Variables about recording, which the run without a collector does not get. It does get those that set how windows are

@@ -50,6 +50,8 @@ SIGUSR2_STEPS = 20
 LOOP_PAUSE_MS = 100.0
 """From when on a callback blocks the event loop, by default: asyncio's own `slow_callback_duration`."""
 
+ALL_SPANS = "*"
+
 TRACE_PRESET = "--trace-preset"
 NSYS_ARGS = "--nsys-args"
 TRACE_PRESETS = ("light", "default", "python", "full", "system-wide")
@@ -132,6 +134,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_parse_milliseconds,
         help=f"record callbacks that block the asyncio event loop for =MS milliseconds or longer ({LOOP_PAUSE_MS:g})",
     )
+    parser.add_argument(
+        "--record-spans",
+        metavar="NAMES",
+        nargs="?",
+        const=ALL_SPANS,
+        type=_parse_span_names,
+        help="record OpenTelemetry spans of the program as ranges: all, or =NAMES, globs separated by commas",
+    )
     add_gpu_arguments(parser)
     add_nsys_arguments(parser)
     add_ranks_arguments(parser)
@@ -192,6 +202,12 @@ def _parse_milliseconds(word: str) -> float:
         error = Message("milliseconds_invalid", f"{word!r} is not a number of milliseconds (0 to 1e9)")
         raise argparse.ArgumentTypeError(error)
     return number
+
+
+def _parse_span_names(word: str) -> str:
+    if not all(name.strip() for name in word.split(",")):
+        raise argparse.ArgumentTypeError(Message("span_names_invalid", f"{word!r} has an empty name of a span"))
+    return word
 
 
 def _is_controlled(arguments: argparse.Namespace) -> bool:
@@ -357,6 +373,8 @@ def _make_environment(
     variables = {environment.GC: "1"} if arguments.record_gc else {}
     if arguments.record_loop_pauses is not None:
         variables[environment.LOOP_PAUSES] = str(arguments.record_loop_pauses)
+    if arguments.record_spans is not None:
+        variables[environment.SPANS] = arguments.record_spans
     by_conditions = conditions.to_environment()
     has_timed_window = by_conditions and not has_steps and not conditions.need_steps
     if variables or has_timed_window or stepping:

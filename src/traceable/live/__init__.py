@@ -1,1 +1,1 @@
-"""A process that records itself, with the embedded recorder: for the pytest plugin and for notebooks."""
+"""A process that records itself, with the embedded recorder: for the pytest plugin, notebooks and metrics."""

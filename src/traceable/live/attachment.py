@@ -43,11 +43,14 @@ class Host:
         name: what the user loads, in messages.
         load_first: what to do where it is loaded too late.
         gated: record only while `Attachment.open_window` is open; else everything.
+        ring_bytes: keep only the last so many bytes of each process, in a flight recorder, and read that of a run;
+            None to keep everything.
     """
 
     name: str
     load_first: str
     gated: bool = False
+    ring_bytes: int | None = None
 
 
 class Attachment:
@@ -132,7 +135,7 @@ class Attachment:
             )
         given = os.environ.get(environment.RECORDING_DIR)
         if present and given and (os.environ.get(environment.RUN_DIR) or any(Path(given).glob(f"{os.getpid()}-*"))):
-            if os.environ.get(environment.FLIGHT_RECORDER):
+            if os.environ.get(environment.FLIGHT_RECORDER) and self.host.ring_bytes is None:
                 raise CollectorError(
                     "flight_recorder_on",
                     "this run has a flight recorder, which overwrites older ranges",
@@ -148,6 +151,8 @@ class Attachment:
         os.environ[environment.RECORDING_DIR] = str(self._directory)
         os.environ.pop(environment.FLIGHT_RECORDER, None)
         os.environ.pop(environment.RECORDING_GATED, None)
+        if self.host.ring_bytes is not None:
+            os.environ[environment.FLIGHT_RECORDER] = f"{self.host.ring_bytes}B"
         if self.host.gated:
             from traceable.capture.gates import RecorderGate
 

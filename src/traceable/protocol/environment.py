@@ -82,6 +82,16 @@ LOOP_PAUSES = "TRACEABLE_LOOP_PAUSES"
 """From how many milliseconds a callback of the asyncio event loop counts as a pause; unset or empty records none.
 Set by `run --record-loop-pauses`."""
 
+SPANS = "TRACEABLE_SPANS"
+"""Which OpenTelemetry spans of the program are ranges too: globs of their names, separated by commas; `*` or `1` for
+all (`annotation/spans.py`). Set by `run --record-spans` together with `capture/bootstrap` on PYTHONPATH."""
+
+OTEL = "TRACEABLE_OTEL"
+"""`1`: ranges are OpenTelemetry spans too (`annotation/otel.py`), but for those with `otel=False`."""
+
+OTEL_LEVEL = "TRACEABLE_OTEL_LEVEL"
+"""Which ranges may be spans, from 0 to 9 (9): those of this `level` and lower ones."""
+
 TORCH_DIR = "TRACEABLE_TORCH_DIR"
 """Absolute path of the directory for the traces of torch.profiler. Set by the launcher for `--collector torch`."""
 

@@ -33,6 +33,11 @@ its process and whose parent is 0 (`0x4000000000000000 | n`, n from 1), and the 
 **Counters.** A sample is a mark in `COUNTER_DOMAIN`: the message is the counter's name, the payload an int64 or a
 double, the category the domain that the user gave, by name (none: the default domain).
 
+**Spans.** A range that is the form of an OpenTelemetry span, or a request's or step's that began while a span was
+current, has the fields `trace_id` (32 hex digits) and `span_id` (16): what it did on the GPU was caused by that span.
+Of ranges in one another the innermost with these fields counts. Ranges of spans are start/end ranges in `SPAN_DOMAIN`,
+and have active segments in `SPAN_SEGMENT_DOMAIN` on threads on which no other code can run meanwhile.
+
 **Windows.** A window of steps emits its capture range, for which nsys waits, and in it a range with the window's id;
 both are in `WINDOW_DOMAIN`.
 
@@ -51,6 +56,11 @@ ACTIVE_DOMAIN = "traceable.active"
 GENERATOR_DOMAIN = "traceable.generator"
 """The same for plain generators, which no event loop drives."""
 
+SPAN_SEGMENT_DOMAIN = "traceable.span"
+"""The same for spans, where no event loop drives what runs in them."""
+
+SEGMENT_DOMAINS = (ACTIVE_DOMAIN, GENERATOR_DOMAIN, SPAN_SEGMENT_DOMAIN)
+
 PAYLOAD_DOMAIN = "traceable.payload"
 """The domain of the marks that carry a range's fields or identity."""
 
@@ -59,6 +69,15 @@ NO_FIELDS = "{}"
 
 COUNTER_DOMAIN = "traceable.counter"
 """The domain of counter samples."""
+
+SPAN_DOMAIN = "opentelemetry"
+"""The domain of the ranges that spans of the program are given."""
+
+TRACE_ID = "trace_id"
+"""The field with the id of a span's trace, as 32 lower-case hex digits. Without a valid span it is absent."""
+
+SPAN_ID = "span_id"
+"""The field with the id of the span, as 16 lower-case hex digits."""
 
 WINDOW_DOMAIN = "traceable.window"
 """The domain of a window's ranges."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceable.protocol.nvtx import ACTIVE_DOMAIN, ANNOUNCES, GENERATOR_DOMAIN, is_identity
+from traceable.protocol.nvtx import ANNOUNCES, SEGMENT_DOMAINS, is_identity
 from traceable.trace.model import NULL, Bool, Int32, Int64, find_distinct
 
 
@@ -21,9 +21,11 @@ def is_segment_domain(domain: Int32, number: Callable[[str], int]) -> Bool:
         domain: indices of names.
         number: returns the index of a name; for an unknown name a number that no domain has.
     """
-    active: Bool = domain == number(ACTIVE_DOMAIN)
-    generator = number(GENERATOR_DOMAIN)
-    return active if generator < 0 else active | (domain == generator)
+    is_segment: Bool = np.zeros(len(domain), np.bool_)
+    for index in map(number, SEGMENT_DOMAINS):
+        if index >= 0:
+            is_segment |= domain == index
+    return is_segment
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Request ids in the named fields of ranges and marks: `request_id` of one request, `requests` of those of a step.
+"""Ids in the named fields of ranges and marks: `request_id` of one request, `requests` of those of a step, and those of
+OpenTelemetry's spans.
 
 A server's recording has one such text for each range: millions. `_native/fields.c` reads those of the usual form;
 `parse_request_fields` defines the result, and reads all others.
@@ -7,11 +8,13 @@ A server's recording has one such text for each range: millions. `_native/fields
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
+from traceable.protocol.nvtx import SPAN_ID, TRACE_ID
 from traceable.trace.model import Int32, Int64
 
 try:
@@ -24,6 +27,8 @@ REQUEST_ID = "request_id"
 
 REQUESTS = "requests"
 """The field of a step with the ids of the requests that it serves."""
+
+_HEX = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
@@ -127,3 +132,25 @@ def _to_id(value: Any) -> str | None:
         return None
     # Half of a surrogate pair, which JSON can express, can't be printed.
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def get_span_ids(fields: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the ids of trace and span that fields name (`protocol.nvtx`); None without valid ones."""
+    trace_id, span_id = fields.get(TRACE_ID), fields.get(SPAN_ID)
+    return (trace_id, span_id) if _is_hex(trace_id, 32) and _is_hex(span_id, 16) else None
+
+
+def parse_traceparent_id(request_id: str) -> tuple[str, str] | None:
+    """Return the ids of trace and span in the id of a request that came with a `traceparent` header; None for another.
+
+    Examples:
+        >>> parse_traceparent_id("0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331")
+        ('0af7651916cd43dd8448eb211c80319c', 'b7ad6b7169203331')
+        >>> parse_traceparent_id("c-17")
+    """
+    trace_id, _, span_id = request_id.partition("-")
+    return get_span_ids({TRACE_ID: trace_id, SPAN_ID: span_id})
+
+
+def _is_hex(value: Any, digits: int) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) == digits and _HEX.issuperset(value) and value.strip("0") != ""

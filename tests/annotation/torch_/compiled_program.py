@@ -22,6 +22,7 @@ from traceable import annotate
 torch.set_num_threads(1)
 X = torch.randn(4)
 MADE_BEFORE = annotate("made before", payload={"kind": "test"})
+SPAN_BEFORE = annotate("span before", otel=True)
 COUNTER = traceable.Counter("depth")
 
 
@@ -32,6 +33,11 @@ def helper(x: torch.Tensor) -> torch.Tensor:
 
 @annotate("with fields", payload={"kind": "test"})
 def with_fields(x: torch.Tensor) -> torch.Tensor:
+    return x.cos()
+
+
+@annotate("span", otel=True)
+def spanned(x: torch.Tensor) -> torch.Tensor:
     return x.cos()
 
 
@@ -109,6 +115,11 @@ def verbs(x: torch.Tensor) -> torch.Tensor:
     return inside(x)
 
 
+def spans(x: torch.Tensor) -> torch.Tensor:
+    with SPAN_BEFORE, annotate("span inside", otel=True):
+        return spanned(x)
+
+
 def module(x: torch.Tensor) -> torch.Tensor:
     return net(x)
 
@@ -155,7 +166,7 @@ def compiled(name: str, function: Any, fullgraph: bool) -> Any:
 
 def main() -> None:
     answers = {}
-    for function in (calls, blocks, verbs, module, outermost):
+    for function in (calls, blocks, verbs, spans, module, outermost):
         answers[function.__name__] = [compiled(function.__name__, function, full) for full in (False, True)]
     for function in (broken_block, calls_broken, bare_broken):
         answers[function.__name__] = [compiled(function.__name__, function, False)]

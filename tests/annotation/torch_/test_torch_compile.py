@@ -61,7 +61,7 @@ def test_compiled_autograd_runs_and_is_equal(nvtx_log):
 # --- what is annotated by hand, under every collector
 
 COMPILED = {
-    **{form: [[True, 1, 0], [True, 1, 0]] for form in ("calls", "blocks", "verbs", "module", "outermost")},
+    **{form: [[True, 1, 0], [True, 1, 0]] for form in ("calls", "blocks", "verbs", "spans", "module", "outermost")},
     # The same graphs and breaks as without annotation.
     **{form: [[True, 2, 1]] for form in ("broken_block", "bare_broken")},
     "calls_broken": [[True, 4, 2]],

@@ -76,8 +76,8 @@ def patch_dynamo() -> None:
     by_identity[id(ranges.annotate)] = _make_builder(_annotate)
     by_identity.update(dict.fromkeys(map(id, _VERBS), _make_builder(_do_nothing)))
     models: dict[Any, Any] = {counters.Counter: _build_no_op, domains.Domain: _build_no_op}
-    range_ = ranges.annotate()
-    models[type(range_)] = _build_no_op
+    range_ = ranges.annotate(otel=False)
+    models |= {type(one): _build_no_op for one in (range_, ranges.annotate(otel=True))}
     for function in (_do_nothing, partial(_do_nothing), lru_cache(_do_nothing)):
         wrapper: Any = engine.wrap(function, range_)
         if type(wrapper) is FunctionType:

@@ -21,11 +21,15 @@ _ANNOTATE = "TRACEABLE_ANNOTATE"
 _RUN_DIR = "TRACEABLE_RUN_DIR"
 _REPORTER = "TRACEABLE_ANNOTATE_REPORTER"
 _PAUSES = ("TRACEABLE_GC", "TRACEABLE_LOOP_PAUSES")
+_SPANS = "TRACEABLE_SPANS"
 _TORCH = "TRACEABLE_TORCH"
 _STEP_FUNCTION = "TRACEABLE_STEP_FUNCTION"
 _TIMING = ("TRACEABLE_DELAY", "TRACEABLE_DURATION")
 _PATH = "PYTHONPATH"
 """The names of `environment.py`, which would load the whole package."""
+
+_REQUESTS = (_ANNOTATE, _TORCH, _STEP_FUNCTION, _SPANS, *_PAUSES, *_TIMING)
+"""Those of them by which something is requested of this interpreter."""
 
 import_hook: "Any" = None
 """The module of the import hook; loaded by `begin`."""
@@ -100,7 +104,7 @@ def _complete_environment(env: "Any") -> "Any":
     """Return a copy of `env` with our folder on its PYTHONPATH; `env` itself where it names no patterns."""
     try:
         for kind in (os.fsdecode, os.fsencode):
-            if any(kind(name) in env for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING)):
+            if any(kind(name) in env for name in _REQUESTS):
                 key = next((name for name in (kind(_PATH), _PATH, b"PYTHONPATH") if name in env), kind(_PATH))
                 path = os.fsdecode(env[key]) if key in env else None
                 return {**env, key: kind(_add_directory(path))}
@@ -222,7 +226,7 @@ def begin() -> None:
     """Do what the environment requests, with our folder hidden."""
     global import_hook
     try:
-        requested = [name for name in (_ANNOTATE, _TORCH, _STEP_FUNCTION, *_PAUSES, *_TIMING) if os.environ.get(name)]
+        requested = [name for name in _REQUESTS if os.environ.get(name)]
         is_disabled = os.environ.get("TRACEABLE_DISABLE", "").strip().lower() in ("1", "true", "yes", "on")
         if is_disabled or not requested:
             return
@@ -233,6 +237,8 @@ def begin() -> None:
             _watch_imports("\n".join(patterns))
         if _TORCH in requested:
             import_hook.call_after_import("torch", _start_torch_profiler)
+        if _SPANS in requested:
+            import_hook.call_after_import("opentelemetry.trace", _load_traceable)
         if any(name in _PAUSES + _TIMING for name in requested):
             _load_traceable()
     except Exception as error:  # noqa: BLE001 - an interpreter that can't start because of us is the worst failure

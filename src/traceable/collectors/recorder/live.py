@@ -41,7 +41,7 @@ _LONGEST_TEXT = 1 << 20
 
 _INTERNAL_DOMAINS = frozenset(
     {
-        *(nvtx.ACTIVE_DOMAIN, nvtx.GENERATOR_DOMAIN, nvtx.PAYLOAD_DOMAIN),
+        *(*nvtx.SEGMENT_DOMAINS, nvtx.PAYLOAD_DOMAIN),
         *(nvtx.COUNTER_DOMAIN, nvtx.WINDOW_DOMAIN, nvtx.LOOP_DOMAIN),
     }
 )
@@ -60,21 +60,24 @@ class EndedRanges(rec.Columns):
         name: int32, index into `Names`.
         start_ns, end_ns: int64, of CLOCK_MONOTONIC.
         number: int64, the payload where it is one of 64 bits; -1 for none.
+        fields: its named fields as JSON text, where these were to be read and there was time; None for others.
     """
 
     name: NDArray[np.int32]
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     number: NDArray[np.int64]
+    fields: NDArray[np.object_]
 
 
 @dataclass(frozen=True)
 class OpenRange:
-    """A range that is open: its name as of `EndedRanges`, when it began (CLOCK_MONOTONIC), and its number."""
+    """A range that is open: as of `EndedRanges`, and when it began (CLOCK_MONOTONIC)."""
 
     name: int
     start_ns: int
     number: int
+    fields: str | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,14 @@ class _Thread:
         return sorted((one for one in ranges if one.name != _INTERNAL), key=lambda one: one.start_ns)
 
 
+@dataclass(frozen=True)
+class _Begun(rec.Columns):
+    """Of each event that begins a range its name and fields, as of `EndedRanges`; _INTERNAL and None of others."""
+
+    name: NDArray[np.int32]
+    fields: NDArray[np.object_]
+
+
 class LiveProcess:
     """One process of a recording.
 
@@ -143,14 +154,16 @@ class LiveProcess:
         directory: of its recording.
         header: what it says of itself.
         names: gets the names of its ranges.
+        fields_at_once: of how many ranges of a thread the fields are read at a time: each takes a read of a file.
     """
 
-    def __init__(self, directory: Path, header: rec.ProcessHeader, names: Names) -> None:
+    def __init__(self, directory: Path, header: rec.ProcessHeader, names: Names, fields_at_once: int = 0) -> None:
         self.directory = directory
         self.header = header
         self.last_event_ns: int | None = None
         self.notes: dict[str, Message] = {}
         self._names = names
+        self._fields_at_once = fields_at_once
         self._names_read_to: int | None = None
         self._domains: dict[int, str | None] = {0: None}
         self._registered: dict[int, str] = {}
@@ -166,8 +179,8 @@ class LiveProcess:
         header = rec.read_process_header(self.directory, notes)
         self.header = header or self.header
         parts = [_no_ranges()]
-        for thread, events, name in self._read_ring(notes) if self.header.segment_bytes else self._read_files(notes):
-            parts += self._pair_all(thread, events, name)
+        for thread, events, begun in self._read_ring(notes) if self.header.segment_bytes else self._read_files(notes):
+            parts += self._pair_all(thread, events, begun)
         # What is still being written may look damaged for a moment.
         self.notes = {**self.notes, **{note.code: note for note in notes if note.code == "file_unreadable"}}
         ended = parts[0].join(*parts[1:])
@@ -199,8 +212,8 @@ class LiveProcess:
 
     # ---- reading
 
-    def _read_files(self, notes: list[Message]) -> Iterator[tuple[_Thread, rec.Events, NDArray[np.int32]]]:
-        """Yield the new events of each thread, with the index of the name of each."""
+    def _read_files(self, notes: list[Message]) -> Iterator[tuple[_Thread, rec.Events, _Begun]]:
+        """Yield the new events of each thread, with what is known of each that begins a range."""
         for recording in rec.read_threads(self.directory, notes):
             thread = self._threads.setdefault(recording.sequence, _Thread(recording.tid, recording.name))
             thread.name = recording.name or thread.name
@@ -210,9 +223,9 @@ class LiveProcess:
                 self._forget_open(thread)
             thread.read_to = rec.find_end_of_events(recording.events, begin)
             for events in rec.read_events(recording, notes, begin=begin, end=thread.read_to):
-                yield thread, events, self._resolve_names(thread, events, recording.texts, notes)
+                yield thread, events, self._describe_begun(thread, events, recording.texts, notes)
 
-    def _read_ring(self, notes: list[Message]) -> Iterator[tuple[_Thread, rec.Events, NDArray[np.int32]]]:
+    def _read_ring(self, notes: list[Message]) -> Iterator[tuple[_Thread, rec.Events, _Begun]]:
         """Yield the same of the segments of a flight recorder."""
         path, size = self.directory / "ring", self.header.segment_bytes
         try:
@@ -222,6 +235,10 @@ class LiveProcess:
         latest = segments[-max(1, TAIL_BYTES // size) :]
         if not self._segments and len(latest) < len(segments):
             self._note_tail()
+        last = max((ordinal for ordinal, _ in self._segments.values()), default=0)
+        if last and latest and latest[0][1] > last + 1:
+            text = f"process {self.header.pid}: the flight recorder overwrote ranges that had not been read yet"
+            self.notes["ring_overrun"] = Message("ring_overrun", text)
         for place, ordinal in latest:
             known, read_to = self._segments.get(place, (0, 0))
             content = rec.read_segment(path, place, size, read_to if known == ordinal else 0)
@@ -243,9 +260,9 @@ class LiveProcess:
                 )
                 for events in rec.read_events(part, notes):
                     thread.texts.clear()  # their places are used again
-                    indices = self._resolve_names(thread, events, path, notes)
+                    begun = self._describe_begun(thread, events, path, notes)
                     if rec.read_ordinal(path, place) == ordinal:
-                        yield thread, events, indices
+                        yield thread, events, begun
 
     def _read_names(self, notes: list[Message]) -> None:
         begin = {} if self._names_read_to is None else {"begin": self._names_read_to}
@@ -267,17 +284,17 @@ class LiveProcess:
 
     # ---- pairing
 
-    def _pair_all(self, thread: _Thread, events: rec.Events, name: NDArray[np.int32]) -> Iterator[EndedRanges]:
+    def _pair_all(self, thread: _Thread, events: rec.Events, begun: _Begun) -> Iterator[EndedRanges]:
         """Yield the ranges that end in these events of a thread, and keep those that stay open."""
         first = 0
         for part in split_at_cuts([events]):
             if part.kind[0] == rec.CUT:
                 thread.stacks.clear()
-            yield self._pair(thread, part, name[first : first + len(part.kind)])
+            yield self._pair(thread, part, begun.take(slice(first, first + len(part.kind))))
             first += len(part.kind)
 
-    def _pair(self, thread: _Thread, events: rec.Events, name: NDArray[np.int32]) -> EndedRanges:
-        kind, time_ns = events.kind, events.time_ns
+    def _pair(self, thread: _Thread, events: rec.Events, begun: _Begun) -> EndedRanges:
+        kind, time_ns, name, fields = events.kind, events.time_ns, begun.name, begun.fields
         self.last_event_ns = max(self.last_event_ns or 0, int(time_ns[-1]) + self.header.monotonic_ns)
         number = np.where(events.payload_type == _INT64, events.payload.view(np.int64), -1)
 
@@ -290,7 +307,10 @@ class LiveProcess:
         has_end = match >= 0
         begin = np.concatenate((nested[closed], starts[has_end]))
         end = np.concatenate((nested[partner[closed]], ends[match[has_end]]))
-        whole = EndedRanges(name[begin], time_ns[begin], time_ns[end], number[begin])
+        whole = EndedRanges(name[begin], time_ns[begin], time_ns[end], number[begin], fields[begin])
+
+        def open_range(place: int) -> OpenRange:
+            return OpenRange(int(name[place]), int(time_ns[place]), int(number[place]), fields[place])
 
         late = [
             (stack.pop(), int(time_ns[place]))
@@ -299,11 +319,11 @@ class LiveProcess:
         ]
         for place in nested[is_push & (partner < 0)].tolist():
             stack = thread.stacks.setdefault(int(events.domain[place]), [])
-            stack.append(OpenRange(int(name[place]), int(time_ns[place]), int(number[place])))
+            stack.append(open_range(place))
             if len(stack) > MAX_OPEN:
                 del stack[0]
         for place in starts[~has_end].tolist():
-            one = OpenRange(int(name[place]), int(time_ns[place]), int(number[place]))
+            one = open_range(place)
             end_ns = self._ends.pop(int(events.range_id[place]), None)
             if end_ns is None:
                 self._starts[int(events.range_id[place])] = one, thread
@@ -320,17 +340,32 @@ class LiveProcess:
             while len(table) > MAX_OPEN:
                 del table[next(iter(table))]
         if late:
-            columns = zip(*((one.name, one.start_ns, end_ns, one.number) for one, end_ns in late), strict=True)
-            dtypes = (np.int32, np.int64, np.int64, np.int64)
+            rows = ((one.name, one.start_ns, end_ns, one.number, one.fields) for one, end_ns in late)
+            columns = zip(*rows, strict=True)
+            dtypes = (np.int32, np.int64, np.int64, np.int64, object)
             whole = whole.join(
                 EndedRanges(*(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)))
             )
         return whole.take(whole.name != _INTERNAL)
 
+    def _describe_begun(self, thread: _Thread, events: rec.Events, path: Path, notes: list[Message]) -> _Begun:
+        """Return name and fields of each event; `path` has the texts that are not registered."""
+        name = self._resolve_names(thread, events, path, notes)
+        fields = np.full(len(name), None, object)
+        if self._fields_at_once:
+            # The fields are in the mark right before the range (`protocol/nvtx.py`).
+            domains = [number for number, text in self._domains.items() if text == nvtx.PAYLOAD_DOMAIN]
+            is_mark = (events.kind == rec.MARK) & np.isin(events.domain, domains)
+            is_mark &= events.message & np.uint64(rec.TEXT_BIT) != 0
+            begun = np.flatnonzero(is_mark[:-1] & (name[1:] != _INTERNAL)) + 1
+            for place in begun[-self._fields_at_once :].tolist():
+                fields[place] = _read_text(path, (int(events.message[place - 1]) ^ rec.TEXT_BIT) * 8)
+        return _Begun(name, fields)
+
     def _resolve_names(
         self, thread: _Thread, events: rec.Events, path: Path, notes: list[Message]
     ) -> NDArray[np.int32]:
-        """Return the index of the name of each event; `path` has the texts that are not registered."""
+        """Return the index of the name of each event that begins a range; _INTERNAL for all others."""
         self._read_names(notes)  # after the events, so that each name that they have is there
         keys = events.domain.astype(np.uint64) << np.uint64(40) | events.message
         has_name = (events.kind == rec.PUSH) | (events.kind == rec.START)
@@ -375,7 +410,7 @@ def list_new_processes(directory: Path, known: Iterable[Path]) -> Iterator[tuple
 
 def _no_ranges() -> EndedRanges:
     times = np.empty(0, np.int64)
-    return EndedRanges(np.empty(0, np.int32), times, times, times)
+    return EndedRanges(np.empty(0, np.int32), times, times, times, np.empty(0, object))
 
 
 def _read_text(path: Path, place: int) -> str:

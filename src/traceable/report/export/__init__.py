@@ -28,6 +28,7 @@ FORMATS = {
         "a timeline for ui.perfetto.dev and Perfetto's trace processor; compressed if -o ends in .gz", ".perfetto-trace"
     ),
     "chrome": Format("a timeline as Chrome's JSON; compressed likewise", ".trace.json.gz"),
+    "otlp": Format("GPU time as spans of OpenTelemetry, a file of JSON lines or --endpoint", ".otlp.jsonl"),
     "parquet": Format("the events as a directory of tables, for pandas, DuckDB, Polars", ".parquet"),
 }
 """Each format with a module here."""

@@ -1,0 +1,627 @@
+"""The GPU's work by the span that caused it: what an export to OpenTelemetry writes under the spans of a program.
+
+A **unit** is a range with the ids of a span (`trace_id`, `span_id`) or of a request (`request_id`), or a step. Its span
+is the one
+
+- `range`: whose ids it carries, or the nearest range around it with such ids;
+- `request`: else the caller's, where the id of its request, or of the nearest around it, is that of a `traceparent`
+  header.
+
+An operation is **direct** work of the innermost unit around its launch that has a span, and so of one span at most.
+What a step with a list of requests did is also **served** work of each of these whose span is known and is not the one
+that has it as direct work: the request gets all that its steps did and, as its `share`, an nth of the time of each step
+of n requests. When its steps ran, and how long it waited for the first, is known without GPU work too.
+
+An operation is in a unit by what its thread had open, and by what ranges began in which. Start/end ranges, as of
+concurrent requests on one thread, overlap without being in one another. Where nothing more is known of an operation
+than that several of them were open, and they are not nested ones of one trace, it has no span: none is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from traceable.analysis.attribution import INHERITED, ORDER
+from traceable.analysis.context import Context, suggest_gpu_recording
+from traceable.analysis.fields import parse_fields
+from traceable.analysis.grouping import number_groups
+from traceable.analysis.instances import find_nearest_around, select_segments
+from traceable.analysis.interval_index import ThreadEvents, find_last_around, iter_pairs, sort_events
+from traceable.analysis.operations import COPY, DIRECTIONS, GRAPH, KERNEL, MEMSET
+from traceable.analysis.profile import measure_group_unions
+from traceable.analysis.requests import find_client_threads
+from traceable.analysis.sync import Waits, find_waiting_calls
+from traceable.analysis.track_events import get_payloads, select_operations
+from traceable.analysis.windows import STEP
+from traceable.errors import MissingDataError
+from traceable.protocol.nvtx import SPAN_ID
+from traceable.trace.model import NULL, PUSH_POP, Bool, Int32, Int64, expand_slices
+from traceable.trace.request_fields import RequestFields, get_span_ids, parse_traceparent_id, read_request_fields
+
+DIRECT, SERVED = "direct", "served"
+"""How work is known to be a span's: see above."""
+
+FROM_RANGE, FROM_REQUEST = "range", "request"
+"""Where the ids of a span are from: see above."""
+
+REQUEST_QUEUE, STEPS = "request queue", "steps"
+"""Of a request that steps served: the time from its start on the server to that of its first step, and its steps."""
+
+KINDS = (
+    *(REQUEST_QUEUE, STEPS, "queue", "kernels", "graphs"),
+    *(f"copy {one}" for one in DIRECTIONS),
+    *("copy", "memset", "wait"),
+)
+"""The kinds of work: these two, operations that wait for the GPU (`queue`), operations, and threads that wait for them
+(`wait`). A `copy` has no direction: within the host, or of unified memory."""
+
+_QUEUE, _WAIT = KINDS.index("queue"), KINDS.index("wait")
+_FIRST_COPY, _OTHER_COPY = KINDS.index("copy h2d"), KINDS.index("copy")
+_KIND_OF_OPERATION = {KERNEL: KINDS.index("kernels"), GRAPH: KINDS.index("graphs"), MEMSET: KINDS.index("memset")}
+
+_NONE, _AMBIGUOUS = -1, -2
+"""Instead of the index of a unit or a span: there is none, or it is one of several."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span of the program.
+
+    Attributes:
+        trace_id, span_id: 32 and 16 hex digits.
+        source: FROM_RANGE or FROM_REQUEST.
+    """
+
+    trace_id: str
+    span_id: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """The work of one kind.
+
+    Attributes:
+        kind: one of KINDS.
+        first_ns, last_ns: first start and last end.
+        busy_ns: in how much of that time there was some; of several steps the sum.
+        count: how many operations or waits.
+        longest_ns: of a single one.
+        size_bytes: how much was copied or set; 0 for all else.
+    """
+
+    kind: str
+    first_ns: int
+    last_ns: int
+    busy_ns: int
+    count: int
+    longest_ns: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class SpanWork:
+    """The work of one unit, or of the steps that served a request.
+
+    Attributes:
+        span: the span that caused it.
+        placement: DIRECT or SERVED.
+        name: of the unit's range; of the steps', that of the first.
+        process, thread: indices into those of the trace.
+        begin_ns: when the unit, or the first step, began.
+        busy_ns: the union of its operations; of several steps the sum.
+        share_ns: the share of the request; None for direct work.
+        operations: how many.
+        inferred: how many of these are the unit's by inference: they belong to a range by one (`analysis.attribution`),
+            or were launched while a start/end range was open that may be of another task. These four are None where no
+            GPU work is recorded.
+        steps: how many steps served the request; None for direct work.
+        requests: how many requests the unit names; None for a unit that names none, and for served work.
+        step_index: the number that the program gave the step; None for any other unit.
+        served: the known spans of the requests that the unit names.
+        fields: those of the unit's range, or of the request's.
+        parts: in order of KINDS, at least one.
+    """
+
+    span: Span
+    placement: str
+    name: str
+    process: int
+    thread: int
+    begin_ns: int
+    busy_ns: int | None
+    share_ns: int | None
+    operations: int | None
+    inferred: int | None
+    steps: int | None
+    requests: int | None
+    step_index: int | None
+    served: tuple[Span, ...]
+    fields: Mapping[str, Any]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How much of the GPU's work has a span.
+
+    Attributes:
+        operations: all of them; 0 where none are recorded.
+        direct: those that are direct work of a span.
+        served_only: those that are served work alone.
+        ambiguous: those of neither kind, in overlapping ranges of several spans.
+        requests: how many there are.
+        requests_served: how many of them have served work.
+        requests_without_span: those of which no span is known.
+        requests_of_several_traces: those whose ranges on one side have spans of several traces, so that none is chosen.
+    """
+
+    operations: int
+    direct: int
+    served_only: int
+    ambiguous: int
+    requests: int
+    requests_served: int
+    requests_without_span: int
+    requests_of_several_traces: int
+
+
+def place_work(context: Context) -> tuple[Placement, Iterator[SpanWork]]:
+    """Return how much of the GPU's work has a span, and the work: direct by start of the unit, then served by request.
+
+    Raises:
+        MissingDataError: no range or request has the ids of a span, or there is neither GPU work nor served work.
+    """
+    units = _collect_units(context)
+    if not units.spans:
+        raise MissingDataError(
+            "span_ids_not_recorded",
+            "no range has the ids of a span, and no request the id of a `traceparent` header",
+            "record them: `traceable help otlp`",
+        )
+    waits = find_waiting_calls(context)
+    direct = _measure_units(context, waits, units, units.span_of_instance >= 0)
+    steps = _measure_units(context, waits, units, units.is_serving)
+    pairs = _pair_with_requests(units)
+    if not len(context.gpu) and not len(pairs.step):
+        raise MissingDataError("no_gpu_work", "no GPU work is recorded", suggest_gpu_recording(context.trace))
+    is_served = np.zeros(len(units.is_serving) + 1, np.bool_)
+    is_served[pairs.step[~pairs.is_direct]] = True
+    # The last is that of no step.
+    has_served = is_served[np.maximum(steps.unit_of_operation, _NONE)]
+    is_direct = direct.unit_of_operation >= 0
+    placement = Placement(
+        operations=len(select_operations(context)),
+        direct=int(np.count_nonzero(is_direct)),
+        served_only=int(np.count_nonzero(has_served & ~is_direct)),
+        ambiguous=int(np.count_nonzero((direct.unit_of_operation == _AMBIGUOUS) & ~has_served)),
+        requests=len(units.requests.ids),
+        requests_served=len(np.unique(pairs.request)),
+        requests_without_span=int(np.count_nonzero(units.span_of_request == _NONE)),
+        requests_of_several_traces=int(np.count_nonzero(units.span_of_request == _AMBIGUOUS)),
+    )
+    return placement, _iter_work(context, units, direct, steps, pairs)
+
+
+# ---- units and their spans
+
+
+@dataclass(frozen=True)
+class _Units:
+    """The units among the range instances.
+
+    Attributes:
+        spans: every span that is known; `traces` and `identities` are equal for those of one trace, and for the same
+            span from two sources. One more of both is for no span.
+        span_of_instance: of each instance that is a unit the index of its span; _NONE for all other instances.
+        is_client: which instances are of a client's side.
+        is_serving: which are selected steps that name their requests.
+        requests: the ids of requests, by instance.
+        span_of_request: of each request the index of its span, _NONE or _AMBIGUOUS.
+        instance_of_request: of each request the instance of its range; -1 for none.
+    """
+
+    spans: tuple[Span, ...]
+    traces: Int64
+    identities: Int64
+    span_of_instance: Int64
+    is_client: Bool
+    is_serving: Bool
+    requests: RequestFields
+    span_of_request: Int64
+    instance_of_request: Int64
+
+
+def _collect_units(context: Context) -> _Units:
+    trace, instances = context.trace, context.instances
+    requests = read_request_fields(trace.names, instances.fields)
+    numbers: dict[Span, int] = {}
+    of_range = _read_span_ids(trace.names, instances.fields, numbers)
+    of_id = np.full(len(requests.ids), _NONE)
+    for number, text in enumerate(requests.ids):
+        ids = parse_traceparent_id(text)
+        if ids is not None:
+            of_id[number] = numbers.setdefault(Span(*ids, FROM_REQUEST), len(numbers))
+
+    has_list = (np.diff(requests.first) > 0) & ~instances.replay
+    is_client = find_client_threads(trace, instances.thread[has_list])[0][instances.thread]
+    is_serving = has_list & ~is_client & context.selected_instances
+    is_step = (instances.name == trace.name_index(STEP)) & (instances.domain == -1)
+    is_unit = ((of_range >= 0) | (requests.own >= 0) | is_serving | is_step) & ~instances.replay
+
+    by_request = np.append(of_id, _NONE)[requests.own]
+    span = np.append(of_range, _NONE)[find_nearest_around(instances.parent, of_range >= 0)]
+    around = np.append(by_request, _NONE)[find_nearest_around(instances.parent, by_request >= 0)]
+    traces = _number_texts([one.trace_id for one in numbers])
+    of_request, instance_of_request = _find_spans_of_requests(
+        traces, span, of_id, requests, is_client, instances.start_ns
+    )
+    return _Units(
+        spans=tuple(numbers),
+        traces=traces,
+        identities=_number_texts([one.trace_id + one.span_id for one in numbers]),
+        span_of_instance=np.where(is_unit, np.where(span >= 0, span, around), _NONE),
+        is_client=is_client,
+        is_serving=is_serving,
+        requests=requests,
+        span_of_request=of_request,
+        instance_of_request=instance_of_request,
+    )
+
+
+def _number_texts(texts: Sequence[str]) -> Int64:
+    """Return a number for each text, equal for equal ones, and at the end one that no text has."""
+    numbers: dict[str, int] = {}
+    return np.array([*(numbers.setdefault(text, len(numbers)) for text in texts), _NONE], np.int64)
+
+
+def _read_span_ids(names: tuple[str, ...], fields: Int32, numbers: dict[Span, int]) -> Int64:
+    """Return the number of the span that each row's fields name, _NONE for none; new spans are added to `numbers`."""
+    distinct, row = np.unique(fields, return_inverse=True)
+    number = np.full(len(distinct), _NONE)
+    for place, text in enumerate(distinct.tolist()):
+        # Most fields have no such ids, and to parse millions of texts takes seconds.
+        if text >= 0 and SPAN_ID in names[text]:
+            ids = get_span_ids(parse_fields(names[text]))
+            if ids is not None:
+                number[place] = numbers.setdefault(Span(*ids, FROM_RANGE), len(numbers))
+    return number[row.reshape(-1)]
+
+
+def _find_spans_of_requests(
+    traces: Int64, span: Int64, of_id: Int64, requests: RequestFields, is_client: Bool, start_ns: Int64
+) -> tuple[Int64, Int64]:
+    """Return the span of each request (_NONE, _AMBIGUOUS), and the instance of its range (-1 for none).
+
+    That is the span of the first of its ranges on the server's side, else the one that its id names, else that of the
+    first on the client's side.
+
+    Args:
+        traces: the trace of each span.
+        span: of each instance, by the fields of ranges; _NONE for none.
+        of_id: of each request, by its id.
+        requests, is_client, start_ns: of each instance.
+    """
+    of_request, instance_of = np.full(len(of_id), _NONE), np.full(len(of_id), -1)
+    rows = np.flatnonzero(requests.own >= 0)
+    rows = rows[np.lexsort((start_ns[rows], is_client[rows]))]
+    instance_of[requests.own[rows[::-1]]] = rows[::-1]  # what is written last stays
+    for side in (True, False):
+        here = rows[(is_client[rows] == side) & (span[rows] >= 0)]
+        request, number = requests.own[here], span[here]
+        of_request[request[::-1]] = number[::-1]
+        of_request[request[traces[number] != traces[of_request[request]]]] = _AMBIGUOUS
+        if side:
+            of_request = np.where(of_id >= 0, of_id, of_request)
+    return of_request, instance_of
+
+
+# ---- which unit an operation is in
+
+
+def _find_units_of_events(context: Context, units: _Units, is_unit: Bool, events: ThreadEvents) -> tuple[Int64, Bool]:
+    """Return the innermost of some units that each item of the events is in (_NONE, _AMBIGUOUS), and whether that is
+    known by time alone.
+
+    What a thread has pushed, and a coroutine while it runs, is around all that the thread does. So is a start/end range
+    that began in these; one that was open before may be of another task.
+    """
+    instances = context.instances
+    is_handle = (instances.style != PUSH_POP) & ~instances.task
+    running = select_segments(instances.segments, ~is_handle)
+    segment = find_last_around(running, events)
+    nearest = np.append(find_nearest_around(instances.parent, is_unit), _NONE)[np.append(running.owner, -1)[segment]]
+    since_ns = np.append(running.start_ns, NULL)[segment]
+
+    every = np.arange(len(events.item))
+    by_event = replace(events, item=every, items=len(every), order=every)
+    pairs = [(every[:0], every[:0]), *iter_pairs(select_segments(instances.segments, is_handle & is_unit), by_event)]
+    unit, event = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    is_inner = instances.start_ns[unit] >= since_ns[event]
+    inner = _choose_innermost(context, units, unit[is_inner], event[is_inner], len(every))
+    outer = _choose_innermost(context, units, unit[~is_inner], event[~is_inner], len(every))
+    is_by_time = (inner != _NONE) | (nearest == _NONE)
+    of_item, by_time = np.full(events.items, _NONE), np.zeros(events.items, np.bool_)
+    of_item[events.item] = np.where(inner != _NONE, inner, np.where(is_by_time, outer, nearest))
+    by_time[events.item] = is_by_time
+    return of_item, by_time
+
+
+def _choose_innermost(context: Context, units: _Units, unit: Int64, event: Int64, events: int) -> Int64:
+    """Return the last to begin of the units around each event if they are nested ones of one trace, else _AMBIGUOUS."""
+    instances, chosen = context.instances, np.full(events, _NONE)
+    order = np.lexsort((-instances.end_ns[unit], instances.start_ns[unit], event))
+    unit, event = unit[order], event[order]
+    chosen[event] = unit
+    traces = units.traces[units.span_of_instance[unit]]
+    is_next = event[1:] == event[:-1]
+    is_nested = (instances.end_ns[unit[1:]] <= instances.end_ns[unit[:-1]]) & (traces[1:] == traces[:-1])
+    chosen[event[1:][is_next & ~is_nested]] = _AMBIGUOUS
+    return chosen
+
+
+# ---- measuring
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Work by owner, a unit or a request, and kind, an index into KINDS; the other columns as in `Part`."""
+
+    owner: Int64
+    kind: Int64
+    first_ns: Int64
+    last_ns: Int64
+    busy_ns: Int64
+    count: Int64
+    longest_ns: Int64
+    size_bytes: Int64
+
+    def take(self, rows: Int64, owner: Int64) -> _Parts:
+        """Return some rows, for other owners."""
+        return _Parts(**{**{name: column[rows] for name, column in vars(self).items()}, "owner": owner})
+
+    def concatenate(self, other: _Parts) -> _Parts:
+        """Return the rows of both."""
+        return _Parts(*(np.concatenate(pair) for pair in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def merge(self, busy_ns: Int64 | None = None) -> _Parts:
+        """Return one row for each owner and kind, sorted by both.
+
+        Args:
+            busy_ns: of each of these rows; None for the sums.
+        """
+        group, head = number_groups(self.owner, self.kind)
+        order = np.argsort(group, kind="stable")
+        bounds = np.flatnonzero(np.diff(group[order], prepend=-1))
+
+        def reduce(ufunc: np.ufunc, column: Int64) -> Int64:
+            result: Int64 = ufunc.reduceat(column[order], bounds) if len(bounds) else column[:0]
+            return result
+
+        return _Parts(
+            owner=self.owner[head],
+            kind=self.kind[head],
+            first_ns=reduce(np.minimum, self.first_ns),
+            last_ns=reduce(np.maximum, self.last_ns),
+            busy_ns=reduce(np.add, self.busy_ns) if busy_ns is None else busy_ns,
+            count=reduce(np.add, self.count),
+            longest_ns=reduce(np.maximum, self.longest_ns),
+            size_bytes=reduce(np.add, self.size_bytes),
+        )
+
+
+@dataclass(frozen=True)
+class _UnitWork:
+    """The work of units.
+
+    Attributes:
+        unit_of_operation: of each operation its unit, _NONE or _AMBIGUOUS.
+        parts: of all units with work, by unit.
+        busy_ns, operations, inferred: of each range instance, as in `SpanWork`.
+    """
+
+    unit_of_operation: Int64
+    parts: _Parts
+    busy_ns: Int64
+    operations: Int64
+    inferred: Int64
+
+
+def _measure_units(context: Context, waits: Waits, units: _Units, is_unit: Bool) -> _UnitWork:
+    """Return the work of the innermost of these units around each operation and wait."""
+    gpu, attribution, count = context.gpu, context.attribution, len(context.instances)
+    of_operation, by_time = _find_units_of_events(context, units, is_unit, attribution.links.events)
+    # What a CUDA graph did again has no place on a thread, but is in what it was launched in.
+    replayed = np.zeros(count + 1, np.bool_)
+    replayed[:-1] = context.instances.replay
+    here = np.flatnonzero(replayed[attribution.innermost] & (of_operation == _NONE))
+    of_operation[here] = find_nearest_around(context.instances.parent, is_unit)[attribution.innermost[here]]
+    of_wait, _ = _find_units_of_events(context, units, is_unit, _list_wait_events(context, waits))
+    if context.selection is not None:
+        of_operation = np.where(context.selection.operations, of_operation, _NONE)
+        of_wait = np.where(context.selection.calls[waits.call], of_wait, _NONE)
+
+    is_inferred = by_time | np.isin(attribution.rule, (INHERITED, ORDER))
+    operation = np.flatnonzero(of_operation >= 0)
+    unit, start, end = of_operation[operation], gpu.start_ns[operation], gpu.end_ns[operation]
+    kind_of = np.full(max(*_KIND_OF_OPERATION, COPY) + 1, _OTHER_COPY)
+    kind_of[list(_KIND_OF_OPERATION)] = list(_KIND_OF_OPERATION.values())
+    direction = gpu.direction[operation].astype(np.int64)
+    kind = np.where(direction >= 0, _FIRST_COPY + direction, kind_of[gpu.kind[operation]])
+    queue_ns = context.launches.queue_ns[operation]
+    queued, waited = np.flatnonzero(queue_ns != NULL), np.flatnonzero(of_wait >= 0)
+    owner = np.concatenate([unit, unit[queued], of_wait[waited]])
+    first = np.concatenate([start, start[queued] - queue_ns[queued], waits.start_ns[waited]])
+    last = np.concatenate([end, start[queued], waits.end_ns[waited]])
+    kinds = np.concatenate([kind, np.full(len(queued), _QUEUE), np.full(len(waited), _WAIT)])
+    size = np.zeros(len(owner), np.int64)
+    size[: len(operation)] = gpu.get_size_bytes(operation)
+    group, head = number_groups(owner, kinds)
+    single = _Parts(owner, kinds, first, last, last - first, np.ones(len(owner), np.int64), last - first, size)
+    return _UnitWork(
+        unit_of_operation=of_operation,
+        parts=single.merge(_measure_unions(group, first, last, len(head))),
+        busy_ns=_measure_unions(unit, start, end, count),
+        operations=np.bincount(unit, minlength=count),
+        inferred=np.bincount(unit[is_inferred[operation]], minlength=count),
+    )
+
+
+def _measure_unions(group: Int64, start_ns: Int64, end_ns: Int64, groups: int) -> Int64:
+    order = np.argsort(group, kind="stable")
+    return measure_group_unions(group[order], start_ns[order], end_ns[order], groups)
+
+
+def _list_wait_events(context: Context, waits: Waits) -> ThreadEvents:
+    calls, every = context.recorded_calls, np.arange(len(waits))
+    call = waits.call
+    return sort_events(calls.thread[call], calls.start_ns[call], calls.end_ns[call], every, every)
+
+
+# ---- requests and the steps that served them
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Requests with a span and the steps that served them, by request and start of the step.
+
+    Attributes:
+        request, step: their number, and the instance of the step.
+        is_direct: whether the work of the step is direct work of the request's span.
+        place, requests: the place of the request among those of the step, and how many these are.
+    """
+
+    request: Int64
+    step: Int64
+    is_direct: Bool
+    place: Int64
+    requests: Int64
+
+
+def _pair_with_requests(units: _Units) -> _Pairs:
+    first, steps = units.requests.first, np.flatnonzero(units.is_serving)
+    counts = np.diff(first)[steps]
+    request = units.requests.listed[expand_slices(first[steps], counts)].astype(np.int64)
+    step = np.repeat(steps, counts)
+    place = np.arange(len(step)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_direct = units.identities[units.span_of_instance[step]] == units.identities[units.span_of_request[request]]
+    # Instances come by start.
+    order = np.lexsort((step, request))
+    order = order[units.span_of_request[request[order]] >= 0]
+    return _Pairs(
+        request[order], step[order], is_direct[order], place[order], requests=np.repeat(counts, counts)[order]
+    )
+
+
+def _iter_work(
+    context: Context, units: _Units, direct: _UnitWork, steps: _UnitWork, pairs: _Pairs
+) -> Iterator[SpanWork]:
+    yield from _iter_direct(context, units, direct)
+    yield from _iter_served(context, units, steps, pairs)
+
+
+def _iter_direct(context: Context, units: _Units, work: _UnitWork) -> Iterator[SpanWork]:
+    instances, trace, requests, has_gpu = context.instances, context.trace, units.requests, len(context.gpu) > 0
+    step_index = get_payloads(context, np.arange(len(instances)))[0]
+    for unit, parts in _iter_parts(work.parts):
+        listed = requests.listed[requests.first[unit] : requests.first[unit + 1]]
+        of_listed = units.span_of_request[listed]
+        thread = int(instances.thread[unit])
+        index = int(step_index[unit])
+        yield SpanWork(
+            span=units.spans[units.span_of_instance[unit]],
+            placement=DIRECT,
+            name=_get_name(context, unit),
+            process=trace.threads[thread].process,
+            thread=thread,
+            begin_ns=int(instances.start_ns[unit]),
+            busy_ns=int(work.busy_ns[unit]) if has_gpu else None,
+            share_ns=None,
+            operations=int(work.operations[unit]) if has_gpu else None,
+            inferred=int(work.inferred[unit]) if has_gpu else None,
+            steps=None,
+            requests=len(listed) or None,
+            step_index=None if index == NULL else index,
+            served=tuple(units.spans[one] for one in of_listed[of_listed >= 0].tolist()),
+            fields=_get_fields(context, unit),
+            parts=parts,
+        )
+
+
+def _iter_served(context: Context, units: _Units, work: _UnitWork, pairs: _Pairs) -> Iterator[SpanWork]:
+    instances, trace, has_gpu = context.instances, context.trace, len(context.gpu) > 0
+    # The parts of each step are in one piece.
+    first, last = (np.searchsorted(work.parts.owner, pairs.step, side) for side in ("left", "right"))
+    counts = np.where(pairs.is_direct, 0, last - first)
+    rows, request = expand_slices(first, counts), np.repeat(pairs.request, counts)
+    around = _measure_steps(context, units, pairs)
+    parts = around.concatenate(work.parts.take(rows, request)).merge()
+    # A rest of some ns goes to the first requests of a step, so that all shares together are its time.
+    busy, operations, inferred = (
+        np.where(pairs.is_direct, 0, column[pairs.step]) for column in (work.busy_ns, work.operations, work.inferred)
+    )
+    share = busy // pairs.requests + (pairs.place < busy % pairs.requests)
+    bounds = np.append(np.flatnonzero(np.diff(pairs.request, prepend=-1)), len(pairs.request)).tolist()
+    for (begin, end), (request_number, of_request) in zip(pairwise(bounds), _iter_parts(parts), strict=True):
+        steps = pairs.step[begin:end]
+        thread, instance = int(instances.thread[steps[0]]), int(units.instance_of_request[request_number])
+        yield SpanWork(
+            span=units.spans[units.span_of_request[request_number]],
+            placement=SERVED,
+            name=_get_name(context, int(steps[0])),
+            process=trace.threads[thread].process,
+            thread=thread,
+            begin_ns=int(instances.start_ns[steps[0]]),
+            busy_ns=int(busy[begin:end].sum()) if has_gpu else None,
+            share_ns=int(share[begin:end].sum()) if has_gpu else None,
+            operations=int(operations[begin:end].sum()) if has_gpu else None,
+            inferred=int(inferred[begin:end].sum()) if has_gpu else None,
+            steps=len(steps),
+            requests=None,
+            step_index=None,
+            served=(),
+            fields=_get_fields(context, instance) if instance >= 0 else {},
+            parts=of_request,
+        )
+
+
+def _measure_steps(context: Context, units: _Units, pairs: _Pairs) -> _Parts:
+    """Return when the steps of each request ran, and how long it waited for the first."""
+    instances = context.instances
+    start, end = instances.start_ns[pairs.step], instances.end_ns[pairs.step]
+    kind, one, nothing = (np.full(len(start), number) for number in (KINDS.index(STEPS), 1, 0))
+    group, head = number_groups(pairs.request)
+    single = _Parts(pairs.request, kind, start, end, end - start, one, end - start, nothing)
+    steps = single.merge(_measure_unions(group, start, end, len(head)))
+    instance = units.instance_of_request[steps.owner]
+    since, until = np.append(instances.start_ns, NULL)[instance], steps.first_ns
+    waited = np.flatnonzero((instance >= 0) & ~np.append(units.is_client, True)[instance] & (since < until))
+    queue_ns = (until - since)[waited]
+    kind, one, nothing = (np.full(len(waited), number) for number in (KINDS.index(REQUEST_QUEUE), 1, 0))
+    return steps.concatenate(
+        _Parts(steps.owner[waited], kind, since[waited], until[waited], queue_ns, one, queue_ns, nothing)
+    )
+
+
+def _iter_parts(parts: _Parts) -> Iterator[tuple[int, tuple[Part, ...]]]:
+    """Yield each owner with its parts."""
+    bounds = np.append(np.flatnonzero(np.diff(parts.owner, prepend=-1)), len(parts.owner)).tolist()
+    for begin, end in pairwise(bounds):
+        columns = [column[begin:end].tolist() for name, column in vars(parts).items() if name != "owner"]
+        rows = zip(*columns, strict=True)
+        yield int(parts.owner[begin]), tuple(Part(KINDS[kind], *numbers) for kind, *numbers in rows)
+
+
+def _get_name(context: Context, instance: int) -> str:
+    name = int(context.instances.name[instance])
+    return context.trace.names[name] if name >= 0 else ""
+
+
+def _get_fields(context: Context, instance: int) -> dict[str, Any]:
+    text = int(context.instances.fields[instance])
+    return parse_fields(context.trace.names[text]) if text >= 0 else {}

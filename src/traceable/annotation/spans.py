@@ -152,7 +152,7 @@ def _log_failure(error: Exception) -> None:
 # ---- the range of a span
 
 
-class _SpanRange:
+class _RangeOfSpan:
     """The range of one span, open from its creation on.
 
     Args:
@@ -221,8 +221,8 @@ _thread_segments = _thread._local()
 """`open`: the ranges with an active segment that is open on this thread, the outermost first."""
 
 
-def _get_segments() -> list[_SpanRange]:
-    segments: list[_SpanRange] | None = getattr(_thread_segments, "open", None)
+def _get_segments() -> list[_RangeOfSpan]:
+    segments: list[_RangeOfSpan] | None = getattr(_thread_segments, "open", None)
     if segments is None:
         segments = _thread_segments.open = []
     return segments
@@ -248,7 +248,7 @@ def _find_parent(context: Context | None) -> int:
     if context is not None:
         from opentelemetry.trace import get_current_span
 
-        range_: _SpanRange | None = getattr(get_current_span(context), _RANGE, None)
+        range_: _RangeOfSpan | None = getattr(get_current_span(context), _RANGE, None)
         if range_ is not None:
             return range_.instance
     return _current.get()
@@ -256,7 +256,7 @@ def _find_parent(context: Context | None) -> int:
 
 # ---- with the SDK
 
-_open: dict[int, _SpanRange] = {}
+_open: dict[int, _RangeOfSpan] = {}
 """The ranges that are open, by the id of their span: a span that ends is another object than the one that began."""
 
 os.register_at_fork(after_in_child=_open.clear)
@@ -273,7 +273,7 @@ def _start_range(span: Any, parent_context: Context | None) -> None:
         if len(_open) >= _OPEN_MAX:
             environment.warn_once("spans_never_end", f"{_OPEN_MAX} spans are open: later ones are not recorded")
             return
-        range_ = _SpanRange(span.name, library, context, _find_parent(parent_context))
+        range_ = _RangeOfSpan(span.name, library, context, _find_parent(parent_context))
         _open[context.span_id] = range_
         setattr(span, _RANGE, range_)
     except Exception as error:  # noqa: BLE001 - the span is the program's
@@ -337,7 +337,7 @@ def _watch_api() -> None:
         class RangeSpan(trace.NonRecordingSpan):
             """A span of the no-op tracer that has a range."""
 
-            def __init__(self, context: trace.SpanContext, range_: _SpanRange) -> None:
+            def __init__(self, context: trace.SpanContext, range_: _RangeOfSpan) -> None:
                 super().__init__(context)
                 setattr(self, _RANGE, range_)
 
@@ -352,7 +352,7 @@ def _watch_api() -> None:
                 try:
                     if _recordings.match(name) and not getattr(making, "span", False):
                         of_caller = span.get_span_context()
-                        return RangeSpan(of_caller, _SpanRange(name, None, of_caller, _find_parent(context)))
+                        return RangeSpan(of_caller, _RangeOfSpan(name, None, of_caller, _find_parent(context)))
                 except Exception as error:  # noqa: BLE001 - the span is the program's
                     _log_failure(error)
                 return span
@@ -398,7 +398,7 @@ def _wrap_start_as_current_span(original: Callable[..., Any]) -> Callable[..., A
                     from opentelemetry.trace import get_current_span
 
                     of_caller = get_current_span(context).get_span_context()
-                    range_ = _SpanRange(name, None, of_caller, _find_parent(context))
+                    range_ = _RangeOfSpan(name, None, of_caller, _find_parent(context))
             except Exception as error:  # noqa: BLE001 - the span is the program's
                 _log_failure(error)
             if range_ is None:
@@ -422,7 +422,7 @@ class _Token:
 
     __slots__ = ("outside", "range", "token")
 
-    def __init__(self, token: Any, range_: _SpanRange, outside: int) -> None:
+    def __init__(self, token: Any, range_: _RangeOfSpan, outside: int) -> None:
         self.token = token
         self.range = range_
         self.outside = outside
@@ -448,7 +448,7 @@ class _FollowedContext:
         """Make a context the current one; return what `detach` takes."""
         if not _recordings.active:
             return self._inner.attach(context)
-        range_: _SpanRange | None = None
+        range_: _RangeOfSpan | None = None
         try:
             span = self._get_span(context)
             if span is not self._get_span(self.get_current()):

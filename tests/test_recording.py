@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analysis.sample_collectives import load_two_ranks
 from tests.analysis.sample_requests import make_load, make_trace
 from tests.report.sample_export import STEPS, declare_work, export
 
@@ -31,6 +32,8 @@ def test_every_view_is_a_method_that_answers_with_a_table(recording: Recording, 
         recording = Recording(make_trace(make_load(3)))
     if view == "rates":
         recording = Recording(declare_work(recording.trace))
+    if view == "collectives":
+        recording = load_two_ranks()
     table = getattr(recording, view)()
     assert len(table) == len(list(table.rows())) > 0
     assert tuple(table.to_numpy()) == table.columns

@@ -279,6 +279,7 @@ def test_a_program_that_dies_of_a_signal_is_reported_as_such(words, start, tmp_p
     process = start(words("-c", code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout.readline() == b"ready\n"
     process.terminate()
+    process.wait()  # before its input ends, of which it would end too
     process.communicate()
     assert process.returncode == -signal.SIGTERM
     assert load(tmp_path / "out" / "run.json")["end"]["signal"] == signal.SIGTERM

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from IPython.lib.pretty import pretty
+from tests.analysis.sample_collectives import load_two_ranks
 from tests.analysis.sample_requests import make_load, make_trace
 from tests.report.conftest import Made
 from tests.report.sample_export import declare_work, export
@@ -77,6 +78,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 def query(recording: Recording, view: str) -> Table:
     made = {"requests": lambda: Recording(make_trace(make_load(3)))}
     made["rates"] = lambda: Recording(declare_work(recording.trace))
+    made["collectives"] = load_two_ranks
     return made.get(view, lambda: recording)().query(view)
 
 

@@ -36,7 +36,7 @@ class _Reduced:
     """A reduced recording, on a worker; or why it could not be reduced."""
 
     profiles: tuple[RankProfile, ...] = ()
-    problem: tuple[str, str] | None = None
+    problem: Message | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Outcome:
     """What the client is told of it."""
 
     identities: tuple[RankIdentity, ...]
-    problem: tuple[str, str] | None
+    problem: Message | None
 
 
 class DaskRanks:
@@ -116,7 +116,7 @@ class DaskRanks:
                 outcome: _Outcome = future.result()
                 identities[path] = outcome.identities
                 if outcome.problem is not None:
-                    problems[path] = Message(*outcome.problem)
+                    problems[path] = outcome.problem
             else:
                 problems[path] = Message("reader_died", f"its reader failed: {format_one_line(future.exception())}")
             left_out = f" ({len(problems)} excluded)" if problems else ""
@@ -159,13 +159,13 @@ class DaskRanks:
 def _reduce(label: str, path: str, options: str, version: str) -> _Reduced:
     if traceable.__version__ != version:
         problem = f"a worker has traceable {traceable.__version__}, and this is {version}"
-        return _Reduced(problem=("dask_version_differs", problem))
+        return _Reduced(problem=Message("dask_version_differs", problem))
     try:
         profiles = reduce_file(Path(path), ReduceOptions.from_json(options))
     except TraceableError as error:
-        return _Reduced(problem=(error.code, str(error.message)))
+        return _Reduced(problem=error.message)
     except Exception as error:  # noqa: BLE001 - one recording that can't be read must not cost the others
-        return _Reduced(problem=("reader_failed", format_one_line(error)))
+        return _Reduced(problem=Message("reader_failed", format_one_line(error)))
     return _Reduced(tuple(name_rank(profile, Path(label)) for profile in profiles))
 
 

@@ -57,7 +57,12 @@ def select_table(fleet: Fleet, view: View, by: str | None) -> Table:
     """
     name = f"{RANGES.name}_by_{by}" if view is RANGES and by in ("rank", "node") else view.name
     if name not in fleet.tables:
-        raise MissingDataError(f"no_{name}", f"the recordings have no {name}", "record ranks that use NCCL on GPUs")
+        # All other tables are there, if with no rows.
+        raise MissingDataError(
+            "no_collectives",
+            "no collective in the recordings: they have no kernel of NCCL",
+            "record ranks that use NCCL",
+        )
     return fleet.tables[name]
 
 

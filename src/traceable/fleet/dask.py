@@ -112,13 +112,15 @@ class DaskRanks:
         self._progress(f"reading {len(outcomes)} recordings on Dask")
         for number, future in enumerate(as_completed(outcomes, loop=self._client.loop), 1):
             path = outcomes[future]
-            if future.status == "finished":
+            try:
+                # It waits again where the worker that had the outcome has died since.
                 outcome: _Outcome = future.result()
+            except Exception as error:  # noqa: BLE001 - whatever the cluster says of it
+                problems[path] = Message("reader_died", f"its reader failed: {format_one_line(error)}")
+            else:
                 identities[path] = outcome.identities
                 if outcome.problem is not None:
                     problems[path] = outcome.problem
-            else:
-                problems[path] = Message("reader_died", f"its reader failed: {format_one_line(future.exception())}")
             left_out = f" ({len(problems)} excluded)" if problems else ""
             self._progress(f"{number} of {len(outcomes)} recordings{left_out}")
         self.excluded = [Excluded(path, problems[path]) for path in self._recordings if path in problems]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.skips import skip_unless_ci
 
 from traceable.collectors.recorder.collector import RecorderCollector
 from traceable.protocol.nvtx import is_identity, unpack_instance, unpack_parent
@@ -91,7 +91,7 @@ def run_recorded(folder: Path, code: str, backend: str = "native", recorded: boo
     """Run a program, which must end well, and return what it printed and recorded."""
     collector = RecorderCollector()
     if recorded and not (available := collector.check_availability()).available:
-        pytest.skip(available.reason)
+        skip_unless_ci(available.reason)
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-W", "error", "-c", code]
     environment = {**make_environment(backend), "PYTHONDEVMODE": ""}

@@ -20,6 +20,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.printed_messages import message
+from tests.skips import skip_unless_ci
 
 from traceable import collectors
 from traceable.protocol import run_dir
@@ -86,7 +87,7 @@ class Launched:
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     """Launch a program under a collector; its run directory is in `traceable-runs`."""
     if not collectors.create_collector("recorder").check_availability().available:
-        pytest.skip("the recorder was not built")
+        skip_unless_ci("the recorder was not built")
     started = []
 
     def begin(*options: str, code: str = PROGRAM, collector: str = "recorder", name: str = "app") -> Launched:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.skips import skip_unless_ci
 
 from traceable._native import find_recorder_library
 
 if find_recorder_library() is None:
-    pytest.skip("the recorder was not built", allow_module_level=True)
+    skip_unless_ci("the recorder was not built")
 
 pytestmark = pytest.mark.slow
 
